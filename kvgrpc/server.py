@@ -148,6 +148,7 @@ class Server:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets go on what is going on for `drain_s`, then ends everything in order."""
         self._node.state.draining = self._node.state.stopping = True
+        self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
             return  # it has not begun
         await self._health.look()

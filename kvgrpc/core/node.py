@@ -12,10 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core import events
+from kvgrpc.core.access.cancels import (
+    ALREADY_ENDED,
+    CANCELLED_BEFORE_ACCESS,
+    CANCELLED_IN_FLIGHT,
+    TOMBSTONED,
+    Cancels,
+)
 from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.serving import Serving
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled, Drained, LeaseView, SendClose, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, Drained, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.moves.course import Course
@@ -50,14 +57,11 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, Transfer
 from kvgrpc.core.values.grants import Access as AccessKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 
 Handler = Callable[[Any], None]
 
-CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
-CANCELLED_IN_FLIGHT = "cancelled_in_flight"
-ALREADY_ENDED = "already_ended"
-TOMBSTONED = "tombstoned"
+__all__ = ["ALREADY_ENDED", "CANCELLED_BEFORE_ACCESS", "CANCELLED_IN_FLIGHT", "TOMBSTONED", "Node"]
 
 
 class Node:
@@ -93,7 +97,8 @@ class Node:
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
         self._openings = AccessOpenings(state, self._reservations)
-        self._serving = Serving(state, self._hand_overs, self._reservations, self._pushes, self._openings)
+        self._serving = Serving(state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings)
+        self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._hand_overs, self._openings)
         self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
         self._pool = Allocations(state)
         state.react = self._reactions()
@@ -269,6 +274,7 @@ class Node:
             Timer.ADMIT: self._handshakes.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
             Timer.TOMBSTONE: self._forget_cancelled,
+            Timer.ENDED_GRANT: self._forget_grant,
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
             Timer.CHECKSUMS: self._checksums.due,
@@ -321,29 +327,11 @@ class Node:
         self._moves.step_done(event)
 
     def _cancel(self, event: events.CancelTransfer) -> None:
-        """CancelTransfer by id, or by key; a key that is unknown is remembered."""
-        state = self.state
-        if bool(event.transfer_id) == bool(event.key):
-            raise InvalidRequest(Reason.INVALID_FIELD, "name either a transfer_id or a transfer_key")
-        if event.transfer_id:
-            found = [state.transfers.get(event.transfer_id)]
-        else:
-            found = state.transfers.with_key(event.key)
-            state.tombstone_key(event.key, event.message)
-        outcome = ALREADY_ENDED if found else TOMBSTONED
-        in_flight = [self._cancel_one(transfer, event.message) for transfer in found if not transfer.over]
-        if in_flight:
-            outcome = CANCELLED_IN_FLIGHT if any(in_flight) else CANCELLED_BEFORE_ACCESS
-        after = tuple(state.transfers.get(t.id) for t in found)
-        state.reply(event.call.id, Cancelled(outcome, after))
-
-    def _cancel_one(self, transfer: Transfer, message: str) -> bool:
-        if transfer.direction is Direction.RECEIVE:
-            return self._pulls.cancel(transfer, message)
-        if self.state.pushes.find(transfer.id) is not None:
-            return self._pushes.cancel(transfer, message)
-        self._hand_overs.end(self.state.leases.get(transfer.lease_id), LeaseState.RELEASED)
-        return False
+        """CancelTransfer, and FreeBlocks of what it frees as well."""
+        self._pool.check_all(event.free_allocation_ids)
+        self._cancels.cancel(event)
+        if not event.validate_only:
+            self._pool.free_all(event.free_allocation_ids)
 
     def _acknowledge(self, event: events.AcknowledgeTransfers) -> None:
         transfers = self.state.transfers
@@ -361,7 +349,10 @@ class Node:
         state.reply(event.call.id, Drained(transfers.going_on, len(state.leases), quarantined, transfers.oldest))
 
     def _forget_cancelled(self, name: str) -> None:
-        del self.state.cancelled_keys[bytes.fromhex(name)]
+        del self.state.tombstones[bytes.fromhex(name)]
+
+    def _forget_grant(self, name: str) -> None:
+        del self.state.ended_grants[bytes.fromhex(name)]
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
         """The memory of earlier lives is gone, and with it what they left in quarantine."""

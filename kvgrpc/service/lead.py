@@ -12,6 +12,7 @@ from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.runner import Runner
@@ -43,6 +44,7 @@ class Lead:
         self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
         self.runner = runner
         self.watchers = Watchers(runner)
+        self.engine_watchers = EngineWatchers(runner)
         self.standing = OpenStreams()
         self.data_paths = data_paths
         self.read_block = read_block

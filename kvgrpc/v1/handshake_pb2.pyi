@@ -469,7 +469,7 @@ class EngineStatus(_message.Message):
     admission_reason: _builtins.str
     """Why not, to be read; empty when it does."""
     engine_attached: _builtins.bool
-    """An engine is attached. False: it has no blocks."""
+    """An engine is attached through its session. False where the server itself has the pool, or nobody has one."""
     transfer_count: _builtins.int
     """Transfers that are not over."""
     waiting_turn_count: _builtins.int

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
+from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import Difference, EngineDescription
@@ -298,6 +299,25 @@ def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
         paths=[path_to_proto(path) for path in value.paths[:PATHS_SHOWN_MAX]],
         silence=duration(value.silence_s),
         open_access_count=value.open_accesses,
+    )
+
+
+def status_to_proto(
+    value: EngineStatus, admission: "handshake_pb2.Admission.ValueType", why: str, *, attached: bool
+) -> handshake_pb2.EngineStatus:
+    """How an engine is."""
+    return handshake_pb2.EngineStatus(
+        admission=admission,
+        admission_reason=why,
+        engine_attached=attached,
+        groups=[
+            handshake_pb2.GroupLoad(group=index, block_count=g.blocks, free_block_count=g.free, soft_block_count=g.soft)
+            for index, g in enumerate(value.groups)
+        ],
+        transfer_count=value.transfers,
+        waiting_turn_count=value.waiting_turns,
+        queued_bytes=value.queued_bytes,
+        lease_count=value.leases,
     )
 
 

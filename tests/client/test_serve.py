@@ -1,6 +1,7 @@
 """The client against the real server: two processes, real sockets, real bytes."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -8,17 +9,32 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.client import Client, IncarnationChanged, Pace, block_ids, connect, connect_sync, content, is_over
+from kvgrpc.client import (
+    CleanUp,
+    Client,
+    IncarnationChanged,
+    Pace,
+    block_ids,
+    clean_up,
+    connect,
+    connect_sync,
+    content,
+    is_over,
+    some_of,
+)
 from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.admin_pb2 import PIN_KIND_LEASE
-from kvgrpc.v1.common_pb2 import DATA_PATH_SHM, FAILURE_REASON_CONTENT_MISMATCH
+from kvgrpc.v1.common_pb2 import DATA_PATH_SHM, FAILURE_REASON_CONTENT_MISMATCH, FAILURE_REASON_SOURCE_FAILED
 from kvgrpc.v1.handshake_pb2 import ADMISSION_OPEN
 from kvgrpc.v1.lease_pb2 import LEASE_STATE_RELEASED
 from kvgrpc.v1.transfer_pb2 import (
     CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
+    DIRECTION_RECEIVE,
+    DIRECTION_SEND,
     MEMORY_DISPOSITION_RETURNED,
     TRANSFER_STATE_FAILED,
     TRANSFER_STATE_SUCCEEDED,
+    CancelTransferResponse,
     WatchTransfersResponse,
 )
 from tests.client.serving import Served, served
@@ -112,6 +128,97 @@ async def test_other_tokens_are_refused_at_the_source(pair: Pair) -> None:
     assert cancelled.outcome == CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS
     await pair.source.free(taken)
     await pair.destination.free(target)
+
+
+async def test_many_transfers_are_waited_for_at_once(pair: Pair) -> None:
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS)
+    pull = (await pair.destination.pull_blocks(handed_over.grant, TOKENS)).transfer.transfer_id
+    ids = [pull, "no such transfer"]
+    early = await pair.destination.wait_transfers(ids, timeout_s=0.05)
+    assert (early.condition_met, [row.condition_met for row in early.waited_transfers]) == (False, [False, True])
+    assert (await pair.destination.wait_transfers(ids, any_of=True)).condition_met
+    await pair.destination.pull_blocks(pull, blocks=target)
+    done = await pair.destination.wait_transfers(ids, returned=True, timeout_s=UNTIL_S)
+    assert done.condition_met
+    assert done.waited_transfers[0].transfer.state == TRANSFER_STATE_SUCCEEDED
+    assert not done.waited_transfers[1].HasField("transfer")
+    await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    await pair.source.free(taken.blocks.allocation_id)
+    await pair.destination.free(target.blocks.allocation_id)
+
+
+async def test_both_sides_of_a_request_are_found_by_its_pair_and_way(pair: Pair) -> None:
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS)
+    pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=target)
+    pair_id = handed_over.transfer.pair_id
+    assert pull.transfer.pair_id == pair_id
+    for client, way in ((pair.source, DIRECTION_SEND), (pair.destination, DIRECTION_RECEIVE)):
+        (found,) = (await client.list_transfers(pair_id=pair_id)).transfers
+        assert found.direction == way
+        assert list((await client.list_transfers(pair_id=pair_id, direction=way)).transfers)
+        await client.wait(found.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert not (await pair.source.list_transfers(pair_id=pair_id, direction=DIRECTION_RECEIVE)).transfers
+    await pair.source.free(taken)
+    await pair.destination.free(target)
+
+
+async def test_a_part_of_an_allocation_is_pushed_and_checked_against_it(pair: Pair) -> None:
+    key = secrets.token_bytes(16)
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    reserved = await pair.destination.reserve_blocks(key, target, TOKENS)
+    await pair.source.register_push(reserved.grant)
+    ids = block_ids(taken)
+    await pair.source.push_part(key, some_of(taken, ids[:2]), TOKENS)
+    sent = await pair.source.push_part(key, some_of(taken, ids[2:]), last=True)
+    got = await pair.destination.wait(reserved.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.block_count) == (TRANSFER_STATE_SUCCEEDED, 4)
+    await pair.source.wait(sent.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    await pair.source.free(taken)
+    await pair.destination.free(target)
+    with pytest.raises(PreconditionFailed) as freed:
+        await pair.source.push_part(secrets.token_bytes(16), some_of(taken, ids[:2]), TOKENS)
+    assert freed.value.reason is Reason.BLOCK_NOT_ALLOCATED
+
+
+async def test_a_source_that_failed_ends_the_push_at_both_sides(pair: Pair) -> None:
+    key, target = secrets.token_bytes(16), await pair.destination.allocate(4)
+    reserved = await pair.destination.reserve_blocks(key, target, TOKENS)
+    await pair.source.register_push(reserved.grant)
+    await pair.source.source_failed(key, "the prefill was aborted")
+    got = await pair.destination.wait(reserved.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.failure.reason) == (TRANSFER_STATE_FAILED, FAILURE_REASON_SOURCE_FAILED)
+    assert "the prefill was aborted" in got.failure.message
+    await pair.destination.free(target)
+
+
+async def test_clean_up_leaves_nothing_at_either_side(pair: Pair) -> None:
+    key = secrets.token_bytes(16)
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS, transfer_key=key)
+    await pair.destination.pull_blocks(handed_over.grant, TOKENS)
+    sides = [
+        CleanUp(pair.source, key, [taken.blocks.allocation_id]),
+        CleanUp(pair.destination, key, [target.blocks.allocation_id]),
+    ]
+    for outcome in await clean_up(sides, message="the user left"):
+        assert isinstance(outcome, CancelTransferResponse), outcome
+        for transfer in outcome.transfers:
+            side = pair.source if transfer.direction == DIRECTION_SEND else pair.destination
+            await side.wait(transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+
+
+async def test_a_call_that_is_tried_changes_nothing(pair: Pair) -> None:
+    tried = await pair.source.allocate(4, validate_only=True)
+    assert not tried.HasField("blocks")
+    taken = await pair.source.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS, validate_only=True)
+    assert not handed_over.grant.token
+    assert not (await pair.source.pins()).pins
+    await pair.source.free(taken, validate_only=True)
+    assert (await pair.source.pool_status()).groups[0].allocated_block_count == 4
+    await pair.source.free(taken)
 
 
 async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Action
-from kvgrpc.core.events import Call, Destination, Event
+from kvgrpc.core.events import Call, CloseOutcome, Destination, Event
 from kvgrpc.core.node import Node
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
@@ -253,9 +253,16 @@ class Lead:
         )
         return answer.rows[0]
 
-    def close(self, peer: EngineDescription, number: int = 1, *, dropped: bool = False, token: bytes = b"") -> bool:
+    def close(
+        self,
+        peer: EngineDescription,
+        number: int = 1,
+        *,
+        outcome: CloseOutcome = CloseOutcome.FAILED,
+        token: bytes = b"",
+    ) -> bool:
         """Whether the access was open."""
-        row = events.Closing(access_id(number), dropped, quiesced=True, token=token)
+        row = events.Closing(access_id(number), outcome, quiesced=True, token=token)
         answer = self.call(
             lambda c: events.CloseAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
         )

@@ -45,7 +45,8 @@ class Pair:
         self.sent: list[Action] = []
         self._todo: deque[tuple[Lead, Action]] = deque()
         self._unanswered: list[tuple[Lead, Lead, int, Callable[[Any], events.Event]]] = []
-        self._numbers = 100
+        self._registered = 30
+        """The next two access ids of a registration that a destination's lead makes."""
         self.meet()
 
     def meet(self) -> None:
@@ -190,10 +191,12 @@ class Pair:
                     lambda a: events.PartsAnswered(write_access, _error(a)),
                 )
             case actions.SendRegister(transfer_id=transfer_id, token=token, request_id=request_id):
+                access, reverse = access_id(self._registered), access_id(self._registered + 1)
+                self._registered += 2
                 self._rpc(
                     lead,
                     action.peer,
-                    lambda c: events.RegisterPush(c, token, request_id, access_id(30), access_id(31)),
+                    lambda c: events.RegisterPush(c, token, request_id, access, reverse),
                     lambda a: events.RegisterAnswered(transfer_id, _error(a)),
                 )
 

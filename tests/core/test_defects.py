@@ -80,7 +80,7 @@ def test_its_leases_are_lost_and_their_blocks_are_free(lead: Lead) -> None:
     begin(lead)
     found = lead.state.leases.get(lease.id)
     assert (found.state, found.blocks, len(lead.state.leases), len(lead.state.pins)) == (LeaseState.LOST, (), 0, 0)
-    assert ended_error(found.state, lease.id).reason is Reason.INTERNAL_DEFECT
+    assert ended_error(found).reason is Reason.INTERNAL_DEFECT
     row = lead.call(lambda c: events.RenewLeases(c, (events.LeaseRef(lease.id),))).rows[0]
     assert row[1] is Reason.INTERNAL_DEFECT, row
     released = lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(lease.id)))

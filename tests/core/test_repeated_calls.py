@@ -197,6 +197,6 @@ def test_tombstones_of_keys_are_bounded_and_the_oldest_goes_first() -> None:
     for key in keys:
         cancel(lead, key=key)
     cancel(lead, key=keys[2])
-    assert list(lead.state.cancelled_keys) == keys[1:]
+    assert list(lead.state.tombstones) == keys[1:]
     lead.tick(120.0)
-    assert not lead.state.cancelled_keys
+    assert not lead.state.tombstones

@@ -27,7 +27,7 @@ from kvgrpc.core.send import checksum_prefetch, hand_overs, push_course, push_en
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.tables import leases, timers, transfers, turns
+from kvgrpc.core.tables import leases, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import content
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant("a source vouches after its lease ended", serving, "_verdict", bugs.always(Verdict(True)), Rule.R2),
     Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),
     Mutant("late news change why a transfer failed", state.NodeState, "change", bugs.overwritten, Rule.R3),
-    Mutant("a transfer ends twice", transfers.TransferTable, "change", bugs.ended_again, Rule.R3),
+    Mutant("a transfer ends twice", transfer_table.TransferTable, "change", bugs.ended_again, Rule.R3),
     Mutant("an unknown access stops a lead", PendingCloses, "answered", bugs.known_only, Rule.R6),
     Mutant(
         "what was asked before is done again", idempotency.IdempotencyKeys, "begin", bugs.always(Begun.NEW), Rule.R10

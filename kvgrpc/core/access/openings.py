@@ -76,6 +76,13 @@ class AccessOpenings:
         for access_id in list(self._waiting.rows):
             self._refuse(self._state.accesses[access_id], error)
 
+    def lease_ended(self, lease: Lease) -> None:
+        """Openings that wait for something else are refused by now."""
+        for access_id in list(self._waiting.rows):
+            access = self._state.accesses[access_id]
+            if access.lease_id == lease.id and access.kind is AccessKind.READ:
+                self._try(access)
+
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused."""
         for access_id in list(self._waiting.rows):
@@ -179,7 +186,7 @@ class AccessOpenings:
                 Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: their source opens the access"
             )
         if not lease.live:
-            raise ended_error(lease.state, lease.id)
+            raise ended_error(lease)
         if access.state is AccessState.OPEN:
             return lease
         if lease.after_step > state.step_done():

@@ -5,7 +5,17 @@ A verdict is given once. What an access meant for its lease is decided when it c
 
 from kvgrpc.core.access.openings import LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
 from kvgrpc.core.actions import Closings, Verdicts
-from kvgrpc.core.events import CloseAccess, Closing, OpenAccess, PartsReady, PostingEnded, SettleAccess, Settling
+from kvgrpc.core.events import (
+    CloseAccess,
+    CloseOutcome,
+    Closing,
+    OpenAccess,
+    PartsReady,
+    PostingEnded,
+    SettleAccess,
+    Settling,
+)
+from kvgrpc.core.receive.pulls import Pulls
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
@@ -25,11 +35,12 @@ class Serving:
     """The issuer's side of every access."""
 
     def __init__(
-        self, state: NodeState, hand_overs: HandOvers, reservations: Reservations, pushes: Pushes,
+        self, state: NodeState, hand_overs: HandOvers, pulls: Pulls, reservations: Reservations, pushes: Pushes,
         openings: AccessOpenings,
     ) -> None:  # fmt: skip
         self._state = state
         self._hand_overs = hand_overs
+        self._pulls = pulls
         self._reservations = reservations
         self._pushes = pushes
         self._openings = openings
@@ -100,7 +111,7 @@ class Serving:
             if access.kind is AccessKind.WRITE and access.held:
                 self._reservations.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
-                self._close(access, dropped=True, message=lost)
+                self._close(access, CloseOutcome.DROPPED, message=lost)
 
     def stop_reads(self) -> None:
         """The memory is about to be registered again: what is read of it is not vouched for, and nothing is opened."""
@@ -168,7 +179,8 @@ class Serving:
     def _close_row(self, call: Call, peer: Peer, row: Closing) -> bool:
         access = self._state.accesses.get(row.access_id)
         if access is None:
-            if not self._pushes.refused(call, peer.key, row):
+            ours = self._pulls.cancelled(peer.key, row) or self._pushes.refused(call, peer.key, row)
+            if not ours:
                 self._tombstone(peer, row)
             return False
         if access.peer != peer.key:
@@ -176,10 +188,11 @@ class Serving:
         was_open = access.held
         if access.kind is AccessKind.WRITE and was_open:
             message = row.message or "the source gave up"
-            self._reservations.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
+            reason = Reason.CANCELLED if row.outcome is CloseOutcome.CANCELLED else Reason.SOURCE_FAILED
+            self._reservations.closed(access, reason=reason, message=message, quiesced=row.quiesced)
         else:
             waiting = access.state is AccessState.WAITING
-            self._close(access, dropped=row.dropped, message=row.message)
+            self._close(access, row.outcome, message=row.message)
             if access.kind is AccessKind.WRITE and waiting:
                 self._reservations.refused(peer, access.lease_id, row)
         return was_open
@@ -205,9 +218,11 @@ class Serving:
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
         peer.closed_early.add(access.id)
-        self._close(access, dropped=row.dropped, message=row.message)
+        self._close(access, row.outcome, message=row.message)
 
-    def _close(self, access: Access, *, dropped: bool = False, received: bool = False, message: str = "") -> None:
+    def _close(
+        self, access: Access, outcome: CloseOutcome = CloseOutcome.FAILED, *, received: bool = False, message: str = ""
+    ) -> None:
         """Closes an access and counts its consumer if it got the KV, or gave up under a grant that says so."""
         state = self._state
         if access.state is AccessState.CLOSED:
@@ -220,7 +235,7 @@ class Serving:
             self._openings.dismiss(access, PreconditionFailed(Reason.ACCESS_CLOSED, "its opener closed this access"))
             kept_s = state.limits.registration_timeout_s
         access.move(AccessState.CLOSED)
-        access.dropped = dropped
+        access.outcome, access.why = outcome, message
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
         if access.kind is AccessKind.WRITE:
             return
@@ -239,7 +254,11 @@ class Serving:
         lease.closed(access.id)
         if received:
             lease.received.add(access.consumer)
-        if received or (access.dropped and lease.on_abort is OnAbort.RELEASE):
+        cancelled = access.outcome is CloseOutcome.CANCELLED
+        if cancelled:
+            lease.cancelled_by[access.consumer] = access.why or "cancelled"
+        dropped = access.outcome is CloseOutcome.DROPPED and lease.on_abort is OnAbort.RELEASE
+        if received or cancelled or dropped:
             lease.finished.add(access.consumer)
         self._hand_overs.count(lease)
 

@@ -184,14 +184,28 @@ class ReleaseLease:
     validate_only: bool = False
 
 
+class CancelScope(Enum):
+    """Which sides a cancel ends."""
+
+    BOTH = "both"
+    """The other side is told, and ends CANCELLED too."""
+    THIS_SIDE = "this_side"
+    """To the other side it is a consumer that failed, or a source that took its blocks back."""
+
+
 @dataclass(frozen=True)
 class CancelTransfer:
-    """The transfer by its id, or all by their key: then also those to come."""
+    """The transfer by its id, or all of this engine by their key, or those to come where the key is unknown."""
 
     call: Call
     transfer_id: str = ""
     key: bytes = b""
     message: str = ""
+    scope: CancelScope = CancelScope.BOTH
+    free_allocation_ids: tuple[str, ...] = ()
+    """Freed as well, as by FreeBlocks."""
+    validate_only: bool = False
+    """The outcome is the one that the cancel would have."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.tables.accesses import Opening, Verdict
+from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
@@ -86,14 +86,18 @@ class SettleAccess:
 
 @dataclass(frozen=True)
 class Closing:
-    """One row of CloseAccess."""
+    """One row of CloseAccess: of an access that the caller opened here, or, with CANCELLED, of one that this engine
+    opened there.
+    """
 
     access_id: bytes
-    dropped: bool
+    outcome: CloseOutcome
     quiesced: bool
     """The closing side's movers are proved at rest. Without it the closing proves nothing about a WRITE access."""
     token: bytes = b""
-    """A WRITE grant: a source that opened nothing yet says that it cannot deliver."""
+    """The grant that the access stands on, so that the closing of one that was never opened is understood. With a WRITE
+    grant a source that opened nothing yet says that it cannot deliver.
+    """
     message: str = ""
     """Why, as text."""
 
@@ -234,6 +238,7 @@ __all__ = [
     "ChecksumsAnswered",
     "CloseAccess",
     "CloseAnswered",
+    "CloseOutcome",
     "Closing",
     "DialFailed",
     "HandshakeReceived",

@@ -35,6 +35,7 @@ LOST_SOURCE = frozenset(
         Reason.LEASE_VOIDED,
         Reason.LEASE_NOT_FOUND,
         Reason.INCARNATION_CHANGED,
+        Reason.CANCELLED,
     }
 )
 """Answers to a renewal that mean the blocks are gone."""

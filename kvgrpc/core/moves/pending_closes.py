@@ -3,17 +3,18 @@
 An issuer that does not know that a reader is gone would keep its blocks until the lease runs out; one that does not
 know that a writer is gone, for ever. An issuer that was declared dead may live and have missed nothing: its closes wait
 for it to come back. One whose blocks may wait for this side's proof that it writes no more is dialled again a few
-times: no other move might have a reason to.
+times: no other move might have a reason to. A source that was cancelled tells its readers in the same way.
 """
 
 from dataclasses import replace
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.events import CloseAnswered, Closing
+from kvgrpc.core.events import CloseAnswered, CloseOutcome, Closing
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move, Stage
 from kvgrpc.core.state.waiting import Closes
+from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.errors import KVGrpcError
@@ -34,23 +35,28 @@ class PendingCloses:
     def _closes(self) -> Closes:
         return self._state.closes
 
-    def close(self, move: Move, *, dropped: bool, message: str = "") -> None:
-        """Closes a move's access. A drop is worth a connection that is under way; a failure only an access that may be
-        open.
+    def close(self, move: Move, outcome: CloseOutcome, message: str = "") -> None:
+        """Closes a move's access. What ends for good is worth a connection that is under way; a failure only an access
+        that may be open.
         """
         address = move.claims.address
         access_id = move.access_id or (move.registration_id if address else b"")
         if not access_id:
             return
         rests = not (move.postings or move.writes_may_land)
-        closing = Closing(access_id, dropped, quiesced=rests, token=move.token, message=message)
+        closing = Closing(access_id, outcome, quiesced=rests, token=move.token, message=message)
         peer, incarnation = move.peer or move.asked_of, self._state.incarnation
         send = SendClose(peer, closing, incarnation, move.trace, proves=rests and move.writes)
         reached = move.stage is Stage.ENDED and access_id not in self._closes.unsent.get(address, {})
         if move.peer or reached:
             self._tell(send)
-        elif dropped or move.asked_of:
+        elif outcome is not CloseOutcome.FAILED or move.asked_of:
             self._closes.unsent.setdefault(address, {})[access_id] = send
+
+    def cancel_reader(self, access: Access, message: str, trace: str) -> None:
+        """Tells the lead that opened an access here that its transfer was cancelled: it closes the access."""
+        closing = Closing(access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message)
+        self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def peer_ready(self, address: str, peer: Peer) -> None:
         """The issuer at an address is connected."""

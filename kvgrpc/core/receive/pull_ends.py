@@ -7,6 +7,7 @@ until it ended, whatever became of the transfer.
 from typing import TypeVar
 
 from kvgrpc.core.actions import BlocksReturned, Failed, Received
+from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.state.move import Stage
@@ -27,7 +28,7 @@ class PullEnds(Ends[P]):
         assert pull.stage is Stage.SETTLING
         assert not pull.busy
         pull.move(Stage.ENDED)
-        self._close_writes(pull, None, dropped=False)
+        self._close_writes(pull, None, CloseOutcome.FAILED)
         self._stop(pull)
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
@@ -37,18 +38,30 @@ class PullEnds(Ends[P]):
     def fail_with(
         self, move: P, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
-        self.end(move, State.FAILED, move_failure(move, reason, message, rank), closed=closed)
+        """A peer that says CANCELLED was cancelled, and so is this side."""
+        failure = move_failure(move, reason, message, rank)
+        if reason is Reason.CANCELLED:
+            self.end(move, State.CANCELLED, failure, CloseOutcome.CANCELLED, closed=closed)
+        else:
+            self.end(move, State.FAILED, failure, closed=closed)
 
-    def end(self, pull: P, end: State, failure: Failure, *, closed: bool = False) -> None:
-        """Ends a pull without success."""
+    def end(
+        self,
+        pull: P,
+        end: State,
+        failure: Failure,
+        outcome: CloseOutcome = CloseOutcome.FAILED,
+        *,
+        closed: bool = False,
+    ) -> None:
+        """Ends a pull without success. `outcome` is what the other side is told."""
         state = self._state
         self._stop(pull)
         memory = Disposition.QUARANTINED if pull.busy else Disposition.RETURNED
         transfer = state.change(pull.transfer_id, state=end, failure=failure, memory=memory)
-        dropped = end is State.CANCELLED or failure.reason is Reason.ENGINE_LOST
-        self._close_writes(pull, failure, dropped=dropped)
+        self._close_writes(pull, failure, outcome)
         if not closed:
-            self._closes.close(pull, dropped=dropped, message=failure.message)
+            self._closes.close(pull, outcome, failure.message)
         pull.move(Stage.ENDED)
         state.moves.over(pull)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
@@ -68,7 +81,7 @@ class PullEnds(Ends[P]):
         state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
         self._forget(move)
 
-    def _close_writes(self, move: P, failure: Failure | None, *, dropped: bool) -> None:
+    def _close_writes(self, move: P, failure: Failure | None, outcome: CloseOutcome) -> None:
         """What a source may write is over; only reservations let one write."""
 
     def _forget(self, pull: P) -> None:

@@ -7,7 +7,7 @@ The stages are data in `state.move`; what is checked before anything changes is 
 from typing import Any
 
 from kvgrpc.core.actions import Pulling
-from kvgrpc.core.events import GiveDestination, PullBlocks, RenewAnswered
+from kvgrpc.core.events import CloseOutcome, Closing, GiveDestination, PullBlocks, RenewAnswered
 from kvgrpc.core.moves.failures import LOST_SOURCE
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.checks import check_destination, check_key, check_pull
@@ -94,15 +94,26 @@ class Pulls:
             state.timers.clear(Timer.BLOCKS, pull.name)
             self._course.try_post(pull)
 
-    def cancel(self, transfer: Transfer, message: str) -> bool:
-        """Ends a pull, or a reservation; True when bytes may be in flight."""
-        pull = self._state.receives[transfer.id]
-        failure = Failure(
-            Reason.CANCELLED, message or "cancelled", pull.stage.value, Side.DESTINATION, next=Next.RECOMPUTE
-        )
-        in_flight = pull.busy
-        self._ends[type(pull)].end(pull, State.CANCELLED, failure)
-        return in_flight
+    def busy(self, transfer: Transfer) -> bool:
+        """Whether bytes of a pull, or a reservation, may be in flight."""
+        return self._state.receives[transfer.id].busy
+
+    def cancel(self, transfer: Transfer, message: str, outcome: CloseOutcome) -> None:
+        """Ends a pull, or a reservation."""
+        self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
+
+    def cancelled(self, peer: str, row: Closing) -> bool:
+        """The source of a pull says that it was cancelled. False: it is of no pull from that life."""
+        pull = self._state.moves.of_access(row.access_id)
+        if type(pull) is not Pull or peer not in (pull.peer, pull.asked_of):
+            return False
+        if row.outcome is CloseOutcome.CANCELLED and pull.stage is not Stage.ENDED:
+            self._cancel(pull, row.message, Side.SOURCE, CloseOutcome.CANCELLED)
+        return True
+
+    def _cancel(self, pull: Pull, message: str, side: Side, outcome: CloseOutcome) -> None:
+        failure = Failure(Reason.CANCELLED, message or "cancelled", pull.stage.value, side, next=Next.RECOMPUTE)
+        self._ends[type(pull)].end(pull, State.CANCELLED, failure, outcome)
 
     def end_all(self, failure: Failure) -> None:
         """The incarnation ends: every pull and reservation fails. Its access is closed under the old life, which is
@@ -110,7 +121,7 @@ class Pulls:
         """
         for pull in list(self._state.receives.values()):
             if pull.stage is not Stage.ENDED:
-                self._ends[type(pull)].end(pull, State.FAILED, failure)
+                self._ends[type(pull)].end(pull, State.FAILED, failure, CloseOutcome.DROPPED)
 
     def renew_answered(self, event: RenewAnswered) -> None:
         """A pull whose source is gone fails at once while it waits; while it reads, settle tells."""

@@ -1,5 +1,6 @@
 """How reservations end: as pulls do, and the source's access to write ends with them."""
 
+from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.receive.writers import drop_writer
 from kvgrpc.core.state.reservation import Reservation
@@ -14,7 +15,7 @@ class ReservationEnds(PullEnds[Reservation]):
 
     def stop_reading(self, reservation: Reservation) -> None:
         """Nothing more is read under its access at the source, but the push goes on."""
-        self._closes.close(reservation, dropped=False)
+        self._closes.close(reservation, CloseOutcome.FAILED)
         self._state.moves.drop_access(reservation)
 
     def close_access(self, access: Access) -> None:
@@ -34,14 +35,16 @@ class ReservationEnds(PullEnds[Reservation]):
         for access_id in list(move.writers):
             drop_writer(self._state, access_id)
 
-    def _close_writes(self, move: Reservation, failure: Failure | None, *, dropped: bool) -> None:
-        """What the source says of it from now on is too late."""
+    def _close_writes(self, move: Reservation, failure: Failure | None, outcome: CloseOutcome) -> None:
+        """What the source says of it from now on is too late. It hears CANCELLED only where both sides are."""
         reason = failure.reason if failure else None
+        if failure is not None and outcome is CloseOutcome.CANCELLED:
+            self._state.end_grant(move.token, failure.message, Reason.CANCELLED)
+        elif reason is Reason.CANCELLED:
+            reason = Reason.TRANSFER_ENDED
         access = self._state.accesses.get(move.write_access)
         if access is not None and access.state is AccessState.OPEN:
             self._end_access(access, reason)
-        if failure is not None and dropped:
-            self._state.tombstone_key(move.claims.transfer_key, failure.message)
 
     def _end_access(self, access: Access, reason: Reason | None) -> None:
         state = self._state

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import Operation, Reserved, Widened
 from kvgrpc.core.events import (
+    CloseOutcome,
     Closing,
     Destination,
     Opened,
@@ -29,7 +30,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Phase, State
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, read_claims
+from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
 from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.limits import granted_timeout
@@ -125,6 +126,7 @@ class Reservations:
         if access is None or access.peer != peer.key or access.kind is not AccessKind.WRITE:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.state is not AccessState.OPEN:
+            self._state.check_grant(access.opening.token)
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
         reservation = self._state.targets[access.lease_id]
         if reservation.parts is None:
@@ -291,6 +293,8 @@ class Reservations:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
             known = reservation.refused if reservation.refused and reservation.refused.peer == peer.key else None
             reason = known.reason if known else Reason.SOURCE_FAILED
+            if row.outcome is CloseOutcome.CANCELLED:
+                reason = Reason.CANCELLED
             self._ends.fail_with(reservation, reason, message)
         elif reservation.stage is Stage.ENDED and not reservation.busy:
             self._ends.at_rest(reservation)
@@ -326,7 +330,7 @@ class Reservations:
     def _reservation_of(self, access: Access) -> Reservation:
         reservation = self._state.targets.get(access.lease_id)
         if reservation is None or reservation.stage is Stage.ENDED:
-            self._state.check_key(read_claims(access.opening.token).transfer_key)
+            self._state.check_grant(access.opening.token)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return reservation
 

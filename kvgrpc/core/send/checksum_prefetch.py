@@ -118,7 +118,7 @@ class ChecksumPrefetch:
             self._prefetch.nbytes -= self._size(lease)
         if turn is not None and under_way:
             turn.lease = None
-            self._refuse(turn, ended_error(lease.state, lease.id))
+            self._refuse(turn, ended_error(lease))
 
     def due(self, name: str) -> bool:
         """The ranks took too long for the calls that wait; whether that is the name of what they do here."""

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
+from kvgrpc.core.send.failures import send_failure
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
-from kvgrpc.core.tables.leases import END_REASON, Lease, LeaseState
+from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
@@ -190,9 +191,9 @@ class HandOvers:
         """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
         state = self._state
         lease.end(how)
-        failure = failure or _send_failure(lease)
+        failure = failure or send_failure(lease)
         state.react.lease_ended(lease, failure)
-        self._close(lease, END_REASON[how])
+        self._close(lease, lease.end_reason)
         if lease.transfer_id:
             self._end_send(lease, failure, cancelled=cancelled)
         else:
@@ -331,7 +332,7 @@ class HandOvers:
         except KVGrpcError as error:
             return 0.0, error.reason, None
         if not lease.live:
-            return 0.0, END_REASON[lease.state], lease.state
+            return 0.0, lease.end_reason, lease.state
         if not validate_only:
             lease.renew(self._state.now, ttl_s)
         return lease.deadline - self._state.now, None, lease.state
@@ -372,23 +373,6 @@ class HandOvers:
 
 _WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
 """Why a lease ended early although nothing failed."""
-
-
-def _send_failure(lease: Lease) -> Failure | None:
-    """Why the SEND transfer of an ended lease did not succeed, None when it did."""
-    if lease.state is LeaseState.DONE and lease.received:
-        return None
-    messages = {
-        LeaseState.DONE: "every consumer dropped it",
-        LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
-        LeaseState.RELEASED: "the lease was released",
-        LeaseState.VOIDED: "the engine took its blocks back",
-    }
-    reason = Reason.CANCELLED if lease.state is LeaseState.DONE else END_REASON[lease.state]
-    if lease.pushed and lease.state is LeaseState.EXPIRED:
-        reason = Reason.REGISTRATION_TIMEOUT
-    message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
-    return Failure(reason, message, "rendezvous" if lease.pushed else "readers", Side.SOURCE, next=Next.RECOMPUTE)
 
 
 def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:

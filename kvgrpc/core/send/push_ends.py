@@ -6,9 +6,11 @@ good, or dies, is a consumer that is done, if the hand-over says so (RELEASE).
 """
 
 from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
+from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.send.failures import consumer_cancelled
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, Stage
@@ -21,8 +23,8 @@ from kvgrpc.core.tables.transfers import Disposition, Failure, State
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import KVGrpcError, Reason
 
-GAVE_UP = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
-"""A destination that ends so will not come again."""
+OUTCOMES = {Reason.CANCELLED: CloseOutcome.CANCELLED, Reason.PEER_LOST: CloseOutcome.DROPPED}
+"""What it means for a push that a destination ended so. After all else it may come again."""
 
 
 class PushEnds(Ends[Registration]):
@@ -42,24 +44,44 @@ class PushEnds(Ends[Registration]):
     def fail_with(
         self, move: Registration, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
+        self.give_up(move, reason, message, OUTCOMES.get(reason, CloseOutcome.FAILED), closed=closed, rank=rank)
+
+    def give_up(
+        self,
+        move: Registration,
+        reason: Reason,
+        message: str,
+        outcome: CloseOutcome,
+        *,
+        closed: bool = False,
+        rank: int | None = None,
+    ) -> None:
+        """Ends a registration. `outcome` is what its end means for the push."""
         if closed:
             self._state.pushes.drop_access(move.access_id)
             self._state.moves.drop_access(move)
         failure = move_failure(move, reason, message, rank)
         self._over(move, failure.message)
-        self.failed(move.push, move.claims.engine_id, reason, message)
+        self.failed(move.push, move.claims.engine_id, message, outcome)
 
-    def failed(self, push: Push, engine_id: str, reason: Reason, message: str) -> None:
-        """A destination takes nothing of a push, or nothing more."""
+    def failed(self, push: Push, engine_id: str, message: str, outcome: CloseOutcome) -> None:
+        """A destination takes nothing of a push, or nothing more. One that was cancelled is done, whatever the grant
+        says; while there are no parts the known destinations are all.
+        """
         push.trouble = f"engine {engine_id}: {message}"
         lease = self._state.leases.find(push.lease_id)
-        if reason in GAVE_UP:
+        if outcome is CloseOutcome.DROPPED:
             push.dropped.add(engine_id)
             if lease is not None and lease.on_abort is OnAbort.RELEASE:
                 push.finished.add(engine_id)
+        elif outcome is CloseOutcome.CANCELLED:
+            push.cancelled_by[engine_id] = message
+            push.finished.add(engine_id)
         if lease is not None:
             lease.trouble = push.trouble
             self._hand_overs.count(lease)
+        elif outcome is CloseOutcome.CANCELLED and not push.over and push.all_cancelled:
+            self.end(push, State.CANCELLED, consumer_cancelled(engine_id, message, push.phase))
         if not push.over:
             self._state.change(push.transfer_id, waiting_for="registration")
 
@@ -70,7 +92,7 @@ class PushEnds(Ends[Registration]):
     def at_rest(self, move: Registration) -> None:
         """The last posting of an ended registration is over: nothing of ours writes at the destination any more."""
         state, push = self._state, move.push
-        self._closes.close(move, dropped=True)
+        self._closes.close(move, push.outcome)
         state.pins.drop(move.name, PinKind.ACCESS)
         self._remove(move)
         self.return_parts(push)
@@ -165,11 +187,18 @@ class PushEnds(Ends[Registration]):
                 self._state.pins.drop(move.name, PinKind.ACCESS)
 
     def _end_all(self, push: Push, failure: Failure | None) -> None:
-        """Ends what is left of a push."""
+        """Ends what is left of a push. The grants that came are refused for a while, and what may still come: of a push
+        that was cancelled when both halves had met that is nothing.
+        """
         state = self._state
-        message = failure.message if failure else "the push is over"
-        reason = Reason.SOURCE_FAILED if failure and failure.reason is Reason.SOURCE_FAILED else Reason.CANCELLED
-        state.tombstone_key(push.key, message, Reason.TRANSFER_ENDED if push.received else reason)
+        message = failure.message if failure else "it has succeeded"
+        reason = _said(push, failure)
+        cancelled = reason is Reason.CANCELLED
+        if not (cancelled and push.met):
+            by_destinations = cancelled and push.outcome is not CloseOutcome.CANCELLED
+            state.tombstone_key(push.key, message, reason, parts_only=by_destinations)
+        for token in push.registrations:
+            state.end_grant(token, message, reason)
         state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
         push.over = True
         for move in push.live:
@@ -180,8 +209,9 @@ class PushEnds(Ends[Registration]):
         """`message` tells the destination why; None when it knows that it is over."""
         self._stop(move)
         if message is not None:
-            self._closes.close(move, dropped=True, message=message)
-        self._shut(move, Reason.LEASE_RELEASED)
+            self._closes.close(move, move.push.outcome, message)
+        cancelled = move.push.over and move.push.outcome is CloseOutcome.CANCELLED
+        self._shut(move, Reason.CANCELLED if cancelled else Reason.LEASE_RELEASED)
         move.move(Stage.ENDED)
         self._state.moves.over(move)
         if not move.postings:
@@ -202,3 +232,12 @@ class PushEnds(Ends[Registration]):
     def _remove(self, move: Registration) -> None:
         self._state.moves.remove(move)
         self._state.pushes.remove(move)
+
+
+def _said(push: Push, failure: Failure | None) -> Reason:
+    """What a destination or a part is told that comes after the end of its push."""
+    if failure is not None and failure.reason is Reason.SOURCE_FAILED:
+        return Reason.SOURCE_FAILED
+    if failure is not None and failure.reason is Reason.CANCELLED and push.outcome is not CloseOutcome.FAILED:
+        return Reason.CANCELLED
+    return Reason.TRANSFER_ENDED

@@ -7,7 +7,7 @@ key. Everything wrong with a part is found before anything changes.
 from dataclasses import replace
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
-from kvgrpc.core.events import Closing, FinishedBlocks, RegisterPush, Settling
+from kvgrpc.core.events import CloseOutcome, Closing, FinishedBlocks, RegisterPush, Settling
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_course import PushCourse
@@ -18,7 +18,7 @@ from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
+from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, Side, State
 from kvgrpc.core.values.calls import Call
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
@@ -54,6 +54,7 @@ class Pushes:
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
         state.check_key(claims.transfer_key)
+        state.check_grant(event.token)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         if push is None:
             self._check_new(claims.transfer_key)
@@ -118,14 +119,11 @@ class Pushes:
             else:
                 self._course.try_post(move)
 
-    def cancel(self, transfer: Transfer, message: str) -> bool:
-        """Ends a push; True when bytes may be in flight."""
-        push = self._state.pushes.find(transfer.id)
-        assert push is not None
-        in_flight, why = push.posting, message or "cancelled"
-        failure = Failure(Reason.CANCELLED, why, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+    def cancel(self, push: Push, message: str, outcome: CloseOutcome) -> None:
+        """Ends a push. `outcome` is what that means for its destinations."""
+        push.outcome = outcome
+        failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=Next.RECOMPUTE)
         self._ends.end(push, State.CANCELLED, failure)
-        return in_flight
 
     def end_all(self, failure: Failure) -> None:
         """The incarnation ends: what has no lease fails too."""
@@ -147,12 +145,14 @@ class Pushes:
         """The destination ends an access that we opened there. False: this engine opened no such access."""
         move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
         if move is None:
-            return row.dropped and self._never_comes(call, peer, row)
+            return row.outcome is not CloseOutcome.FAILED and self._never_comes(call, peer, row)
         if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
             return False
+        message = row.message or "the destination ended the push"
         if move.stage is not Stage.ENDED:
-            reason = Reason.CANCELLED if row.dropped else Reason.PEER_FAILED
-            self._ends.fail_with(move, reason, row.message or "the destination ended the push")
+            self._ends.give_up(move, _REASONS[row.outcome], message, row.outcome)
+        elif row.outcome is CloseOutcome.CANCELLED and move.push.lacks(move.claims.engine_id):
+            self._ends.failed(move.push, move.claims.engine_id, message, row.outcome)
         return True
 
     def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
@@ -162,9 +162,8 @@ class Pushes:
             return
         if received:
             self._ends.done(move)
-        elif not move.replaced:
-            reason = Reason.CANCELLED if access.dropped else Reason.PEER_FAILED
-            self._ends.fail_with(move, reason, message or "the destination gave up")
+        elif not move.replaced or access.outcome is CloseOutcome.CANCELLED:
+            self._ends.give_up(move, _REASONS[access.outcome], message or "the destination gave up", access.outcome)
 
     def vouches(self, access: Access, row: Settling) -> bool:
         """Whether a destination that reads was told of the part that it settles; a pull has no parts. It need not say
@@ -197,13 +196,16 @@ class Pushes:
             phases=(Phase("rendezvous", state.now),),
             consumers=1,
         )
+        state.lift_tombstone(key)
         push = Push(transfer.id, key, state.now + state.limits.lease_cap_s)
         self._state.pushes.begin(push)
         state.timers.set(Timer.RENDEZVOUS, transfer.id, state.now + state.limits.registration_timeout_s)
         return push
 
     def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
-        """A destination dropped its reservation before it was registered here. False: that row is of none."""
+        """A destination dropped its reservation, or was cancelled, before it was registered here. False: that row is of
+        none.
+        """
         state = self._state
         try:
             claims = read_claims(row.token)
@@ -215,9 +217,15 @@ class Pushes:
                 self._check_new(claims.transfer_key)
         except KVGrpcError:
             return False
-        if push is None:
+        message = row.message or "it gave up"
+        if row.outcome is CloseOutcome.CANCELLED:
+            state.end_grant(row.token, message, Reason.CANCELLED)
+            if push is None:
+                state.tombstone_key(claims.transfer_key, message, parts_only=True)
+                return True
+        elif push is None:
             push = self._new(call, "", claims.transfer_key, "parts")
-        self._ends.failed(push, claims.engine_id, Reason.CANCELLED, row.message or "it gave up")
+        self._ends.failed(push, claims.engine_id, message, row.outcome)
         return True
 
     def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
@@ -247,6 +255,7 @@ class Pushes:
         lease.cap = push.cap
         lease.deadline = min(lease.deadline, push.cap)
         lease.finished, lease.received, lease.trouble = push.finished, push.received, push.trouble
+        lease.cancelled_by = push.cancelled_by
         if lease.on_abort is OnAbort.RELEASE:
             push.finished |= push.dropped
         push.consumers = lease.consumers
@@ -287,8 +296,8 @@ class Pushes:
     def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Blocks, Parts, Part, Content]:
         """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
         state = self._state
-        state.check_key(event.key)
         if push is None:
+            state.check_key(event.key, begins=False)
             self._check_new(event.key)
         elif event.part_epoch < push.part_epoch:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
@@ -331,6 +340,14 @@ class Pushes:
             failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
             self._ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))
+
+
+_REASONS = {
+    CloseOutcome.CANCELLED: Reason.CANCELLED,
+    CloseOutcome.DROPPED: Reason.PEER_LOST,
+    CloseOutcome.FAILED: Reason.PEER_FAILED,
+}
+"""Why a registration ends that its destination closes."""
 
 
 def _content(event: FinishedBlocks, push: Push | None) -> Content:

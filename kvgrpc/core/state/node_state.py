@@ -5,7 +5,8 @@ makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
 from dataclasses import replace
-from typing import Unpack
+from hashlib import sha256
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.state.push_table import PushTable
 from kvgrpc.core.state.reactions import Reactions
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, WaitingOpenings
+from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, Tombstone, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
@@ -41,7 +42,8 @@ from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.tables.timers import Timer, Timers
-from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, TransferTable, Wanted
+from kvgrpc.core.tables.transfer_table import TransferTable
+from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
 from kvgrpc.core.tables.turns import Turns
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -129,8 +131,10 @@ class NodeState:
         self.prefetch = Prefetch()
         self.proofs = Proofs()
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
-        self.cancelled_keys: dict[bytes, KVGrpcError] = {}
-        """Tombstones: transfer keys that were cancelled, or are over, and what is said of them."""
+        self.tombstones: dict[bytes, Tombstone] = {}
+        """Transfer keys under which something may still come that is too late."""
+        self.ended_grants: dict[bytes, KVGrpcError] = {}
+        """WRITE grants, by digest, whose push is over, and what is said to those that come with one."""
         self.refused_leases: dict[str, None] = {}
         """Tombstones: leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
@@ -267,30 +271,50 @@ class NodeState:
         ranks = range(self.pool.world_size)
         return min((min(self.steps.get(rank, [0])[within], default=0) for rank in ranks), default=0)
 
-    def check_key(self, key: bytes) -> None:
-        """Raises PreconditionFailed: CANCELLED for a transfer key that was cancelled, SOURCE_FAILED for one whose
-        source gave up, TRANSFER_ENDED for one whose push has succeeded.
+    def check_key(self, key: bytes, *, begins: bool = True) -> None:
+        """Raises PreconditionFailed for a transfer key under which nothing may come for a while: CANCELLED,
+        SOURCE_FAILED where the source gave up, TRANSFER_ENDED where the push has ended without it. `begins`: what comes
+        can be no late part of what has ended.
         """
-        if key in self.cancelled_keys:
-            known = self.cancelled_keys[key]
+        known = self.tombstones.get(key)
+        if known is not None and not (begins and known.parts_only):
+            raise PreconditionFailed(known.error.reason, known.error.message)
+
+    def check_grant(self, token: bytes) -> None:
+        """Raises PreconditionFailed for a WRITE grant whose push is over, as `check_key` does."""
+        known = self.ended_grants.get(_digest(token))
+        if known is not None:
             raise PreconditionFailed(known.reason, known.message)
 
-    def tombstone_key(self, key: bytes, message: str, reason: Reason = Reason.CANCELLED) -> None:
-        """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
+    def tombstone_key(
+        self, key: bytes, message: str, reason: Reason = Reason.CANCELLED, *, parts_only: bool = False
+    ) -> None:
+        """What comes under that key is refused for a while; past the bound the oldest key is forgotten. `parts_only`:
+        only parts of a push, until a destination registers for one.
+        """
         check_transfer_key(key)
-        if key not in self.cancelled_keys and len(self.cancelled_keys) >= self.limits.tombstones:
-            oldest = next(iter(self.cancelled_keys))
-            self.timers.clear(Timer.TOMBSTONE, oldest.hex())
-            del self.cancelled_keys[oldest]
-        if reason is Reason.TRANSFER_ENDED:
-            said = PreconditionFailed(Reason.TRANSFER_ENDED, "the push under this transfer key has succeeded")
-        elif reason is Reason.SOURCE_FAILED:
-            said = PreconditionFailed(Reason.SOURCE_FAILED, f"the source of this push has given up: {message}")
-        else:
-            why = message or "cancelled"
-            said = PreconditionFailed(Reason.CANCELLED, f"this transfer was cancelled before it came: {why}")
-        self.cancelled_keys[key] = said
+        error = PreconditionFailed(reason, _SAID[reason] + message)
+        _make_room(self.tombstones, self.limits.tombstones, self.timers, Timer.TOMBSTONE, key)
+        self.tombstones[key] = Tombstone(error, parts_only)
         self.timers.set(Timer.TOMBSTONE, key.hex(), self.now + self.limits.registration_timeout_s)
+
+    def end_grant(self, token: bytes, message: str, reason: Reason) -> None:
+        """That WRITE grant is refused for a while; past the bound the oldest one is forgotten."""
+        digest = _digest(token)
+        _make_room(self.ended_grants, self.limits.tombstones, self.timers, Timer.ENDED_GRANT, digest)
+        self.ended_grants[digest] = PreconditionFailed(reason, _SAID[reason] + message)
+        self.timers.set(Timer.ENDED_GRANT, digest.hex(), self.now + self.limits.registration_timeout_s)
+
+    def lift_tombstone(self, key: bytes) -> None:
+        """The request of that key is begun anew."""
+        if self.tombstones.pop(key, None) is not None:
+            self.timers.clear(Timer.TOMBSTONE, key.hex())
+
+    def let_retry(self, key: bytes) -> None:
+        """What has ended under that key may be tried again; what was cancelled before it came may not."""
+        known = self.tombstones.get(key)
+        if known is not None and known.error.reason is not Reason.CANCELLED:
+            self.lift_tombstone(key)
 
     def check_open(self) -> None:
         """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations
@@ -357,3 +381,23 @@ class NodeState:
             transfer = self.transfers.find(answer.transfer.id)
             return transfer is not None and not transfer.settled
         return False
+
+
+_SAID = {
+    Reason.CANCELLED: "this transfer was cancelled: ",
+    Reason.SOURCE_FAILED: "the source of this push has given up: ",
+    Reason.TRANSFER_ENDED: "this push is over: ",
+}
+"""How the text begins that is said of a tombstone's transfer."""
+
+
+def _make_room(table: dict[bytes, Any], most: int, timers: Timers, timer: Timer, name: bytes) -> None:
+    """The oldest row goes where there is no room for another one."""
+    if name not in table and len(table) >= most:
+        oldest = next(iter(table))
+        timers.clear(timer, oldest.hex())
+        del table[oldest]
+
+
+def _digest(token: bytes) -> bytes:
+    return sha256(token).digest()

@@ -10,7 +10,7 @@ is one to write. Where the destination does, nothing is posted here: it is told 
 
 from dataclasses import dataclass, field
 
-from kvgrpc.core.events import ReadyPart, Settling
+from kvgrpc.core.events import CloseOutcome, ReadyPart, Settling
 from kvgrpc.core.state.move import AT_ISSUER, Move, Stage
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.chunks import Chunk
@@ -42,6 +42,12 @@ class Push:
     received: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     """Those that gave up before there was a lease to say what that means."""
+    cancelled_by: dict[str, str] = field(default_factory=dict)
+    """Those that were cancelled, and why: see `Lease.cancelled_by`."""
+    outcome: CloseOutcome = CloseOutcome.DROPPED
+    """What its end means to its destinations: CANCELLED where it was cancelled for both sides, FAILED where only for
+    this one.
+    """
     trouble: str = ""
     """Why the last destination that failed did."""
     returning: list[str] = field(default_factory=list)
@@ -51,6 +57,25 @@ class Push:
     def live(self) -> "list[Registration]":
         """Destinations for which it is not over, in the order in which they came."""
         return [found for found in self.registrations.values() if found.stage is not Stage.ENDED]
+
+    @property
+    def met(self) -> bool:
+        """All parts and all destinations have come: nothing of it is on its way."""
+        engines = {found.claims.engine_id for found in self.registrations.values()}
+        engines |= self.dropped | self.cancelled_by.keys()
+        return self.parts is not None and self.parts.complete and len(engines) >= self.consumers
+
+    def lacks(self, engine_id: str) -> bool:
+        """It goes on, and that destination has not received everything."""
+        return not self.over and engine_id not in self.received
+
+    @property
+    def all_cancelled(self) -> bool:
+        """Without parts: every destination that is known, or was declared before it started over, was cancelled, or has
+        given up.
+        """
+        wanted = 0 if self.content is None else self.consumers
+        return not self.live and not self.received and len(self.finished) >= wanted
 
     @property
     def phase(self) -> str:

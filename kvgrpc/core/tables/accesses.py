@@ -19,6 +19,22 @@ from kvgrpc.core.values.grants import Access as Kind
 from kvgrpc.errors import Reason
 
 
+class CloseOutcome(Enum):
+    """What the closing of an access means, as the side says that closes it."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    DROPPED = "dropped"
+    """This consumer will not come again: it counts as done, if the grant says so."""
+    FAILED = "failed"
+    """It did not get the KV and does not count: another may try, or the same one."""
+    CANCELLED = "cancelled"
+    """It was cancelled, and so is the request: it counts as done, and the transfer of the side that hears it ends
+    CANCELLED, at once if it is of this consumer alone.
+    """
+
+
 class AccessState(Enum):
     """The life of an access."""
 
@@ -86,8 +102,10 @@ class Access:
     kind: Kind = Kind.READ
     settled: int = 0
     """How many parts were settled under it."""
-    dropped: bool = False
-    """Closed by a consumer that will not come again."""
+    outcome: CloseOutcome = CloseOutcome.FAILED
+    """What its closing meant."""
+    why: str = ""
+    """What was said when it was closed, as text."""
 
     @property
     def id(self) -> bytes:

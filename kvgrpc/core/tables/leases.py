@@ -92,6 +92,10 @@ class Lease:
     """
     trouble: str = ""
     """Why the last consumer that failed did."""
+    cancelled: str = ""
+    """Why its transfer was cancelled for all consumers, as text; empty: it was not."""
+    cancelled_by: dict[str, str] = field(default_factory=dict)
+    """Consumers, by engine id, that were cancelled, and why."""
 
     def renew(self, now: float, ttl_s: float | None) -> None:
         """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""
@@ -132,13 +136,19 @@ class Lease:
     def live(self) -> bool:
         return self.state is LeaseState.LIVE
 
+    @property
+    def end_reason(self) -> Reason:
+        """What a reader that comes too late is told; it has ended."""
+        return Reason.CANCELLED if self.cancelled else END_REASON[self.state]
 
-def ended_error(state: LeaseState, lease_id: str) -> KVGrpcError:
+
+def ended_error(lease: Lease) -> KVGrpcError:
     """The error for a call that needs a lease that ended."""
-    kind = InternalError if state is LeaseState.LOST else PreconditionFailed
-    return kind(
-        END_REASON[state], f"lease {lease_id} has ended ({state.value}); the KV must be computed or handed over anew"
-    )
+    if lease.cancelled:
+        return PreconditionFailed(Reason.CANCELLED, lease.cancelled)
+    kind = InternalError if lease.state is LeaseState.LOST else PreconditionFailed
+    how = f"has ended ({lease.state.value}); the KV must be computed or handed over anew"
+    return kind(lease.end_reason, f"lease {lease.id} {how}")
 
 
 class LeaseTable:

@@ -37,6 +37,7 @@ class Timer(Enum):
     ADMIT = "admit"
     IDEMPOTENCY = "idempotency"
     TOMBSTONE = "tombstone"
+    ENDED_GRANT = "ended_grant"
     REFUSED_LEASE = "refused_lease"
     ALLOCATION = "allocation"
     QUARANTINE = "quarantine"

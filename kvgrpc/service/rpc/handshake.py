@@ -3,15 +3,17 @@
 from collections.abc import AsyncIterator
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.service.engine_watchers import BEAT_S, INTERVAL_S
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.values import data_path
+from kvgrpc.wire.values import data_path, invalid, seconds
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
@@ -44,14 +46,29 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
     @unary
     async def GetEngine(self, request: handshake_pb2.GetEngineRequest, trace: str) -> handshake_pb2.GetEngineResponse:
-        raise NotImplementedError
+        lead = self._lead
+        lead.runner.advance()
+        return handshake_pb2.GetEngineResponse(header=lead.header(), status=_status(lead))
 
     @streaming
     async def WatchEngine(
         self, request: handshake_pb2.WatchEngineRequest, trace: str
     ) -> AsyncIterator[handshake_pb2.WatchEngineResponse]:
-        raise NotImplementedError
-        yield
+        lead = self._lead
+        asked_s = seconds(request, "min_interval") or 0.0
+        if asked_s < 0:
+            raise invalid("min_interval", "is not negative")
+        interval_s = min(max(asked_s, INTERVAL_S), BEAT_S)
+        told: tuple[int, handshake_pb2.EngineStatus] | None = None
+        with lead.engine_watchers.one() as watcher:
+            in_any_case = True
+            while True:
+                found = lead.node.state.incarnation, _status(lead)
+                if in_any_case or found != told:
+                    told = found
+                    watcher.told()
+                    yield handshake_pb2.WatchEngineResponse(header=lead.header(), status=found[1])
+                in_any_case = await watcher.wait(interval_s)
 
     @unary
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
@@ -101,3 +118,10 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         )
         peer = None if answer.peer is None else description.peer_to_proto(answer.peer)
         return handshake_pb2.ConnectPeerResponse(header=header, peer=peer)
+
+
+def _status(lead: Lead) -> handshake_pb2.EngineStatus:
+    """How the engine is now."""
+    state = lead.node.state
+    open_to, why = admission(lead)
+    return description.status_to_proto(engine_status(state), open_to, why, attached=state.attached)

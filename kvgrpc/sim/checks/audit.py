@@ -32,6 +32,7 @@ from kvgrpc.core.events import (
     AccessAnswered,
     ChecksumBlocks,
     CloseAccess,
+    CloseOutcome,
     Event,
     FinishedBlocks,
     GiveDestination,
@@ -306,9 +307,10 @@ class Audit:
             token = access.opening.token if access is not None and own else row.token
             claims = self._came(token, event.engine_id, event.incarnation)
             known = self._consumer.get(row.access_id, (b"", ""))
-            if row.dropped and known[1] == event.engine_id:  # whatever grant it names
+            gone = row.outcome is not CloseOutcome.FAILED
+            if gone and known[1] == event.engine_id:  # whatever grant it names
                 self._consumers.gave_up(*known)
-            if row.dropped and claims is not None:
+            if gone and claims is not None:
                 self._consumers.gave_up(claims.transfer_key, event.engine_id)
             self._closes.over(self._pushed.get(row.access_id, row.access_id))
 

@@ -8,6 +8,7 @@ from kvgrpc.core.events import (
     Call,
     ChecksumBlocks,
     CloseAccess,
+    CloseOutcome,
     Closing,
     Event,
     HandshakeReceived,
@@ -201,7 +202,7 @@ class FalseRequests:
     def _closing(self, row: Closing) -> Closing:
         changes: dict[str, Callable[[], object]] = {
             "access_id": self._known.access_id,
-            "dropped": lambda: not row.dropped,
+            "outcome": lambda: self._rng.choice(list(CloseOutcome)),
             "quiesced": lambda: not row.quiesced,
             "token": self._known.token,
             "message": lambda: "a lie" * 100,
@@ -210,7 +211,7 @@ class FalseRequests:
 
     def _new_closing(self) -> Closing:
         rng, known = self._rng, self._known
-        return Closing(known.access_id(), rng.random() < 0.5, rng.random() < 0.5, known.token(), "a lie")
+        return Closing(known.access_id(), rng.choice(list(CloseOutcome)), rng.random() < 0.5, known.token(), "a lie")
 
     def _parts(self, event: PartsReady) -> PartsReady:
         if self._rng.randrange(4):

@@ -5,7 +5,7 @@ rest, or that the push which it began is theirs.
 from collections import deque
 from dataclasses import dataclass, replace
 
-from kvgrpc.core.events import CloseAccess, Closing, HandshakeReceived, OpenAccess, SettleAccess, Settling
+from kvgrpc.core.events import CloseAccess, CloseOutcome, Closing, HandshakeReceived, OpenAccess, SettleAccess, Settling
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.sim.hosts.false_requests import CALL, PeerRequest
 from kvgrpc.sim.hosts.known import NO_ENGINE, Known
@@ -46,7 +46,8 @@ class OtherLives:
     def gives_up(self, of: Granted) -> CloseAccess:
         """Its own life delivers no more, and does not say that it is at rest."""
         asked, row = of.asked, of.asked.openings[0]
-        return CloseAccess(CALL, asked.engine_id, asked.incarnation, (Closing(row.access_id, True, False, row.token),))
+        closing = Closing(row.access_id, CloseOutcome.DROPPED, False, row.token)
+        return CloseAccess(CALL, asked.engine_id, asked.incarnation, (closing,))
 
     def at_rest(self, of: Granted) -> PeerRequest:
         """Another life of the same engine says that nothing is written under that access."""
@@ -55,7 +56,9 @@ class OtherLives:
         if rng.randrange(2):
             return SettleAccess(CALL, *life, (Settling(row.access_id, last=True),))
         token = rng.choice((row.token, b""))
-        return CloseAccess(CALL, *life, (Closing(row.access_id, rng.random() < 0.5, quiesced=True, token=token),))
+        return CloseAccess(
+            CALL, *life, (Closing(row.access_id, rng.choice(list(CloseOutcome)), quiesced=True, token=token),)
+        )
 
     def stranger(self, me: HandshakeReceived) -> HandshakeReceived:
         """A life of another engine introduces itself: one of its own would end the push."""

@@ -51,7 +51,7 @@ def tables(stage: Stage, name: str, _: Line) -> list[str]:
         "leases": len(state.leases),
         "transfers": state.transfers.live,
         "accesses": len(state.accesses),
-        "cancelled keys": len(state.cancelled_keys),
+        "cancelled keys": len(state.tombstones),
         "refused leases": len(state.refused_leases),
         "pins": len(state.pins),
     }

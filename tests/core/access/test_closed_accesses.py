@@ -4,7 +4,16 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
-from kvgrpc.core.events import AccessAnswered, Closing, LeaseRef, PostingEnded, ReleaseLease, SettleAnswered, Settling
+from kvgrpc.core.events import (
+    AccessAnswered,
+    CloseOutcome,
+    Closing,
+    LeaseRef,
+    PostingEnded,
+    ReleaseLease,
+    SettleAnswered,
+    Settling,
+)
 from kvgrpc.core.peers.liveness import DEAD_KEPT
 from kvgrpc.core.tables.accesses import AccessState, Opening, Verdict
 from kvgrpc.core.tables.leases import LeaseState
@@ -57,7 +66,7 @@ def test_a_close_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> No
 
 def test_a_drop_of_an_access_never_opened_reaches_its_lease(lead: Lead) -> None:
     made = lead.finish()
-    assert not lead.close(D, dropped=True, token=made.token)
+    assert not lead.close(D, outcome=CloseOutcome.DROPPED, token=made.token)
     assert lease_state(lead, made) is LeaseState.DONE
 
 
@@ -66,7 +75,7 @@ def test_a_drop_that_comes_before_its_lease_is_counted_when_the_lease_comes(lead
     token = grant(lead.me, lease_id="l-late")
     if wait:
         lead.open(D, opening(token))
-    assert not lead.close(D, dropped=True, token=token)
+    assert not lead.close(D, outcome=CloseOutcome.DROPPED, token=token)
     lead.tick(60.0)
     made = lead.finish(lease_id="l-late", ttl_s=1.0)
     assert lease_state(lead, made) is LeaseState.DONE
@@ -80,7 +89,7 @@ def test_an_early_failure_leaves_the_lease_alone(lead: Lead) -> None:
 
 def test_early_closes_are_forgotten_with_their_tombstones(lead: Lead) -> None:
     for number in (1, 2):
-        lead.close(D, number, dropped=True, token=grant(lead.me, lease_id="l-late"))
+        lead.close(D, number, outcome=CloseOutcome.DROPPED, token=grant(lead.me, lease_id="l-late"))
         lead.tick(60.0)
     assert list(lead.state.accesses) == [access_id(2)]
     lead.tick(60.0)
@@ -92,10 +101,10 @@ def test_early_closes_are_forgotten_with_their_tombstones(lead: Lead) -> None:
 @pytest.mark.parametrize(
     "closing",
     [
-        Closing(b"short", True, True),
-        Closing(access_id(), True, True, b"rubbish"),
-        Closing(access_id(), True, True, grant(D)),
-        Closing(access_id(), True, True, grant(describe("p", 7))),
+        Closing(b"short", CloseOutcome.DROPPED, True),
+        Closing(access_id(), CloseOutcome.DROPPED, True, b"rubbish"),
+        Closing(access_id(), CloseOutcome.DROPPED, True, grant(D)),
+        Closing(access_id(), CloseOutcome.DROPPED, True, grant(describe("p", 7))),
     ],
     ids=["malformed id", "no grant", "foreign grant", "grant of another life"],
 )
@@ -136,7 +145,7 @@ def test_rows_are_answered_in_their_order(lead: Lead) -> None:
     rows = tuple(Settling(access_id(number), last=True) for number in (1, 2, 9))
     answer = lead.call(lambda c: events.SettleAccess(c, "d", 2, rows), principal="d")
     assert [row.valid for row in answer.rows] == [False, True, False]
-    closings = tuple(Closing(access_id(number), False, True) for number in (3, 2, 9))
+    closings = tuple(Closing(access_id(number), CloseOutcome.FAILED, True) for number in (3, 2, 9))
     answer = lead.call(lambda c: events.CloseAccess(c, "d", 2, closings), principal="d")
     assert answer.rows == (True, False, False)
 
@@ -200,7 +209,7 @@ def test_a_message_of_an_access_that_is_over_does_not_open_it_again(lead: Lead) 
         (row,) = lead.opened(D, opening(made.token))
         assert isinstance(row, KVGrpcError)
         assert row.reason is Reason.ACCESS_CLOSED
-        assert not lead.close(D, dropped=True, token=made.token)
+        assert not lead.close(D, outcome=CloseOutcome.DROPPED, token=made.token)
     assert not lead.state.accesses, "only its id is remembered"
     assert lead.state.leases.get(made.lease.id).done == 1
     lead.tick(120.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
-from kvgrpc.core.events import LeaseRef, PeerSilent, ReleaseLease
+from kvgrpc.core.events import CloseOutcome, LeaseRef, PeerSilent, ReleaseLease
 from kvgrpc.core.tables.accesses import AccessState, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, State
@@ -194,7 +194,7 @@ def test_a_failed_consumer_does_not_count_and_another_may_try(lead: Lead) -> Non
 def test_what_a_dropped_consumer_means_is_the_grant_s_to_say(lead: Lead, on_abort: OnAbort, state: LeaseState) -> None:
     made = lead.finish(on_abort=on_abort)
     opened(lead, made.token)
-    assert lead.close(D, dropped=True)
+    assert lead.close(D, outcome=CloseOutcome.DROPPED)
     assert lease_state(lead, made) is state
 
 
@@ -215,7 +215,7 @@ def test_a_hand_over_that_every_consumer_dropped_is_cancelled(lead: Lead) -> Non
     made = lead.finish(consumers=2)
     for number, peer in ((1, D), (2, E)):
         opened(lead, made.token, number, peer)
-        lead.close(peer, number, dropped=True)
+        lead.close(peer, number, outcome=CloseOutcome.DROPPED)
     transfer = lead.transfer(made.transfer.id)
     assert transfer.state is State.CANCELLED
     assert transfer.failure is not None
@@ -230,5 +230,5 @@ def test_a_hand_over_that_one_consumer_received_succeeded(lead: Lead) -> None:
     opened(lead, made.token, 1, D)
     opened(lead, made.token, 2, E)
     lead.settle(D, 1)
-    lead.close(E, 2, dropped=True)
+    lead.close(E, 2, outcome=CloseOutcome.DROPPED)
     assert lead.transfer(made.transfer.id).state is State.SUCCEEDED

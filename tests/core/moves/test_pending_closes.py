@@ -9,6 +9,7 @@ from kvgrpc.core.events import (
     AccessAnswered,
     CancelTransfer,
     CloseAnswered,
+    CloseOutcome,
     DialFailed,
     PeerAnswered,
     PeerSilent,
@@ -74,7 +75,7 @@ def test_a_failure_is_no_drop(lead: Lead) -> None:
     lead.pull(TOKEN, queue_timeout_s=1.0)
     lead.tick(1.0)
     sent = lead.one(SendClose)
-    assert (sent.closing.dropped, sent.closing.quiesced, sent.closing.token) == (False, True, TOKEN)
+    assert (sent.closing.outcome, sent.closing.quiesced, sent.closing.token) == (CloseOutcome.FAILED, True, TOKEN)
     assert sent.incarnation == lead.me.incarnation
 
 
@@ -86,7 +87,7 @@ def test_a_drop_reaches_an_issuer_that_was_still_being_reached() -> None:
     lead.feed(PeerAnswered("p:1", P, endpoints(P)))
     lead.map(P)
     sent = lead.one(SendClose)
-    assert (sent.peer, sent.closing.access_id, sent.closing.dropped) == (key_of(P), access_id(), True)
+    assert (sent.peer, sent.closing.access_id, sent.closing.outcome) == (key_of(P), access_id(), CloseOutcome.CANCELLED)
 
 
 def test_a_failure_is_not_worth_a_connection() -> None:
@@ -190,7 +191,7 @@ def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead
     lead._offer()
     lead.feed(PeerAnswered("p:1", P, endpoints(P)))
     sent = lead.one(SendClose)
-    assert (sent.peer, sent.closing.access_id, sent.closing.dropped) == (key_of(P), access_id(), False)
+    assert (sent.peer, sent.closing.access_id, sent.closing.outcome) == (key_of(P), access_id(), CloseOutcome.FAILED)
 
 
 def writing() -> Pair:

@@ -172,7 +172,7 @@ def test_a_pull_is_cancelled_at_every_stage(lead: Lead, stage: str, by_key: bool
     if stage == "connecting":
         assert closings == []
     else:
-        closing = events.Closing(access_id(), True, not in_flight, TOKEN, "cancelled")
+        closing = events.Closing(access_id(), events.CloseOutcome.CANCELLED, not in_flight, TOKEN, "cancelled")
         assert closings == [closing]
 
 
@@ -215,8 +215,8 @@ def test_the_end_of_our_life_fails_every_pull_and_closes_its_access(lead: Lead, 
     assert change.failure.reason is Reason.ENGINE_LOST
     assert change.memory is (Disposition.QUARANTINED if stage == "wire" else Disposition.RETURNED)
     closings = [action for action in done if isinstance(action, SendClose)]
-    assert [(send.closing.dropped, send.incarnation) for send in closings] == (
-        [] if stage == "connecting" else [(True, incarnation)]
+    assert [(send.closing.outcome, send.incarnation) for send in closings] == (
+        [] if stage == "connecting" else [(events.CloseOutcome.DROPPED, incarnation)]
     )
     assert lead.seen(TellEngine) == [], "the engine that asked is gone"
     assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)

@@ -84,7 +84,7 @@ def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(writers: 
 def test_giving_up_without_a_proof_leaves_what_was_written_in_quarantine() -> None:
     pair = reopening_lost(WRITING)
     token = next(action.opening.token for action in pair.sent if isinstance(action, SendOpen))
-    row = events.Closing(access_id(90), True, quiesced=False, token=token)
+    row = events.Closing(access_id(90), events.CloseOutcome.DROPPED, quiesced=False, token=token)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.QUARANTINED
 

@@ -66,10 +66,11 @@ def test_what_the_source_ends_in_flight_comes_back_when_it_is_at_rest(writers: W
     assert source.memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
     assert pair.p.state.pins.has(f"{source.id}#1", PinKind.ACCESS) is bool(writers)
     assert bool(pair.p.node.missing_proof(source.id)) is bool(writers)
-    assert (destination.state, destination.memory) == (State.FAILED, Disposition.QUARANTINED)
+    end = State.CANCELLED if who == "cancel" else State.FAILED
+    assert (destination.state, destination.memory) == (end, Disposition.QUARANTINED)
     assert pair.d.node.missing_proof(destination.id)
     pair.moved()
-    ended(pair, source.state, State.FAILED)
+    ended(pair, source.state, end)
 
 
 @MODES
@@ -224,7 +225,7 @@ def test_a_destination_refuses_only_its_own_accesses() -> None:
     pair = started(WRITING)
     other = describe("x", 7)
     pair.p.admit(other)
-    row = events.Closing(access_id(10), True, quiesced=True)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert not pair.both()[0].over
 
@@ -277,6 +278,6 @@ def test_a_destination_that_ends_what_is_over_changes_nothing() -> None:
     pair.deaf = {SendClose}
     pair.finish(failure="no", blocks=())
     before = pair.both()[0]
-    row = events.Closing(access_id(10), True, quiesced=True)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
     assert pair.both()[0] == before

@@ -59,7 +59,7 @@ def test_a_destination_that_drops_the_parts_that_were_replaced_is_done_with_thos
     pair.feed(pair.p, events.AccessAnswered(asked, PreconditionFailed(Reason.NO_HANDSHAKE, "")))
     pair.feed(pair.p, events.DialFailed(pair.d.me.address, UNREACHABLE))
     assert not pair.both()[0].over
-    row = events.Closing(access_id(11), dropped=True, quiesced=True, token=token)
+    row = events.Closing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     me = pair.d.me.engine_id, pair.d.me.incarnation
     pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     assert pair.both()[0].over
@@ -191,7 +191,7 @@ def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
     foreign = replace(opening, access_id=access_id(70), reverse_access_id=access_id(71), part_epoch=1)
     (row,) = pair.d.opened(other, foreign)
     assert row.reason is Reason.ACCESS_REUSED
-    gone = events.Closing(access_id(90), True, quiesced=True, token=token)
+    gone = events.Closing(access_id(90), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (gone,)), "peer")
     assert not pair.both()[1].over, "it gives up what is not its own"
     pair.moved()
@@ -211,7 +211,7 @@ def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_afte
     source, destination = pair.both()
     assert source.state is State.CANCELLED
     assert source.memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
-    assert destination.state is State.FAILED
+    assert destination.state is State.CANCELLED
     pair.moved()
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
     assert not len(pair.p.state.pins) + len(pair.d.state.pins)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import Dial, SendClose
+from kvgrpc.core.actions import SendClose
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.grants import Access, OnAbort
 from kvgrpc.errors import Reason
-from tests.core.nodes import KEY, Lead, access_id, endpoints, grant, key_of, refused
+from tests.core.nodes import KEY, Lead, access_id, grant, key_of, refused
 from tests.core.pairs import MODES, Pair, Writers
 
 
@@ -66,11 +66,14 @@ def test_one_that_registers_late_gets_what_came_before(writers: Writers) -> None
 
 @MODES
 @pytest.mark.parametrize("on_abort", OnAbort)
-def test_a_cancelled_destination_is_done_unless_the_hand_over_keeps_its_place(
+def test_a_destination_that_is_gone_is_done_unless_the_hand_over_keeps_its_place(
     writers: Writers, on_abort: OnAbort
 ) -> None:
     pair = two(writers, on_abort=on_abort)
-    pair.call(pair.d, lambda c: events.CancelTransfer(c, landed(pair.d).id))
+    number = 10 if writers else 11
+    row = events.Closing(access_id(number), events.CloseOutcome.DROPPED, quiesced=True)
+    me = pair.d.me.engine_id, pair.d.me.incarnation
+    pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     pair.finish(32, (2,))
     while pair.posts:
         pair.moved()
@@ -83,7 +86,6 @@ def test_a_cancelled_destination_is_done_unless_the_hand_over_keeps_its_place(
     failure = sent(pair).failure
     assert failure is not None
     assert failure.reason is Reason.REGISTRATION_TIMEOUT
-    assert "cancelled" in failure.message
 
 
 @MODES
@@ -184,18 +186,16 @@ def test_a_destination_that_gave_up_before_the_first_part_counts_by_on_abort(wri
 @pytest.mark.parametrize("on_abort", list(OnAbort))
 def test_a_destination_that_gave_up_before_it_met_its_source_counts_too(parts_first: bool, on_abort: OnAbort) -> None:
     pair = Pair()
-    pair.d.state.peers[key_of(pair.p.me)].dialled = ""  # it has yet to reach its source
-    pair.deaf = {Dial}
+    token = pair.reserve(32, (3, 4)).token
     if parts_first:
         pair.finish(32, (1, 2), on_abort=on_abort)
-    reserved = pair.reserve(32, (3, 4), source=events.PushSource(pair.p.me.address, "p"))
-    pair.call(pair.d, lambda c: events.CancelTransfer(c, reserved.transfer.id))
-    pair.d._offer()
-    pair.feed(pair.d, events.PeerAnswered(pair.p.me.address, pair.p.me, endpoints(pair.p.me)))
+    row = events.Closing(access_id(77), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    me = pair.d.me.engine_id, pair.d.me.incarnation
+    pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     if not parts_first:
         pair.finish(32, (1, 2), on_abort=on_abort)
     assert sent(pair).over is (on_abort is OnAbort.RELEASE)
-    assert "cancelled" in pair.p.state.leases.get(sent(pair).lease_id).trouble
+    assert "it gave up" in pair.p.state.leases.get(sent(pair).lease_id).trouble
 
 
 def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves() -> None:
@@ -208,7 +208,7 @@ def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves
             pair.finish(32, (1, 2), waits_for=events.WaitsFor.READERS, last=True)
         row = events.Closing(
             access_id(77),
-            dropped=wrong != "failure",
+            events.CloseOutcome.FAILED if wrong == "failure" else events.CloseOutcome.DROPPED,
             quiesced=True,
             token=token if wrong != "grant" else grant(pair.d.me),
         )

@@ -17,7 +17,7 @@ def test_a_close_proves_rest_only_if_it_says_so(quiesced: bool) -> None:
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    row = events.Closing(access_id(10), True, quiesced)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert (pair.both()[1].memory is Disposition.RETURNED) is quiesced
 
@@ -29,7 +29,7 @@ def test_a_foreign_engine_proves_nothing() -> None:
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    row = events.Closing(access_id(10), True, quiesced=True)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.QUARANTINED
 
@@ -43,7 +43,9 @@ def test_another_life_of_the_source_proves_nothing(incarnation: int) -> None:
     if incarnation == 7:
         pair.d.admit(describe("p", 7))
     for made in (
-        lambda c: events.CloseAccess(c, "p", incarnation, (events.Closing(access_id(10), True, quiesced=True),)),
+        lambda c: events.CloseAccess(
+            c, "p", incarnation, (events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True),)
+        ),
         lambda c: events.SettleAccess(c, "p", incarnation, (events.Settling(access_id(10), True),)),
     ):
         pair.d.ask(made, "peer")
@@ -93,7 +95,7 @@ def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
     pair.feed(pair.d, events.Tick(), 11.0)
-    row = events.Closing(access_id(10), True, quiesced=True)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     with refused(Reason.NO_HANDSHAKE):
         pair.d.answer(number)

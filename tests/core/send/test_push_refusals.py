@@ -227,8 +227,9 @@ def test_cancelling_comes_before_registration_and_finish() -> None:
     assert pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY)).outcome == "tombstoned"
     unchanged(pair, Reason.CANCELLED, lambda: pair.register(token))
     unchanged(pair, Reason.CANCELLED, lambda: pair.finish(32))
-    pair.call(pair.d, lambda c: events.CancelTransfer(c, key=KEY))
-    unchanged(pair, Reason.CANCELLED, lambda: pair.reserve(32))
+    assert pair.call(pair.e, lambda c: events.CancelTransfer(c, key=KEY)).outcome == "tombstoned"
+    with refused(Reason.CANCELLED):
+        pair.reserve(32, at=pair.e)
 
 
 def test_a_reservation_that_is_wrong_changes_nothing() -> None:
@@ -266,7 +267,7 @@ def test_ready_parts_are_checked_like_all_that_a_peer_says() -> None:
     unchanged(pair, Reason.INVALID_FIELD, lambda: ready(2, 5))
     unchanged(pair, Reason.BLOCK_DUPLICATE, lambda: ready(1, 1))
     pair.call(pair.d, lambda c: events.CancelTransfer(c, pair.both()[1].id))
-    unchanged(pair, Reason.ACCESS_CLOSED, lambda: ready(1, 5))
+    unchanged(pair, Reason.CANCELLED, lambda: ready(1, 5))
 
 
 def test_a_source_that_writes_has_no_ready_parts() -> None:

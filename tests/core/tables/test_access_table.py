@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.tables.accesses import STATES, Access, AccessState, Opening, pin_owner
+from kvgrpc.core.tables.accesses import STATES, Access, AccessState, CloseOutcome, Opening, pin_owner
 from tests.core.nodes import check_table
 
 
@@ -52,10 +52,10 @@ def test_an_access_is_named_by_its_id() -> None:
 
 def test_a_new_access_has_promised_nothing() -> None:
     made = access()
-    assert (made.state, made.held, made.stale, made.verdict, made.dropped) == (
+    assert (made.state, made.held, made.stale, made.verdict, made.outcome) == (
         AccessState.WAITING,
         False,
         None,
         None,
-        False,
+        CloseOutcome.FAILED,
     )

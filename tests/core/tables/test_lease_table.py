@@ -51,10 +51,18 @@ def test_an_end_is_for_ever_and_says_why(state: LeaseState) -> None:
         with pytest.raises(AssertionError):
             made.end(other)
     assert made.state is state
-    error = ended_error(state, made.id)
+    error = ended_error(made)
     assert isinstance(error, InternalError if state is LeaseState.LOST else PreconditionFailed)
     assert error.reason is END_REASON[state]
     assert made.id in error.message
+
+
+def test_a_lease_that_was_cancelled_says_so_to_those_that_come_too_late() -> None:
+    made = lease()
+    made.cancelled = "the user left"
+    made.end(LeaseState.RELEASED)
+    error = ended_error(made)
+    assert (error.reason, error.message, made.end_reason) == (Reason.CANCELLED, "the user left", Reason.CANCELLED)
 
 
 def test_every_end_has_a_reason() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import (
     DISPOSITIONS,
     ENDED,
@@ -16,7 +17,6 @@ from kvgrpc.core.tables.transfers import (
     Phase,
     State,
     Transfer,
-    TransferTable,
     pair_id,
 )
 from kvgrpc.errors import NotFound

@@ -5,7 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from kvgrpc.core.actions import Expect
-from kvgrpc.core.events import Call, CloseAccess, Closing, OpenAccess, ProcessEnded, Rekeyed, SettleAccess, Settling
+from kvgrpc.core.events import (
+    Call,
+    CloseAccess,
+    CloseOutcome,
+    Closing,
+    OpenAccess,
+    ProcessEnded,
+    Rekeyed,
+    SettleAccess,
+    Settling,
+)
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, Opening
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
@@ -35,7 +45,7 @@ def settles(life: int, access_id: bytes = ACCESS, *, last: bool = True) -> Settl
 
 
 def closes(life: int, access_id: bytes = ACCESS, token: bytes = b"", *, quiesced: bool = True) -> CloseAccess:
-    return CloseAccess(CALL, "p", life, (Closing(access_id, True, quiesced, token),))
+    return CloseAccess(CALL, "p", life, (Closing(access_id, CloseOutcome.DROPPED, quiesced, token),))
 
 
 def written() -> Rest:

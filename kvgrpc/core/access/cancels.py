@@ -1,0 +1,108 @@
+"""CancelTransfer: ends transfers of this engine, and with the scope BOTH those of the other side.
+
+A destination tells the source by closing its access, or the grant where it has none yet. A source tells each of its
+destinations by closing the access that it opened there, and each reader by closing, at the reader, the one that the
+reader opened here. Who comes too late for that is refused with CANCELLED.
+"""
+
+from kvgrpc.core.access.openings import AccessOpenings
+from kvgrpc.core.actions import Cancelled
+from kvgrpc.core.events import CancelScope, CancelTransfer, CloseOutcome
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.receive.pulls import Pulls
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.pushes import Pushes
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.transfers import Direction, Failure, Next, Side, Transfer
+from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.errors import InvalidRequest, Reason
+
+CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
+CANCELLED_IN_FLIGHT = "cancelled_in_flight"
+ALREADY_ENDED = "already_ended"
+TOMBSTONED = "tombstoned"
+
+PAST_SHOWN_MAX = 64
+"""Transfers of the history under one key that the answer shows."""
+
+
+class Cancels:
+    """Cancel calls."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        closes: PendingCloses,
+        pulls: Pulls,
+        pushes: Pushes,
+        hand_overs: HandOvers,
+        openings: AccessOpenings,
+    ) -> None:
+        self._state = state
+        self._closes = closes
+        self._pulls = pulls
+        self._pushes = pushes
+        self._hand_overs = hand_overs
+        self._openings = openings
+
+    def cancel(self, event: CancelTransfer) -> None:
+        """CancelTransfer by id, or by key; what is to come under a key that is unknown is refused from now on."""
+        state = self._state
+        found = self._find(event)
+        live = [transfer for transfer in found if not transfer.over]
+        in_flight = any(self._in_flight(transfer) for transfer in live)
+        if live:
+            outcome = CANCELLED_IN_FLIGHT if in_flight else CANCELLED_BEFORE_ACCESS
+        else:
+            outcome = ALREADY_ENDED if found else TOMBSTONED
+        if not event.validate_only:
+            for transfer in live:
+                self._cancel(transfer, event)
+            if not found:
+                state.tombstone_key(event.key, event.message or "it was cancelled before it came")
+            elif not live:
+                state.let_retry(event.key)
+        after = (state.transfers.find(transfer.id) or transfer for transfer in found)
+        state.reply(event.call.id, Cancelled(outcome, tuple(after)))
+
+    def _find(self, event: CancelTransfer) -> list[Transfer]:
+        """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND)."""
+        transfers = self._state.transfers
+        if bool(event.transfer_id) == bool(event.key):
+            raise InvalidRequest(Reason.INVALID_FIELD, "name either a transfer_id or a transfer_key")
+        if event.transfer_id:
+            return [transfers.get(event.transfer_id)]
+        check_transfer_key(event.key)
+        return [*transfers.past_with_key(event.key)[-PAST_SHOWN_MAX:], *transfers.with_key(event.key)]
+
+    def _in_flight(self, transfer: Transfer) -> bool:
+        """Whether bytes into or out of this engine's blocks may be in flight, which its own movers move."""
+        if transfer.direction is Direction.RECEIVE:
+            return self._pulls.busy(transfer)
+        push = self._state.pushes.find(transfer.id)
+        return push is not None and push.posting
+
+    def _cancel(self, transfer: Transfer, event: CancelTransfer) -> None:
+        both = event.scope is CancelScope.BOTH
+        outcome = CloseOutcome.CANCELLED if both else CloseOutcome.FAILED
+        message = event.message or "cancelled"
+        push = self._state.pushes.find(transfer.id)
+        if transfer.direction is Direction.RECEIVE:
+            self._pulls.cancel(transfer, message, outcome)
+        elif push is not None:
+            self._pushes.cancel(push, message, outcome)
+        else:
+            self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
+
+    def _cancel_lease(self, lease: Lease, message: str, *, both: bool) -> None:
+        """Ends a hand-over to readers, and tells those that read. One that waits is refused, and so is a later one."""
+        readers = [self._state.accesses[access_id] for access_id in lease.accesses]
+        if both:
+            lease.cancelled = message
+        failure = Failure(Reason.CANCELLED, message, "readers", Side.SOURCE, next=Next.RECOMPUTE)
+        self._hand_overs.end(lease, LeaseState.RELEASED, failure, cancelled=True)
+        if both:
+            for access in readers:
+                self._closes.cancel_reader(access, message, lease.trace)
+            self._openings.lease_ended(lease)

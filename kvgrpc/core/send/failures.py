@@ -1,0 +1,32 @@
+"""Why a SEND did not succeed."""
+
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.transfers import Failure, Next, Side
+from kvgrpc.errors import Reason
+
+
+def send_failure(lease: Lease) -> Failure | None:
+    """Why the SEND transfer of an ended lease did not succeed, None when it did."""
+    if lease.state is LeaseState.DONE and lease.received:
+        return None
+    messages = {
+        LeaseState.DONE: "every consumer dropped it",
+        LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
+        LeaseState.RELEASED: "the lease was released",
+        LeaseState.VOIDED: "the engine took its blocks back",
+    }
+    phase = "rendezvous" if lease.pushed else "readers"
+    if lease.state is LeaseState.DONE and lease.cancelled_by:
+        engine_id, why = next(reversed(lease.cancelled_by.items()))
+        return consumer_cancelled(engine_id, why, phase)
+    reason = Reason.CANCELLED if lease.state is LeaseState.DONE else lease.end_reason
+    if lease.pushed and lease.state is LeaseState.EXPIRED:
+        reason = Reason.REGISTRATION_TIMEOUT
+    message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
+    return Failure(reason, message, phase, Side.SOURCE, next=Next.RECOMPUTE)
+
+
+def consumer_cancelled(engine_id: str, why: str, phase: str) -> Failure:
+    """Why a SEND ends whose last consumer was cancelled."""
+    message = f"engine {engine_id} cancelled it: {why}"
+    return Failure(Reason.CANCELLED, message, phase, Side.DESTINATION, next=Next.RECOMPUTE)

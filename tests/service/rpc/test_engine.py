@@ -1,0 +1,136 @@
+"""GetEngine, WatchEngine and Drain: what a router chooses an engine by, and what an operator ends it with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.v1 import admin_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2
+from tests.service.api import refused
+from tests.service.conftest import Start
+from tests.service.engines import Engine, unchanged
+from tests.service.values import dur, prompt
+
+Reply = handshake_pb2.WatchEngineResponse
+OPEN, DRAINING = handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_DRAINING
+TOKENS = prompt(32)
+
+
+@contextmanager
+def watching(engine: Engine, interval_s: float = 0.0) -> Iterator[Iterator[Reply]]:
+    """The replies of a watch of this server."""
+    with grpc.insecure_channel(engine.address) as channel:
+        stub = handshake_pb2_grpc.HandshakeServiceStub(channel)
+        request = handshake_pb2.WatchEngineRequest(min_interval=dur(interval_s))
+        stream: Any = stub.WatchEngine(request, timeout=60)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+
+def until(replies: Iterator[Reply], condition: Any) -> Reply:
+    return next(reply for reply in replies if condition(reply.status))
+
+
+def drain(engine: Engine, **fields: bool) -> admin_pb2.DrainResponse:
+    return engine.api.admin.Drain(admin_pb2.DrainRequest(**fields))
+
+
+def test_an_engine_says_what_is_free_and_what_goes_on(source: Engine, destination: Engine) -> None:
+    def status(engine: Engine) -> handshake_pb2.EngineStatus:
+        return engine.api.handshake.GetEngine(handshake_pb2.GetEngineRequest()).status
+
+    idle = status(source)
+    (group,) = idle.groups
+    assert (idle.admission, idle.admission_reason, idle.engine_attached) == (OPEN, "", False)
+    assert (group.block_count, group.free_block_count, group.soft_block_count) == (520, 520, 0)
+    assert (idle.transfer_count, idle.lease_count, idle.queued_bytes, idle.waiting_turn_count) == (0, 0, 0, 0)
+    handed = source.hand_over(TOKENS)
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(2), after_step=1)
+    now = status(source)
+    assert (now.groups[0].free_block_count, now.transfer_count, now.lease_count) == (518, 1, 1)
+    with watching(destination) as replies:
+        waits = until(replies, lambda found: found.queued_bytes)
+        assert waits.status.queued_bytes == 2 * 2048
+    destination.cancel(pulled.transfer_id)
+
+
+def test_a_watch_tells_the_present_at_once_and_then_what_changes(source: Engine) -> None:
+    with watching(source) as replies:
+        first = next(replies)
+        assert (first.header.engine_id, first.status.lease_count) == (source.engine_id, 0)
+        handed = source.hand_over(TOKENS)
+        assert until(replies, lambda found: found.lease_count == 1).status.groups[0].free_block_count == 518
+        source.release(handed.lease.lease_id)
+        assert until(replies, lambda found: found.lease_count == 0).status.transfer_count == 0
+
+
+def test_a_watch_of_an_idle_engine_tells_that_it_lives_and_nothing_else(source: Engine) -> None:
+    with watching(source) as replies:
+        first, second = next(replies), next(replies)
+    assert first.status == second.status
+
+
+def test_an_interval_is_not_negative(source: Engine) -> None:
+    with pytest.raises(grpc.RpcError) as caught, watching(source, -1.0) as replies:
+        next(replies)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_watch_outlasts_the_lives_of_an_engine(start: Start) -> None:
+    (engine,) = start(())
+    with watching(engine) as replies:
+        before = next(replies).header.incarnation
+        assert before == engine.incarnation()
+        engine.process.kill()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(replies)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    (again,) = start(("--listen", engine.address, "--engine-id", engine.engine_id))
+    with watching(again) as replies:
+        assert next(replies).header.incarnation != before
+
+
+def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: Start) -> None:
+    source, destination = start((), ())
+    handed = source.hand_over(TOKENS)
+    with watching(source) as replies:
+        answer = drain(source)
+        assert (answer.admission, answer.transfer_count, answer.lease_count) == (DRAINING, 1, 1)
+        assert answer.oldest_transfer_id == handed.transfer.transfer_id
+        told = until(replies, lambda found: found.admission == DRAINING)
+        assert told.status.admission_reason
+        blocks = destination.allocate(2)
+        with refused(source.api, "FAILED_PRECONDITION", "DRAINING"):
+            source.allocate(1)
+        refusal = source.api.refusal(lambda: source.allocate(1))
+        assert (refusal.retry_delay_s, refusal.metadata["next"]) == (None, "RETRY_OTHER_CONSUMER")
+        pulled = destination.pull(handed.grant, TOKENS, blocks)
+        assert destination.wait(pulled.transfer_id).state
+        assert source.wait(handed.transfer.transfer_id).state
+        assert drain(source).transfer_count == 0
+        assert drain(source, cancel=True).admission == OPEN
+        until(replies, lambda found: found.admission == OPEN)
+    assert source.allocate(1)
+
+
+def test_asking_what_a_drain_would_wait_for_drains_nothing(source: Engine) -> None:
+    handed = source.hand_over(TOKENS)
+    with unchanged(source):
+        answer = drain(source, validate_only=True)
+    assert (answer.admission, answer.transfer_count, answer.lease_count) == (OPEN, 1, 1)
+    ref = lease_pb2.LeaseRef(lease_id=handed.lease.lease_id)
+    source.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
+
+
+def test_capabilities_say_whether_work_is_taken(start: Start) -> None:
+    (engine,) = start(())
+    request = handshake_pb2.GetCapabilitiesRequest()
+    assert engine.api.handshake.GetCapabilities(request).admission == OPEN
+    drain(engine)
+    found = engine.api.handshake.GetCapabilities(request)
+    assert found.admission == DRAINING
+    assert found.admission_reason
