@@ -2,8 +2,8 @@
 
     python -m clients.python.conformance
 
-clients/conformance/README.md says what each op does. It judges nothing: what the client answers goes out as it is. Every
-request is a task of its own, so a call that waits delays no other.
+clients/conformance/README.md says what each op does. It judges nothing: what the client answers goes out as it is.
+Every request is a task of its own, so a call that waits delays no other.
 """
 
 import asyncio

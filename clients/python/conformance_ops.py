@@ -13,7 +13,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from clients.python.conformance_streams import Calls, Opened, Queued
-from kvgrpc.client import CleanedUp, CleanUp, Client, EngineUnreachable, HistoryLost, IncarnationChanged, clean_up, connect
+from kvgrpc.client import (
+    CleanedUp,
+    CleanUp,
+    Client,
+    EngineUnreachable,
+    HistoryLost,
+    IncarnationChanged,
+    clean_up,
+    connect,
+)
 from kvgrpc.errors import Aborted, DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
@@ -126,7 +135,7 @@ class Ops:
             after = parsed(ResponseHeader.DESCRIPTOR, point)
         wanted = parsed(transfer_pb2.TransferFilter.DESCRIPTOR, request.get("filter", {}))
         which = {field.name: value for field, value in wanted.ListFields()}
-        events = client.watch(after=after, **which)  # type: ignore[arg-type]
+        events = client.watch(after=after, **which)
         self._streams[request["stream"]] = Opened(request["server"], Queued(_messages(events), events.aclose))
         return {}
 

@@ -1,4 +1,7 @@
-"""`python -m kvgrpc_conformance`: plays the cases. Exit codes: 0 all passed, 1 some failed, 2 wrong arguments or cases."""
+"""`python -m kvgrpc_conformance`: plays the cases.
+
+Exit codes: 0 all passed, 1 some failed, 2 wrong arguments or cases.
+"""
 
 import argparse
 import asyncio
@@ -11,7 +14,7 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is first used: it speaks of forks that are none
 
 from . import cases as suite, languages as known, report
-from .run import LanguageRun, Run
+from .run import LanguageRun, Run, silent
 from .values import CaseError
 
 
@@ -41,7 +44,7 @@ def main() -> int:
     groups = {case.group: i for i, case in reversed(list(enumerate(chosen)))}
     chosen.sort(key=lambda case: groups[case.group])
     with tempfile.TemporaryDirectory(prefix="kvgrpc-conformance-", ignore_cleanup_errors=True) as folder:
-        run = Run(chosen, Path(folder), build=options.build, told=_tell if options.verbose else lambda line: None)
+        run = Run(chosen, Path(folder), build=options.build, told=_tell if options.verbose else silent)
         try:
             runs = asyncio.run(_played(run, [found[name] for name in names]))
         except asyncio.CancelledError:

@@ -170,7 +170,9 @@ def _message_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) 
 
 def methods_in(cases: list[Case]) -> set[str]:
     """The RPCs that some case calls."""
-    named = [schema.full_name(step[op]) for case in cases for step in case.steps for op in ("call", "open") if op in step]
+    named = [
+        schema.full_name(step[op]) for case in cases for step in case.steps for op in ("call", "open") if op in step
+    ]
     watched = {"watch": "TransferService/WatchTransfers", "watchEngine": "HandshakeService/WatchEngine"}
     found = [schema.full_name(watched[op]) for case in cases for step in case.steps for op in watched if op in step]
     return {*named, *found}

@@ -21,7 +21,9 @@ def mismatches(expected: Json, found: Json, where: str = "") -> list[str]:
         if found is not None and not isinstance(found, Mapping):
             return [f"{_at(where)} is {found!r}, not an object"]
         held = found or {}
-        return [line for name, wanted in expected.items() for line in mismatches(wanted, held.get(name), f"{where}.{name}")]
+        return [
+            line for name, wanted in expected.items() for line in mismatches(wanted, held.get(name), f"{where}.{name}")
+        ]
     if isinstance(expected, list):
         rows = found or []
         if not isinstance(rows, list) or len(rows) != len(expected):
@@ -79,7 +81,9 @@ def _all(wanted: Json, rows: list[Json], where: str) -> list[str]:
 
 
 def _none(wanted: Json, rows: list[Json], where: str) -> list[str]:
-    return [f"{_at(where)}[{i}] is like {wanted!r}: {row!r}" for i, row in enumerate(rows) if not mismatches(wanted, row)]
+    return [
+        f"{_at(where)}[{i}] is like {wanted!r}: {row!r}" for i, row in enumerate(rows) if not mismatches(wanted, row)
+    ]
 
 
 def _at(where: str) -> str:

@@ -5,6 +5,7 @@ It is also how a case sees what a client really sent: every call is kept, with i
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -56,13 +57,14 @@ class NewerServer:
         if self._server is not None:
             await self._server.stop(0)
 
-    def answers(self, method: str) -> list[Json] | None:
-        """What the method answers now: one row; None when it is not implemented."""
-        rows = self._answers.get(method)
-        if rows is None:
-            return None
-        calls = sum(row["method"] == method for row in self.seen)
-        row = rows[min(calls, len(rows) - 1)]
+    def answers_at_all(self, method: str) -> bool:
+        """Whether the method is implemented."""
+        return method in self._answers
+
+    def answers(self, method: str) -> list[Json]:
+        """What the method answers now: the rows of one call."""
+        rows = self._answers[method]
+        row = rows[min(sum(call["method"] == method for call in self.seen), len(rows) - 1)]
         return row if isinstance(row, list) else [row]
 
     def keep(self, method: str, request: bytes, metadata: Any) -> None:
@@ -80,36 +82,42 @@ class _Handlers(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
         method = str(handler_call_details.method).lstrip("/")
-        rows = self._server.answers(method)
-        if rows is None or method not in schema.methods():
+        descriptor = schema.methods().get(method)
+        if descriptor is None or not self._server.answers_at_all(method):
             return None
-        metadata = handler_call_details.invocation_metadata
-        descriptor = schema.methods()[method]
-
-        async def unary(request: bytes, context: "aio.ServicerContext[Any, Any]") -> bytes:
-            self._server.keep(method, request, metadata)
-            async for answer in _played(method, rows, context):
-                return answer
-            return b""
-
-        async def stream(request: bytes, context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
-            self._server.keep(method, request, metadata)
-            async for answer in _played(method, rows, context):
-                yield answer
-
-        async def conversation(
-            requests: AsyncIterator[bytes], context: "aio.ServicerContext[Any, Any]"
-        ) -> AsyncIterator[bytes]:
-            async for request in requests:
-                self._server.keep(method, request, metadata)
-                async for answer in _played(method, rows, context):
-                    yield answer
-
+        call = _Call(self._server, method, handler_call_details.invocation_metadata)
         if descriptor.client_streaming:
-            return grpc.stream_stream_rpc_method_handler(conversation)
+            return grpc.stream_stream_rpc_method_handler(call.conversation)
         if descriptor.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream)
-        return grpc.unary_unary_rpc_method_handler(unary)
+            return grpc.unary_stream_rpc_method_handler(call.stream)
+        return grpc.unary_unary_rpc_method_handler(call.unary)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a method; requests come as bytes and are answered as such."""
+
+    server: NewerServer
+    method: str
+    metadata: Any
+
+    async def unary(self, request: bytes, context: "aio.ServicerContext[Any, Any]") -> bytes:
+        async for answer in self.stream(request, context):
+            return answer
+        return b""
+
+    async def stream(self, request: bytes, context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
+        rows = self.server.answers(self.method)
+        self.server.keep(self.method, request, self.metadata)
+        async for answer in _played(self.method, rows, context):
+            yield answer
+
+    async def conversation(
+        self, requests: AsyncIterator[bytes], context: "aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[bytes]:
+        async for request in requests:
+            async for answer in self.stream(request, context):
+                yield answer
 
 
 async def _played(method: str, rows: list[Json], context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
@@ -133,7 +141,9 @@ async def _abort(error: Json, context: "aio.ServicerContext[Any, Any]") -> None:
         )
         status.details.add().Pack(info)
     if "violations" in error:
-        status.details.add().Pack(json_format.ParseDict({"fieldViolations": error["violations"]}, error_details_pb2.BadRequest()))
+        status.details.add().Pack(
+            json_format.ParseDict({"fieldViolations": error["violations"]}, error_details_pb2.BadRequest())
+        )
     if "retryDelayS" in error:
         delay = Duration(nanos=0)
         delay.FromNanoseconds(round(error["retryDelayS"] * 1e9))

@@ -61,10 +61,12 @@ class Player:
         try:
             for name, address in self.stage.clients().items():
                 step = {"connect": name}
-                failure = self._judged({}, number, await self._ask({"op": "connect", "server": name, "address": address}, CALL_S))
+                failure = self._judged(
+                    {}, number, await self._ask({"op": "connect", "server": name, "address": address}, CALL_S)
+                )
                 if failure:
                     return failure
-            for number, step in enumerate(self.case.steps):  # noqa: B007 - read where it failed
+            for number, step in enumerate(self.case.steps):
                 failure = await self._step(number, step)
                 if failure:
                     return failure

@@ -15,6 +15,7 @@ class Proxy:
         self._cut = False
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Takes a free port."""
@@ -37,8 +38,15 @@ class Proxy:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # connections that were aborted are closed in the loop's next round
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._forwarded(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forwarded(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._cut:
             writer.transport.abort()
             return

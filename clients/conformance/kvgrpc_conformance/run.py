@@ -14,6 +14,11 @@ from .play import Failure, Player
 from .servers import ServerFailedError
 from .stage import Stage
 
+
+def silent(_: str) -> None:
+    """Hears and says nothing."""
+
+
 CASE_S = 120.0
 """The longest that one case may take, whatever it waits for."""
 STAGES_MAX = 3
@@ -92,7 +97,7 @@ class Run:
     folder: Path
     """For logs and settings."""
     build: bool = True
-    told: Callable[[str], None] = lambda line: None
+    told: Callable[[str], None] = silent
     """Hears of every case, as it ends."""
 
     async def languages(self, languages: Sequence[Language]) -> list[LanguageRun]:
@@ -117,7 +122,9 @@ class Run:
             for case in self.cases:
                 outcome = await self._case(case, stages, executor)
                 run.outcomes.append(outcome)
-                self.told(f"{language.name} {outcome.seconds:6.2f} s {'FAILED' if outcome.failure else 'ok':6} {case.name}")
+                self.told(
+                    f"{language.name} {outcome.seconds:6.2f} s {'FAILED' if outcome.failure else 'ok':6} {case.name}"
+                )
                 if outcome.failure.startswith(_STUCK):
                     await executor.close()
                     executor = self._executor(language)

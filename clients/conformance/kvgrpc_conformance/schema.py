@@ -1,4 +1,4 @@
-"""The schema, as cases need it: which methods there are, and whether a request or an answer of a case fits its message."""
+"""The schema, as cases need it: which methods there are, and whether what a case says fits its message."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -40,7 +40,7 @@ def full_name(method: str) -> str:
 
 def reasons() -> list[str]:
     """Every reason of a failure, without its prefix."""
-    names = [name.removeprefix("FAILURE_REASON_") for name in common_pb2.FailureReason.keys()]
+    names = [name.removeprefix("FAILURE_REASON_") for name in common_pb2.FailureReason.DESCRIPTOR.values_by_name]
     return [name for name in names if name != "UNSPECIFIED"]
 
 
@@ -81,10 +81,12 @@ def _faults(message: Descriptor, value: Json, where: str, *, expected: bool) -> 
         if name not in fields:
             yield f"{where}.{name}: {message.name} has no such field"
         else:
-            yield from _field_faults(fields[name], item, f"{where}.{name}", expected=expected)
+            yield from _field_faults(message, fields[name], item, f"{where}.{name}", expected=expected)
 
 
-def _field_faults(field: FieldDescriptor, value: Json, where: str, *, expected: bool) -> Iterator[str]:
+def _field_faults(
+    message: Descriptor, field: FieldDescriptor, value: Json, where: str, *, expected: bool
+) -> Iterator[str]:
     rows = value if isinstance(value, list) else [value]
     if expected and isinstance(value, Mapping):
         rows = [value.get(name, value) for name in ("$has", "$all", "$none", "$not") if name in value] or [value]
@@ -100,7 +102,7 @@ def _field_faults(field: FieldDescriptor, value: Json, where: str, *, expected: 
                 yield f"{where}: {row} is no {field.enum_type.name}"
     elif not expected and not any(isinstance(row, Mapping) or names_in(row) for row in rows):
         try:
-            parsed(field.containing_type, {field.json_name: value})
+            parsed(message, {field.json_name: value})
         except json_format.ParseError as error:
             yield f"{where}: {error}"
 

@@ -1,4 +1,4 @@
-"""Real servers: `kvgrpc serve` in a process of its own, behind two proxies, one for clients and one for other servers."""
+"""Real servers: `kvgrpc serve` in a process of its own, behind two proxies: for clients, and for other servers."""
 
 import asyncio
 import json

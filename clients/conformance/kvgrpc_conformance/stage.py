@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -27,6 +28,7 @@ from .newer import NewerServer
 from .servers import Server
 from .values import CaseError, Json
 
+Request = TypeVar("Request", bound=Message)
 CALL_S = 5.0
 REST_S = 2.0
 """How long the blocks of a case may take to come back after it."""
@@ -46,19 +48,22 @@ class Stage:
 
     async def start(self) -> None:
         """Starts all, at once. Raises ServerFailedError."""
-        await asyncio.gather(*(server.start() for server in (*self._real.values(), *self._newer.values())))
+        await asyncio.gather(*(server.start() for server in self._all().values()))
 
     async def close(self) -> None:
         """Ends all."""
-        await asyncio.gather(*(server.close() for server in (*self._real.values(), *self._newer.values())))
+        await asyncio.gather(*(server.close() for server in self._all().values()))
+
+    def _all(self) -> dict[str, Server | NewerServer]:
+        return {**self._real, **self._newer}
 
     def clients(self) -> dict[str, str]:
         """Where clients find each server."""
-        return {name: server.address for name, server in {**self._real, **self._newer}.items()}
+        return {name: server.address for name, server in self._all().items()}
 
     def addresses(self) -> dict[str, dict[str, str]]:
         """What cases name addresses by: `$address.P` for other servers, `$clients.P` for clients."""
-        peers = {name: server.peer_address for name, server in {**self._real, **self._newer}.items()}
+        peers = {name: server.peer_address for name, server in self._all().items()}
         return {"address": peers, "clients": self.clients()}
 
     def mark_logs(self) -> None:
@@ -123,7 +128,9 @@ async def _tidied(server: Server, allocations: list[str]) -> str:
         )
         listed = await transfers.ListTransfers(transfer_pb2.ListTransfersRequest(filter=wanted), timeout=CALL_S)
         for transfer in listed.transfers:
-            await _quietly(transfers.CancelTransfer, transfer_pb2.CancelTransferRequest(transfer_id=transfer.transfer_id))
+            await _quietly(
+                transfers.CancelTransfer, transfer_pb2.CancelTransferRequest(transfer_id=transfer.transfer_id)
+            )
         leases = lease_pb2_grpc.LeaseServiceStub(channel)
         for lease in (await leases.ListLeases(lease_pb2.ListLeasesRequest(), timeout=CALL_S)).leases:
             ref = lease_pb2.LeaseRef(lease_id=lease.lease_id)
@@ -134,7 +141,7 @@ async def _tidied(server: Server, allocations: list[str]) -> str:
         return await _at_rest(pool, admin_pb2_grpc.AdminServiceStub(channel))
 
 
-async def _quietly(method: "aio.UnaryUnaryMultiCallable[Message, Message]", request: Message) -> None:
+async def _quietly(method: "aio.UnaryUnaryMultiCallable[Request, Any]", request: Request) -> None:
     """What is over already is over."""
     try:
         await method(request, timeout=CALL_S)
@@ -143,7 +150,7 @@ async def _quietly(method: "aio.UnaryUnaryMultiCallable[Message, Message]", requ
             raise
 
 
-async def _at_rest(pool: pool_pb2_grpc.PoolServiceStub, admin: admin_pb2_grpc.AdminServiceStub) -> str:
+async def _at_rest(pool: "pool_pb2_grpc.PoolServiceAsyncStub", admin: "admin_pb2_grpc.AdminServiceAsyncStub") -> str:
     clock = asyncio.get_running_loop().time
     until = clock() + REST_S
     while True:
