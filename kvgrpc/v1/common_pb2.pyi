@@ -26,6 +26,7 @@ Conventions, valid in all files of this package:
   (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
   as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+* Of a stream of replies the initial metadata comes at once, before the first reply.
 * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
 * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
   reserved together with its name. Readers skip what they do not know.
@@ -593,7 +594,7 @@ Global___ResponseHeader: _TypeAlias = ResponseHeader  # noqa: Y015
 @_typing.final
 class BlockRuns(_message.Message):
     """Block ids as maximal runs, in order: run i is starts[i], starts[i] + 1, ... (counts[i] ids). The order is the order
-    of the tokens. 8,192 consecutive blocks take a few bytes.
+    of the tokens. 8,192 consecutive blocks take a few bytes. An id is below 2^31.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

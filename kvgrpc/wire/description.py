@@ -335,6 +335,7 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
         message_bytes=value.message_bytes,
         lease_count=value.leases,
         transfer_count=value.transfers,
+        wait=duration(value.wait_s),
     )
 
 
@@ -352,6 +353,7 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         message_bytes=value.message_bytes,
         leases=value.lease_count,
         transfers=value.transfer_count,
+        wait_s=_s(value.wait),
     )
 
 

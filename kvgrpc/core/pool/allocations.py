@@ -31,7 +31,7 @@ class Allocations:
 
     def allocate(self, event: AllocateBlocks) -> None:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
-        self._check_kind()
+        self.check_kind()
         if event.no_expiry and event.ttl_s is not None:
             raise InvalidRequest(Reason.INVALID_FIELD, "an allocation has a ttl, or no_expiry, not both")
         if event.allocation_id:
@@ -42,7 +42,7 @@ class Allocations:
     def free(self, event: FreeBlocks) -> None:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
         state = self._state
-        self._check_kind()
+        self.check_kind()
         if event.allocation_id and not event.blocks:
             blocks = self.find(event.allocation_id)
         else:
@@ -53,17 +53,12 @@ class Allocations:
         free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Freed(free))
 
-    def check_all(self, allocation_ids: Collection[str]) -> None:
-        """Before `free_all`. Raises PreconditionFailed (POOL_KIND_MISMATCH), NotFound (BLOCK_NOT_ALLOCATED)."""
-        if allocation_ids:
-            self._check_kind()
-        for allocation_id in allocation_ids:
-            self.find(allocation_id)
-
     def free_all(self, allocation_ids: Collection[str]) -> None:
-        """Gives back what is left of these allocations, as by FreeBlocks."""
+        """Gives back what is left of these allocations, as by FreeBlocks; those that are gone are passed over."""
         for allocation_id in dict.fromkeys(allocation_ids):
-            self._give_back(self.find(allocation_id))
+            blocks = self._state.allocator.find(allocation_id)
+            if blocks is not None:
+                self._give_back(blocks)
 
     def find(self, allocation_id: str) -> Blocks:
         """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
@@ -134,7 +129,7 @@ class Allocations:
         for allocation_id in self._state.allocator.free(blocks):
             self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
-    def _check_kind(self) -> None:
+    def check_kind(self) -> None:
         if self._state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out the blocks of this pool"

@@ -22,6 +22,8 @@ class Limits:
     registration_timeout_s: float = 120.0
     peer_grace_s: float = 10.0
     connect_timeout_s: float = 10.0
+    wait_s: float = 60.0
+    """The longest that a call waits for a transfer or for news."""
     open_wait_s: float = 5.0
     """How long an OpenAccess waits for a lease that is not announced yet or a step that is not over."""
     idempotency_s: float = 60.0

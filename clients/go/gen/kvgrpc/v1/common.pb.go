@@ -23,6 +23,7 @@
 //   (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
 //   as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
 //   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+// * Of a stream of replies the initial metadata comes at once, before the first reply.
 // * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
 // * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
 //   reserved together with its name. Readers skip what they do not know.
@@ -857,7 +858,7 @@ func (x *ResponseHeader) GetEventSeq() uint64 {
 }
 
 // Block ids as maximal runs, in order: run i is starts[i], starts[i] + 1, ... (counts[i] ids). The order is the order
-// of the tokens. 8,192 consecutive blocks take a few bytes.
+// of the tokens. 8,192 consecutive blocks take a few bytes. An id is below 2^31.
 type BlockRuns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First id of each run.
@@ -1969,8 +1970,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x04Side\x12\x14\n" +
 	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSIDE_SOURCE\x10\x01\x12\x14\n" +
-	"\x10SIDE_DESTINATION\x10\x02B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\x10SIDE_DESTINATION\x10\x02BH\n" +
+	"\rdev.kvgrpc.v1B\vCommonProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_common_proto_rawDescOnce sync.Once

@@ -1100,7 +1100,9 @@ type KeepAliveRequest struct {
 	// Which ones.
 	Leases []*LeaseRef `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
 	// As in RenewLeases.
-	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Chosen by the caller; the answer has it.
+	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1149,13 +1151,22 @@ func (x *KeepAliveRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *KeepAliveRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 // The answer to one request of the stream.
 type KeepAliveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// In the order of the request.
-	Leases        []*RenewedLease `protobuf:"bytes,2,rep,name=leases,proto3" json:"leases,omitempty"`
+	Leases []*RenewedLease `protobuf:"bytes,2,rep,name=leases,proto3" json:"leases,omitempty"`
+	// That of the request.
+	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1202,6 +1213,13 @@ func (x *KeepAliveResponse) GetLeases() []*RenewedLease {
 		return x.Leases
 	}
 	return nil
+}
+
+func (x *KeepAliveResponse) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
 }
 
 var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
@@ -1290,13 +1308,15 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x12ListLeasesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12(\n" +
 	"\x06leases\x18\x02 \x03(\v2\x10.kvgrpc.v1.LeaseR\x06leases\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"l\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x88\x01\n" +
 	"\x10KeepAliveRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"w\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\"\x93\x01\n" +
 	"\x11KeepAliveResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases*\xb6\x01\n" +
+	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence*\xb6\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1314,8 +1334,9 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bGetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
 	"ListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n" +
-	"\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x010\x01B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x010\x01BG\n" +
+	"\rdev.kvgrpc.v1B\n" +
+	"LeaseProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_lease_proto_rawDescOnce sync.Once
