@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .process import end_with_parent, stop, tail
+from .process import bound, stop, tail
 from .values import Json
 
 LINE_BYTES_MAX = 64 << 20
@@ -37,14 +37,13 @@ class Executor:
         with self._log.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command,
+                    *bound(*self._command),
                     cwd=self._cwd,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
                     limit=LINE_BYTES_MAX,
                     env={**os.environ, **self._environment},
-                    preexec_fn=end_with_parent,
                 )
             except OSError as error:
                 raise ExecutorFailedError(f"{self._command[0]}: {error}") from error

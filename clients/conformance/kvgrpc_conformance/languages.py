@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .process import end_with_parent, stop
+from .process import bound, stop
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = Path(__file__).resolve().parents[1] / "languages.toml"
@@ -60,13 +60,12 @@ async def build(language: Language) -> str:
     """Builds a client; why it could not be, or nothing."""
     if not language.build:
         return ""
-    process = await asyncio.create_subprocess_shell(
-        language.build,
+    process = await asyncio.create_subprocess_exec(
+        *bound("/bin/sh", "-c", language.build),
         cwd=language.folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        preexec_fn=end_with_parent,
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(), BUILD_S)

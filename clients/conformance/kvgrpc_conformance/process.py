@@ -1,22 +1,27 @@
 """Child processes that end with the runner, and whose last words are kept."""
 
 import asyncio
-import ctypes
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 STOP_S = 20.0
 TAIL_BYTES = 4_000
-_PR_SET_PDEATHSIG = 1
-# Loaded here: between fork and exec a lock of the loader may be held by a thread that is not there any more.
-_PRCTL = ctypes.CDLL(None).prctl
+# The kernel ends the child when the runner is gone, however it went. The child asks for it itself, before it becomes
+# the command: a `preexec_fn` would run between fork and exec, where gRPC's own fork handlers are in the way.
+_BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-def end_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends the child when the runner is gone, however it went."""
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def bound(*command: str) -> tuple[str, ...]:
+    """The command, for a child that ends with this process."""
+    return (sys.executable, "-SEc", _BOUND, str(os.getpid()), *command)
 
 
 async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM) -> None:

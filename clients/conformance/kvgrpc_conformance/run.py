@@ -78,7 +78,9 @@ class Stages:
         """After a case: what it has changed for good is not used again."""
         left = "" if case.own else await stage.tidy(allocations)
         if left:
-            self._told(f"{case.name} left its servers as they are not to be, they are started anew: {left}\n{stage.logs()}")
+            self._told(
+                f"{case.name} left its servers as they are not to be, they are started anew: {left}\n{stage.logs()}"
+            )
             del self._stages[case.group]
         if left or case.own:
             await stage.close()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from .process import end_with_parent, stop, tail
+from .process import bound, stop, tail
 from .proxy import Proxy
 from .values import Json
 
@@ -62,12 +62,11 @@ class Server:
         config.write_text(to_toml({**self._settings, "listen": f"127.0.0.1:{port}", "advertise": self.peers.address}))
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvgrpc", "serve", "--config", str(config), "--log-level", "warning"),
+                *bound(sys.executable, "-m", "kvgrpc", "serve", "--config", str(config), "--log-level", "warning"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={name: value for name, value in os.environ.items() if not name.startswith("KVGRPC_")},
-                preexec_fn=end_with_parent,
             )
         assert self._process.stdout is not None
         try:
