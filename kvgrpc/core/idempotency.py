@@ -53,7 +53,10 @@ class IdempotencyKeys:
         if entry is None:
             if len(self._entries) >= self._capacity:
                 raise Exhausted(
-                    Reason.LIMIT_EXCEEDED, f"{self._capacity} idempotency keys are in use", retry_delay_s=1.0
+                    Reason.LIMIT_EXCEEDED,
+                    f"{self._capacity} idempotency keys are in use",
+                    retry_delay_s=1.0,
+                    metadata={"limit": str(self._capacity)},
                 )
             self._entries[scope] = self._running[call.id] = _Entry(scope, call.body, [call.id])
             return Begun.NEW

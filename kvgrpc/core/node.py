@@ -28,7 +28,7 @@ from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
-from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.peers.handshakes import RETRY_DELAY_S, Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.pool.allocations import Allocations
 from kvgrpc.core.pool.quarantine import Quarantine
@@ -370,7 +370,8 @@ class Node:
         gone = Failure(
             Reason.ENGINE_LOST, "the engine was attached anew or is gone", "", Side.SOURCE, next=Next.RECOMPUTE
         )
-        error = Unavailable(Reason.ENGINE_LOST, "the engine behind this lead changed", retry_delay_s=1.0)
+        changed = "the engine behind this lead changed"
+        error = Unavailable(Reason.ENGINE_LOST, changed)
         for lease in list(state.leases):
             self._hand_overs.end(lease, LeaseState.RELEASED, gone)
         self._pushes.end_all(gone)
@@ -378,7 +379,7 @@ class Node:
         state.drop_moves()
         self._serving.end_all(error)
         self._checksums.end_all(error)
-        self._handshakes.end_all(error)
+        self._handshakes.end_all(Unavailable(Reason.ENGINE_LOST, changed, retry_delay_s=RETRY_DELAY_S))
         self._quarantine.end_all(error)
         self._liveness.end_all()
         state.timers.clear_all()

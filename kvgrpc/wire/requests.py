@@ -11,7 +11,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.parts import BATCH_PARTS
-from kvgrpc.errors import note
+from kvgrpc.errors import invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
@@ -32,7 +32,6 @@ from kvgrpc.wire.values import (
     close_outcome,
     content,
     core_data_path,
-    invalid,
     layer_range,
     lists_of,
     on_abort,

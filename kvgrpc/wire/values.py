@@ -13,7 +13,7 @@ from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks, Ids, expand_runs
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, Reason, invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count
@@ -62,13 +62,6 @@ CLOSE_OUTCOMES = {
 }
 _CLOSE_OUTCOMES = {int(value): outcome for outcome, value in CLOSE_OUTCOMES.items()}
 _ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.ACCESS_KIND_WRITE}
-
-
-def invalid(field: str, description: str) -> InvalidRequest:
-    """The error for one wrong field."""
-    return InvalidRequest(
-        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, description),)
-    )
 
 
 def duration(seconds: float) -> Duration:

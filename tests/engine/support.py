@@ -89,12 +89,10 @@ class Lead:
             what=lambda: self.transfer(transfer_id),
         )
 
-    def acknowledged(self, transfer_key: bytes) -> bool:
-        """Whether ended transfers are in the history: a cancel by their key finds them no more."""
-        request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key)
-        outcome = self.api.transfers.CancelTransfer(request).outcome
-        assert outcome in (transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED, transfer_pb2.CANCEL_OUTCOME_TOMBSTONED)
-        return outcome == transfer_pb2.CANCEL_OUTCOME_TOMBSTONED
+    def knows(self, transfer_id: str) -> bool:
+        """Whether it has a transfer still, be it in its history."""
+        request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(transfer_ids=[transfer_id]))
+        return bool(self.api.transfers.ListTransfers(request).transfers)
 
     def wait_no_engine(self) -> None:
         """Until the lead has noticed that its engine is gone."""

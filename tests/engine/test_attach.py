@@ -19,6 +19,7 @@ from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
     NotFound,
+    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -185,8 +186,12 @@ def test_blocks_of_a_server_managed_pool_are_taken_and_given_back(leads: Leads, 
     made = source.fill(taken, seed=1)
     handover = source.hand_over(taken, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
-    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+    with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
         destination.engine.allocate(65)
+    others = destination.engine.allocate(64)
+    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+        destination.engine.allocate(1)
+    destination.engine.free(others)
     into = destination.engine.allocate(2)
     source.engine.free(taken)  # pinned: free when the reader is done
     assert taken[0] not in source.engine.allocate(62)

@@ -92,7 +92,7 @@ def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: Lead
 
 
 def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: Leads) -> None:
-    free = session_pb2.Call(call_id=7, free_blocks=pool_pb2.FreeBlocksRequest())
+    free = session_pb2.Call(call_id=7, free_blocks=pool_pb2.FreeBlocksRequest(allocation_id="none"))
     calls = encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[free])))
     data = encode(ATTACH)
     with connected(leads[0].socket_path) as client:

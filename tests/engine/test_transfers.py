@@ -1,20 +1,24 @@
 """Hand-overs and pulls as an engine sees them: which events come, in which order, and when blocks are whose."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.grants import OnAbort, from_json
-from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content
+from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, PullOpened, Received, content
 from kvgrpc.engine.session import session
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
+from tests.engine.conftest import SETTINGS
 from tests.engine.support import (
     QUIET_S,
     WAIT_S,
+    Lead,
     Side,
     failure,
     kinds,
@@ -126,10 +130,10 @@ def test_the_source_may_take_its_hand_over_back(pair: Pair) -> None:
     source, destination = pair
     handover = source.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
     handover.cancel("preempted")
-    assert failure(source.finish(handover)).reason is Reason.LEASE_RELEASED
+    assert failure(source.finish(handover)).reason is Reason.CANCELLED
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
-    assert failure(destination.finish(pull)).reason is Reason.LEASE_RELEASED
+    assert failure(destination.finish(pull)).reason is Reason.CANCELLED
 
 
 def test_a_lease_that_runs_out_is_one_failed_and_one_blocks_returned(pair: Pair) -> None:
@@ -276,32 +280,40 @@ def test_numpy_block_ids_will_do(pair: Pair) -> None:
     assert np.array_equal(destination.read(TARGET), made)
 
 
-def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(pair: Pair) -> None:
-    source, destination = pair
-    first, second = new_key(), new_key()
-    for key in (first, second):
-        handover = source.hand_over(SOURCE, PROMPT, transfer_key=key)
-        pull = destination.engine.pull(handover.grant, content(PROMPT))
-        pull.start(TARGET)
-        destination.finish(pull)
-        source.finish(handover)
-    for side in pair:
-        assert side.lead.acknowledged(first)
-        assert not side.lead.acknowledged(second)
-    key = new_key()
-    source.finish(source.hand_over(SOURCE, PROMPT, transfer_key=key, ttl_s=0.1))
-    assert source.engine.poll() == []  # with nothing else to say
-    source.round_trip()
-    assert source.lead.acknowledged(key)
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[Side]:
+    """An engine whose lead remembers one acknowledged transfer: the next one that is acknowledged ends it."""
+    lead = Lead(tmp_path, "P", settings=f"{SETTINGS}transfer_history = 1\n")
+    try:
+        with closing(Side(lead.wait_ready())) as side:
+            yield side
+    finally:
+        lead.close()
 
 
-def test_an_engine_that_read_many_events_says_so_by_itself(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, _ = pair
+def ended(side: Side, count: int) -> list[str]:
+    """Hand-overs that ran out one after the other."""
+    made: list[HandOver] = []
+    for _ in range(count):
+        made.append(side.hand_over(SOURCE, PROMPT, ttl_s=0.1))
+        side.finish(made[-1])
+    return [handover.transfer_id for handover in made]
+
+
+def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(forgetful: Side) -> None:
+    first, second, third = ended(forgetful, 3)
+    assert [forgetful.lead.knows(one) for one in (first, second, third)] == [False, True, True]
+    assert forgetful.engine.poll() == []  # with nothing else to say
+    forgetful.round_trip()
+    assert [forgetful.lead.knows(one) for one in (second, third)] == [False, True]
+
+
+def test_an_engine_that_read_many_events_says_so_by_itself(forgetful: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "UNSAID_MAX", 2)
-    key = new_key()
-    source.finish(source.hand_over(SOURCE, PROMPT, transfer_key=key, ttl_s=0.1))
-    assert source.engine.poll() == []
-    wait_until(lambda: source.lead.acknowledged(key))
+    first, second = ended(forgetful, 2)
+    assert not forgetful.engine.poll()
+    wait_until(lambda: not forgetful.lead.knows(first))
+    assert forgetful.lead.knows(second)
 
 
 def test_poll_waits_for_an_event_and_not_for_an_answer(pair: Pair) -> None:

@@ -13,10 +13,11 @@ from kvgrpc.core.receive.pulls import Pulls
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Next, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
 CANCELLED_IN_FLIGHT = "cancelled_in_flight"
@@ -28,7 +29,7 @@ _OUTCOMES = {
     CancelScope.THIS_SIDE: CloseOutcome.FAILED,
     CancelScope.ON_ABORT: CloseOutcome.DROPPED,
 }
-"""What a destination says to its source."""
+"""What a destination of a pull says to its source."""
 PAST_SHOWN_MAX = 64
 """Transfers of the history under one key that the answer shows."""
 
@@ -76,7 +77,7 @@ class Cancels:
         """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND)."""
         transfers = self._state.transfers
         if bool(event.transfer_id) == bool(event.key):
-            raise InvalidRequest(Reason.INVALID_FIELD, "name either a transfer_id or a transfer_key")
+            raise invalid("target", "is required: a transfer_id or a transfer_key")
         if event.transfer_id:
             return [transfers.get(event.transfer_id)]
         check_transfer_key(event.key)
@@ -94,11 +95,17 @@ class Cancels:
         message = event.message or "cancelled"
         push = self._state.pushes.find(transfer.id)
         if transfer.direction is Direction.RECEIVE:
-            self._pulls.cancel(transfer, message, _OUTCOMES[event.scope])
+            self._pulls.cancel(transfer, message, self._outcome(transfer, event.scope))
         elif push is not None:
             self._pushes.cancel(push, message, CloseOutcome.CANCELLED if both else CloseOutcome.FAILED)
         else:
             self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
+
+    def _outcome(self, transfer: Transfer, scope: CancelScope) -> CloseOutcome:
+        """What a destination says to its source. A source that pushes has no grant that says what an abort means."""
+        if scope is CancelScope.ON_ABORT and type(self._state.receives[transfer.id]) is Reservation:
+            return CloseOutcome.CANCELLED
+        return _OUTCOMES[scope]
 
     def _cancel_lease(self, lease: Lease, message: str, *, both: bool) -> None:
         """Ends a hand-over to readers, and tells those that read. One that waits is refused, and so is a later one."""

@@ -37,7 +37,9 @@ RUNNING_MAX = 4
 """Portions that the ranks compute at once."""
 ALL_LAYERS = (0, 1 << 40)
 
-GONE = DeadlineExceeded(Reason.DEADLINE, "the caller does not wait for these checksums any more")
+GONE = DeadlineExceeded(
+    Reason.DEADLINE, "the caller does not wait for these checksums any more", metadata={"phase": "checksum"}
+)
 
 
 class ChecksumCalls:
@@ -116,7 +118,12 @@ class ChecksumCalls:
             (" under one access", sum(other is access for other in ours), WAITING_OF_ACCESS_MAX),
         ):
             if count >= most:
-                raise Exhausted(Reason.LIMIT_EXCEEDED, f"{most} calls{what} wait for checksums", retry_delay_s=0.1)
+                raise Exhausted(
+                    Reason.LIMIT_EXCEEDED,
+                    f"{most} calls{what} wait for checksums",
+                    retry_delay_s=0.1,
+                    metadata={"limit": str(most)},
+                )
 
     def _go_on(self, ask: ChecksumAsk) -> None:
         """The next portion waits for its turn; after the last one the call is answered."""

@@ -106,7 +106,11 @@ class AccessOpenings:
         """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of the rows before."""
         most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
         if call.blocks and call.blocks + blocks > most:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"the openings of one call have at most {most} blocks: ask again")
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"the openings of one call have at most {most} blocks: ask again",
+                metadata={"limit": str(most)},
+            )
         call.blocks += blocks
 
     def _new(self, peer: Peer, opening: Opening) -> Access:
@@ -120,10 +124,20 @@ class AccessOpenings:
         if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
         if len(state.accesses) >= state.limits.accesses:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{state.limits.accesses} accesses are known", retry_delay_s=1.0)
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{state.limits.accesses} accesses are known",
+                retry_delay_s=1.0,
+                metadata={"limit": str(state.limits.accesses)},
+            )
         if len(peer.accesses) >= state.limits.accesses_per_peer:
-            most = f"{state.limits.accesses_per_peer} accesses of this peer are known"
-            raise Exhausted(Reason.LIMIT_EXCEEDED, most, retry_delay_s=1.0)
+            most = state.limits.accesses_per_peer
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{most} accesses of this peer are known",
+                retry_delay_s=1.0,
+                metadata={"limit": str(most)},
+            )
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
@@ -302,5 +316,6 @@ def _wait_error(access: Access) -> KVGrpcError:
     return DeadlineExceeded(
         Reason.DEADLINE,
         f"opening the access waited too long for: {access.waiting_for}",
+        retry_delay_s=1.0,
         metadata={"phase": f"open/{access.waiting_for}"},
     )

@@ -23,16 +23,20 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
-    InvalidRequest,
     KVGrpcError,
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
-GONE = DeadlineExceeded(Reason.DEADLINE, "the caller does not wait for this handshake any more")
+GONE = DeadlineExceeded(
+    Reason.DEADLINE, "the caller does not wait for this handshake any more", metadata={"phase": "handshake"}
+)
 ADMISSIONS_OF_A_LIFE = 4
 """That wait for our ranks at once."""
+RETRY_DELAY_S = 1.0
+"""A handshake that failed for what may pass is worth another one after that."""
 
 
 class Handshakes:
@@ -74,7 +78,7 @@ class Handshakes:
     def connect(self, event: ConnectPeer) -> None:
         """ConnectPeer: the handshake now, for moves that come later."""
         if not event.address:
-            raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
+            raise invalid("peer.address", "is required")
         _ = self._state.pool
         peer = self._at(event.address)
         if peer is not None:
@@ -101,7 +105,9 @@ class Handshakes:
         here = state.pool
         if event.expected_engine_id and event.expected_engine_id != here.engine_id:
             raise PreconditionFailed(
-                Reason.WRONG_ENGINE, f"this is engine {here.engine_id}, not {event.expected_engine_id}"
+                Reason.WRONG_ENGINE,
+                f"this is engine {here.engine_id}, not {event.expected_engine_id}",
+                metadata={"engine": here.engine_id},
             )
         check_compatible(here, event.peer)
         peer = self._liveness.admit_caller(event.peer, event.endpoints)
@@ -178,14 +184,24 @@ class Handshakes:
             # Our own ranks did not answer: the next handshake asks them again.
             self._liveness.unmap(self._state.peers[dial.peer])
         self._give_up(
-            dial, Unavailable(Reason.PEER_UNREACHABLE, f"the handshake with {address} did not finish in time")
+            dial,
+            Unavailable(
+                Reason.PEER_UNREACHABLE,
+                f"the handshake with {address} did not finish in time",
+                retry_delay_s=RETRY_DELAY_S,
+            ),
         )
 
     def admit_due(self, key: str) -> None:
         """Our ranks made no endpoint for a peer in time."""
         shake = self._state.handshakes.pop(key)
         assert isinstance(shake, Admission)
-        error = Unavailable(Reason.DEADLINE, "this engine's ranks made no endpoint in time", retry_delay_s=1.0)
+        error = Unavailable(
+            Reason.DEADLINE,
+            "this engine's ranks made no endpoint in time",
+            retry_delay_s=RETRY_DELAY_S,
+            metadata={"phase": "handshake"},
+        )
         self._state.refuse(shake.call_id, error)
 
     def end_all(self, error: KVGrpcError) -> None:
@@ -198,11 +214,18 @@ class Handshakes:
 
     def rekey_ends(self) -> None:
         """The memory was registered again: the endpoints that handshakes under way are about are void."""
-        self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory again", retry_delay_s=1.0))
+        again = "this engine registered its memory again"
+        self.end_all(Unavailable(Reason.MEMORY_CHANGED, again, retry_delay_s=RETRY_DELAY_S))
 
     def peer_dead(self, peer: Peer) -> None:
         """A life ended: what we began with it comes to nothing."""
-        lost = Unavailable(Reason.PEER_UNREACHABLE, f"engine {peer.description.engine_id} died during the handshake")
+        engine_id = peer.description.engine_id
+        lost = Unavailable(
+            Reason.PEER_UNREACHABLE,
+            f"engine {engine_id} died during the handshake",
+            retry_delay_s=RETRY_DELAY_S,
+            metadata={"engine": engine_id},
+        )
         for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
             self._give_up(dial, lost)
         for shake in self._admissions(peer):
@@ -219,7 +242,9 @@ class Handshakes:
         under_way = self._admissions(peer)
         if len(under_way) >= ADMISSIONS_OF_A_LIFE:
             why = "this life has repeated its handshake since"
-            self._turn_away(under_way[0], Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=1.0))
+            limit = {"limit": str(ADMISSIONS_OF_A_LIFE)}
+            error = Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=RETRY_DELAY_S, metadata=limit)
+            self._turn_away(under_way[0], error)
 
     def _turn_away(self, shake: Admission, error: KVGrpcError) -> None:
         del self._state.handshakes[shake.key]
@@ -299,7 +324,8 @@ _NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
 def _check_engine(expected: str, peer: Peer) -> None:
     found = peer.description.engine_id
     if expected and found != expected:
-        raise PreconditionFailed(Reason.WRONG_ENGINE, f"engine {found} answers there, {expected} was expected")
+        wrong = f"engine {found} answers there, {expected} was expected"
+        raise PreconditionFailed(Reason.WRONG_ENGINE, wrong, metadata={"engine": found})
 
 
 def _no_data_path(peer: Peer) -> KVGrpcError:
@@ -308,4 +334,5 @@ def _no_data_path(peer: Peer) -> KVGrpcError:
     return PreconditionFailed(
         Reason.NO_DATA_PATH,
         f"no data path reaches rank {path.rank} of engine {peer.description.engine_id} ({reasons})",
+        metadata={"engine": peer.description.engine_id},
     )

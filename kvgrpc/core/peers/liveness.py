@@ -199,7 +199,12 @@ class PeerLiveness:
         new = [peer for peer in living if not peer.met]
         full = len(living) >= limits.peers
         if full and not new:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(living)} peers are connected", retry_delay_s=1.0)
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{len(living)} peers are connected",
+                retry_delay_s=1.0,
+                metadata={"limit": str(limits.peers)},
+            )
         if full or (caller and len(new) >= limits.new_peers):
             self._mark_dead(new[0])
 

@@ -48,7 +48,7 @@ from kvgrpc.core.policy.values import (
     Told,
 )
 from kvgrpc.core.tables.transfers import Next
-from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, Reason, invalid
 
 
 class Policy:
@@ -83,7 +83,12 @@ class Policy:
         """What `arrived` would answer now, or raise. Changes nothing."""
         known = self._requests.get(arrival.request_id)
         if known is None and len(self._requests) >= self.rules.requests_max:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{len(self._requests)} requests are known",
+                retry_delay_s=1.0,
+                metadata={"limit": str(self.rules.requests_max)},
+            )
         if known is not None and known.arrival != arrival:
             what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")
@@ -126,7 +131,7 @@ class Policy:
             return
         if external_tokens not in (0, self.match(request_id, computed_tokens).tokens):
             text = f"{external_tokens} tokens are not what can come beyond {computed_tokens}"
-            raise InvalidRequest(Reason.INVALID_FIELD, text)
+            raise invalid("external_tokens", text)
         if not external_tokens:
             self._let_go(request, after_step)
             return

@@ -19,6 +19,7 @@ from kvgrpc.errors import (
     OutOfRange,
     PreconditionFailed,
     Reason,
+    invalid,
 )
 
 
@@ -33,7 +34,7 @@ class Allocations:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
         self.check_kind()
         if event.no_expiry and event.ttl_s is not None:
-            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation has a ttl, or no_expiry, not both")
+            raise invalid("no_expiry", "is said in place of a ttl, not with it")
         if event.allocation_id:
             self._renew(event)
         else:
@@ -102,7 +103,7 @@ class Allocations:
         ttl_s = self._ttl_s(event)
         allocation_id, blocks = event.allocation_id, self.find(event.allocation_id)
         if event.counts:
-            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation that is renewed gets no more blocks: state none")
+            raise invalid("group_block_counts", "is empty where an allocation is renewed: it gets no more blocks")
         due = state.timers.when(Timer.ALLOCATION, allocation_id)
         if event.no_expiry:
             due = None
@@ -144,7 +145,7 @@ class Allocations:
             )
         total = sum(counts.values())
         if total <= 0 or min(counts.values()) < 0:
-            raise InvalidRequest(Reason.INVALID_FIELD, "counts asks for no block")
+            raise invalid("group_block_counts", "asks for no block")
         most = self._state.limits.blocks_per_request
         if total > most:
             raise OutOfRange(

@@ -29,7 +29,12 @@ from kvgrpc.errors import (
 AHEAD_BYTES_MAX = 64 << 20
 """Checksums that no destination has asked for. Those of hand-overs beyond that are computed when a destination asks."""
 
-TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the ranks did not compute the checksums in time")
+TOO_LATE = DeadlineExceeded(
+    Reason.DEADLINE,
+    "the ranks did not compute the checksums in time",
+    retry_delay_s=1.0,
+    metadata={"phase": "checksum"},
+)
 
 Wanted = Sequence[tuple[Blocks, LayerRange | None]]
 

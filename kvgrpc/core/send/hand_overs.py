@@ -30,6 +30,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
 LEASE_ID_BYTES_MAX = 64
@@ -68,7 +69,10 @@ class HandOvers:
         """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
         state = self._state
         if len(state.leases) >= state.limits.leases:
-            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
+            most = state.limits.leases
+            raise Exhausted(
+                Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
+            )
         self._check_unused(event.lease_id)
         return Lease(
             id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
@@ -129,7 +133,8 @@ class HandOvers:
         """RenewLeases: one row for each lease asked for; a dead one is a row."""
         state = self._state
         if len(event.leases) > state.limits.renewals_per_call:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {state.limits.renewals_per_call} leases in one call")
+            most = state.limits.renewals_per_call
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
         rows = tuple(self._renew_one(ref, ttl_s, validate_only=event.validate_only) for ref in event.leases)
         state.reply(event.call.id, Renewed(rows))
@@ -285,7 +290,7 @@ class HandOvers:
         """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
         state = self._state
         if len(lease_id) > LEASE_ID_BYTES_MAX:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"a lease id has at most {LEASE_ID_BYTES_MAX} characters")
+            raise invalid("lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
         if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 
@@ -384,4 +389,5 @@ def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) ->
                 Reason.CONTENT_RANGE,
                 f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
                 f"{len(ids)} are listed",
+                metadata={"group": str(i), "block_count": str(needed)},
             )

@@ -26,7 +26,15 @@ from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, rea
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.parts import Part, Parts
-from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+    invalid,
+)
 
 
 class Pushes:
@@ -304,7 +312,10 @@ class Pushes:
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > state.limits.registrations:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")
+            most = state.limits.registrations
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
+            )
         blocks = state.resolve(event.blocks, "blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
@@ -324,7 +335,7 @@ class Pushes:
         if push is None or first:
             return self._hand_overs.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
+            raise invalid("part.lease_id", f"is that of all parts of this epoch: {push.lease_id}")
         return self._state.leases.get(push.lease_id)
 
     def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:

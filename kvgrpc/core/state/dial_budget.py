@@ -32,6 +32,7 @@ class DialBudget:
                     f"{what} caused {most} handshakes within {limits.connect_timeout_s:g} s: come back later, or name "
                     "a peer that is connected",
                     retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - now),
+                    metadata={"limit": str(most)},
                 )
 
     def begin(self, connection: str, now: float) -> None:

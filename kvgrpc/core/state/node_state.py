@@ -55,6 +55,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
+    FieldViolation,
     InvalidRequest,
     KVGrpcError,
     OutOfRange,
@@ -231,18 +232,21 @@ class NodeState:
         groups = self.pool.pool.groups
         blocks = [np.empty(0, dtype=np.int64) for _ in groups]
         seen = set()
-        for group, ids in lists:
+        for row, (group, ids) in enumerate(lists):
             if not 0 <= group < len(groups) or group in seen:
                 what = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
-                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}")
+                wrong = (FieldViolation(f"{field}.groups[{row}].group", what),)
+                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}", violations=wrong)
             seen.add(group)
-            check_ids(ids, groups[group].blocks, f"{field}, group {group}")
+            check_ids(ids, groups[group].blocks, f"{field}.groups[{row}]", group=group)
             blocks[group] = ids
         total = sum(len(ids) for ids in blocks)
         if total > self.limits.blocks_per_request:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
                 f"{field}: {total} blocks in one request; the limit is {self.limits.blocks_per_request}",
+                violations=(FieldViolation(field, f"at most {self.limits.blocks_per_request} blocks"),),
+                metadata={"limit": str(self.limits.blocks_per_request)},
             )
         return tuple(blocks)
 
@@ -367,7 +371,12 @@ class NodeState:
     def check_room(self) -> None:
         """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""
         if self.transfers.live >= self.limits.transfers:
-            raise Exhausted(Reason.QUEUE_FULL, f"{self.limits.transfers} transfers wait or run", retry_delay_s=1.0)
+            raise Exhausted(
+                Reason.QUEUE_FULL,
+                f"{self.limits.transfers} transfers wait or run",
+                retry_delay_s=1.0,
+                metadata={"limit": str(self.limits.transfers)},
+            )
 
     def _lives(self, answer: Answer) -> bool:
         """Whether what an answer gave still lives."""

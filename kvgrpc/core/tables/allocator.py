@@ -107,7 +107,7 @@ class Allocator:
                 why = f"{block} is not allocated; AllocateBlocks gives blocks out"
                 if allocation_id:
                     why = f"{block} is not one of allocation {allocation_id}: it was freed, and may be another's by now"
-                raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why)
+                raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why, metadata={"group": str(group)})
 
     def allocated(self, group: int) -> int:
         return int((self._holder[group] > 0).sum())

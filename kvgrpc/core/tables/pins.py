@@ -61,7 +61,11 @@ class PinTable:
             if taken.any():
                 block = int(ids[int(np.argmax(taken))])
                 holders = ", ".join(f"{p.kind.value} {p.owner}" for p in self.of_block(group, block))
-                raise PreconditionFailed(Reason.BLOCK_PINNED, f"block {block} of group {group} is pinned by {holders}")
+                raise PreconditionFailed(
+                    Reason.BLOCK_PINNED,
+                    f"block {block} of group {group} is pinned by {holders}",
+                    metadata={"group": str(group)},
+                )
 
     def add(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
         """Pins `blocks` (distinct ids) for `owner`, which has no such pin. Raises as `check_free_for`."""

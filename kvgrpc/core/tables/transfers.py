@@ -61,6 +61,15 @@ class Side(Enum):
     DESTINATION = "destination"
 
 
+PHASES = ("", "rendezvous", "handshake", "open", "queue", "wire", "checksum", "settle", "readers")
+"""How far a transfer is; empty: none yet."""
+
+WAITS = (
+    "", "handshake", "access", "blocks", "step", "turn", "readers", "source", "registration", "parts", "checksums",
+    "settle",
+)  # fmt: skip
+"""What a transfer waits for; empty: nothing."""
+
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 STATES: dict[State, frozenset[State]] = {
@@ -87,6 +96,7 @@ class Failure:
     reason: Reason
     message: str
     phase: str = ""
+    """One of `PHASES`."""
     side: Side | None = None
     rank: int | None = None
     next: Next | None = None
@@ -97,7 +107,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a transfer; times on the node's clock."""
+    """One phase of a transfer; times on the node's clock. Its name is one of `PHASES`."""
 
     name: str
     start: float
@@ -148,6 +158,7 @@ class Transfer:
     peer_transfer_id: str = ""
     lease_id: str = ""
     waiting_for: str = ""
+    """One of `WAITS`."""
     use_tokens: int = 0
     blocks: int = 0
     nbytes: int = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout, Region
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]
 Blocks = tuple[Ids, ...]
@@ -67,13 +67,17 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
     the runs name more than `limit` blocks: checked before anything is allocated.
     """
     if len(starts) != len(counts):
-        raise InvalidRequest(Reason.INVALID_FIELD, f"block runs have {len(starts)} starts but {len(counts)} counts")
+        raise invalid("runs", f"have as many starts as counts, not {len(starts)} and {len(counts)}")
     count = np.asarray(counts, dtype=np.int64)
     if len(count) and int(count.min()) < 1:
-        raise InvalidRequest(Reason.INVALID_FIELD, "a block run has at least one block")
+        raise invalid("runs.counts", "are at least 1")
     total = int(count.sum())
     if total > limit:
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one request; the limit is {limit}")
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{total} blocks in one request; the limit is {limit}",
+            metadata={"limit": str(limit)},
+        )
     if not total:
         return np.empty(0, dtype=np.int64)
     start = np.asarray(starts, dtype=np.int64)
@@ -108,16 +112,22 @@ def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     return ids[edges[:-1]], np.diff(edges)
 
 
-def check_ids(ids: Ids, blocks: int, field: str) -> None:
-    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice."""
+def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) -> None:
+    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice. `group`: they are blocks
+    of that group, which the error names.
+    """
     if not len(ids):
         return
     increasing = len(ids) == 1 or bool((ids[1:] > ids[:-1]).all())
     low, high = (int(ids[0]), int(ids[-1])) if increasing else (int(ids.min()), int(ids.max()))
     if low < 0 or high >= blocks:
         bad = low if low < 0 else high
+        what = f"block {bad} does not exist; ids run from 0 to {blocks - 1}"
         raise OutOfRange(
-            Reason.BLOCK_OUT_OF_RANGE, f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}"
+            Reason.BLOCK_OUT_OF_RANGE,
+            f"{field}: {what}",
+            violations=(FieldViolation(field, what),),
+            metadata={} if group is None else {"group": str(group), "block_count": str(blocks)},
         )
     if increasing:
         return
@@ -129,7 +139,8 @@ def check_ids(ids: Ids, blocks: int, field: str) -> None:
     in_order = np.sort(ids)
     twice = in_order[1:][in_order[1:] == in_order[:-1]]
     if len(twice):
-        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: block {int(twice[0])} is listed twice")
+        what = f"block {int(twice[0])} is listed twice"
+        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: {what}", violations=(FieldViolation(field, what),))
 
 
 def holds(region: Region, layers: tuple[int, int]) -> bool:

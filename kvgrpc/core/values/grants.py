@@ -121,7 +121,9 @@ def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: A
     claims = read_claims(token)
     if claims.engine_id != engine_id:
         raise PermissionDenied(
-            Reason.GRANT_FOREIGN, f"the grant was issued by engine {claims.engine_id}, this is {engine_id}"
+            Reason.GRANT_FOREIGN,
+            f"the grant was issued by engine {claims.engine_id}, this is {engine_id}",
+            metadata={"engine": claims.engine_id},
         )
     if claims.incarnation != incarnation:
         raise Aborted(

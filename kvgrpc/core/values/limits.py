@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import InvalidRequest, Reason, invalid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -97,5 +97,5 @@ def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> 
     if asked_s is None:
         return default_s
     if not asked_s > 0:
-        raise InvalidRequest(Reason.INVALID_FIELD, f"a timeout is positive; got {asked_s:g} s")
+        raise invalid("timeout", f"is positive; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)

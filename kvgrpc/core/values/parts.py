@@ -16,7 +16,7 @@ from kvgrpc.core.values.calls import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, holds
 from kvgrpc.core.values.layout import Group, PoolLayout
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 PARTS_MAX = 16_384
 """Parts of one epoch: 128 layers in 128 pieces."""
@@ -154,7 +154,7 @@ class Parts:
                 self._take(row)
             for i, (before, ids) in enumerate(zip(table, self._table, strict=True)):
                 if len(ids) > len(before):
-                    check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}")
+                    check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}", group=i)
         except KVGrpcError:
             del self._parts[count:]
             self._spans, self._table, self._handed = spans, table, handed
@@ -216,10 +216,16 @@ class Parts:
     def _check_room(self, spans: int, blocks: int) -> None:
         total = sum(map(len, self._table)) + blocks
         if total > self._most:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one push; the limit is {self._most}")
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{total} blocks in one push; the limit is {self._most}",
+                metadata={"limit": str(self._most)},
+            )
         if len(self._parts) >= PARTS_MAX or self._spans + spans > SPANS_MAX:
             raise OutOfRange(
-                Reason.LIMIT_EXCEEDED, f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all"
+                Reason.LIMIT_EXCEEDED,
+                f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all",
+                metadata={"limit": str(PARTS_MAX)},
             )
 
     def _check_goes_on(self, layers: LayerRange | None) -> None:
@@ -230,7 +236,7 @@ class Parts:
             return
         most = max(group.layers for group in self._pool.groups)
         if layers[0] < 0 or layers[1] < 1 or sum(layers) > most:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"layers {layers[0]} +{layers[1]} are not within the {most}")
+            raise invalid("layers", f"{layers[0]} +{layers[1]} are not within the {most} of the pool")
         for region in self._pool.regions:
             holds(region, layers)
 
@@ -239,7 +245,7 @@ class Parts:
         first, end = _span(self._pool.groups[i], layers)
         handed = self._handed[i][first:end]
         if not len(handed):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"group {i} has none of these layers, but lists blocks")
+            raise invalid("blocks.groups", f"list no block of group {i}, which has none of these layers")
         start = int(handed[0])
         if not (handed == start).all():
             raise _overlaps(i)

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core import actions
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.errors import Aborted, Reason
+from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.values import invalid, layer_range, seconds
+from kvgrpc.wire.values import layer_range, seconds
 
 WAITED_MAX = 1_024
 """Transfers that one call or filter names."""
@@ -165,7 +165,9 @@ def _condition(until: int) -> Callable[[Transfer], bool]:
 
 def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest, most_s: float) -> float:
     asked_s = seconds(request, "timeout")
-    return most_s if asked_s is None else min(max(asked_s, 0.0), most_s)
+    if asked_s is not None and asked_s < 0:
+        raise invalid("timeout", "is not negative; leave it out for the longest")
+    return most_s if asked_s is None else min(asked_s, most_s)
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:

@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import BlocksReturned, SendClose, SendOpen, SendParts, SendRegister, SendSettle
-from kvgrpc.core.events import CloseOutcome, LeasesVoided, PushSource
+from kvgrpc.core.events import CancelScope, CloseOutcome, LeasesVoided, PushSource
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import Reason
@@ -46,6 +46,16 @@ def test_a_destination_that_is_cancelled_ends_its_source_too(stage: str, on_abor
     fields = {} if stage == "registered" else {"on_abort": on_abort}
     pair = at_stage(stage, writers, **fields)
     cancel(pair, pair.d)
+    pair.recover()
+    both_cancelled(pair)
+    nothing_left(pair)
+
+
+@MODES
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_destination_that_aborts_ends_its_source_too(stage: str, writers: Writers) -> None:
+    pair = at_stage(stage, writers)
+    cancel(pair, pair.d, CancelScope.ON_ABORT)
     pair.recover()
     both_cancelled(pair)
     nothing_left(pair)

@@ -183,7 +183,7 @@ def test_a_request_that_is_over_may_be_tried_again_under_its_key(source: Engine,
 def test_a_cancel_frees_allocations_and_passes_over_those_that_are_gone(source: Engine) -> None:
     counts = [pool_pb2.GroupBlockCount(block_count=2)]
     allocated = source.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(group_block_counts=counts)).blocks
-    handed = source.hand_over(prompt(32), blocks=allocated)
+    handed = source.hand_over(prompt(32), [], blocks=allocated)
     ids = [allocated.allocation_id, "b-0000000000000000-1"]
     request = transfer_pb2.CancelTransferRequest(transfer_id=handed.transfer.transfer_id, free_allocation_ids=ids)
     assert source.api.transfers.CancelTransfer(request).outcome == BEFORE

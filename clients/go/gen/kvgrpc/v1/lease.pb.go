@@ -279,11 +279,11 @@ type LeaseRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which one. Required.
 	//
-	// Types that are valid to be assigned to Ref:
+	// Types that are valid to be assigned to By:
 	//
 	//	*LeaseRef_LeaseId
 	//	*LeaseRef_Grant
-	Ref           isLeaseRef_Ref `protobuf_oneof:"ref"`
+	By            isLeaseRef_By `protobuf_oneof:"by"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,16 +318,16 @@ func (*LeaseRef) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *LeaseRef) GetRef() isLeaseRef_Ref {
+func (x *LeaseRef) GetBy() isLeaseRef_By {
 	if x != nil {
-		return x.Ref
+		return x.By
 	}
 	return nil
 }
 
 func (x *LeaseRef) GetLeaseId() string {
 	if x != nil {
-		if x, ok := x.Ref.(*LeaseRef_LeaseId); ok {
+		if x, ok := x.By.(*LeaseRef_LeaseId); ok {
 			return x.LeaseId
 		}
 	}
@@ -336,15 +336,15 @@ func (x *LeaseRef) GetLeaseId() string {
 
 func (x *LeaseRef) GetGrant() *Grant {
 	if x != nil {
-		if x, ok := x.Ref.(*LeaseRef_Grant); ok {
+		if x, ok := x.By.(*LeaseRef_Grant); ok {
 			return x.Grant
 		}
 	}
 	return nil
 }
 
-type isLeaseRef_Ref interface {
-	isLeaseRef_Ref()
+type isLeaseRef_By interface {
+	isLeaseRef_By()
 }
 
 type LeaseRef_LeaseId struct {
@@ -357,9 +357,9 @@ type LeaseRef_Grant struct {
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3,oneof"`
 }
 
-func (*LeaseRef_LeaseId) isLeaseRef_Ref() {}
+func (*LeaseRef_LeaseId) isLeaseRef_By() {}
 
-func (*LeaseRef_Grant) isLeaseRef_Ref() {}
+func (*LeaseRef_Grant) isLeaseRef_By() {}
 
 // Blocks to pin.
 type GrantLeaseRequest struct {
@@ -1250,11 +1250,11 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"X\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
-	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x05\n" +
-	"\x03ref\"\xfc\x03\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
+	"\x02by\"\xfc\x03\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
