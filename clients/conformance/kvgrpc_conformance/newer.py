@@ -102,11 +102,16 @@ class _Call:
     metadata: Any
 
     async def unary(self, request: bytes, context: "aio.ServicerContext[Any, Any]") -> bytes:
-        async for answer in self.stream(request, context):
+        async for answer in self._answers(request, context):
             return answer
         return b""
 
     async def stream(self, request: bytes, context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
+        await context.send_initial_metadata(())
+        async for answer in self._answers(request, context):
+            yield answer
+
+    async def _answers(self, request: bytes, context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
         rows = self.server.answers(self.method)
         self.server.keep(self.method, request, self.metadata)
         async for answer in _played(self.method, rows, context):
@@ -115,8 +120,9 @@ class _Call:
     async def conversation(
         self, requests: AsyncIterator[bytes], context: "aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[bytes]:
+        await context.send_initial_metadata(())
         async for request in requests:
-            async for answer in self.stream(request, context):
+            async for answer in self._answers(request, context):
                 yield answer
 
 
