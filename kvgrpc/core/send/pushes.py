@@ -100,14 +100,13 @@ class Pushes:
         if not first:
             state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
         self._hand_overs.extend(lease, state.limits.registration_timeout_s)
-        pool = state.pool.pool
         transfer = state.change(
             push.transfer_id,
             owner=event.call.principal,
             priority=event.priority,
             lease_id=lease.id,
             blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
+            nbytes=state.bytes_of([len(ids) for ids in lease.blocks]),
         )
         # Every part would list all blocks before it anew.
         state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
