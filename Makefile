@@ -72,18 +72,26 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 # ---- generated code
 
 .PHONY: gen
-gen: gen-python gen-go ## Generate code from proto/ (Python; Go where it is installed)
+gen: gen-python gen-docs gen-go ## Generate code and docs/api from proto/ (Python; Go where it is installed)
 
 .PHONY: gen-python
 gen-python: venv
 	@$(BIN)/python scripts/gen
 
+.PHONY: gen-docs
+gen-docs: venv
+	@$(BIN)/python scripts/api_docs
+
 .PHONY: checkgen
-checkgen: checkgen-python checkgen-go ## Fail when generated code does not match proto/
+checkgen: checkgen-python checkgen-docs checkgen-go ## Fail when generated code or docs/api do not match proto/
 
 .PHONY: checkgen-python
 checkgen-python: venv
 	$(call step,generated Python,$(BIN)/python scripts/gen --check)
+
+.PHONY: checkgen-docs
+checkgen-docs: venv
+	$(call step,generated docs,$(BIN)/python scripts/api_docs --check)
 
 # Why Go is left out, or nothing.
 GO_SKIP := $(if $(GO),,SKIP: go is not on the PATH)
@@ -152,11 +160,15 @@ checkprotoc: venv ## Fail when protoc 3.21 cannot read proto/
 	$(call step,protoc 3.21,$(PROTOC_321) -Iproto --descriptor_set_out=/dev/null $$(find proto -name '*.proto'))
 
 .PHONY: breaking
-breaking: venv ## Fail when proto/ breaks users of the last release
-	$(call step,buf breaking,tag=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null) \
-	  || { echo "SKIP: there is no release tag to compare with"; exit 0; }; \
-	  old=$$(mktemp -d) && trap "rm -rf $$old" EXIT && git archive $$tag buf.yaml proto | tar -x -C $$old \
-	  && $(BIN)/buf breaking --against $$old)
+breaking: venv ## Fail when proto/ breaks users of the frozen schema
+	$(call step,buf breaking,$(BIN)/buf breaking --against $(FROZEN))
+
+# The public packages as they were frozen: what is there stays, other things may be added. The image is made anew with
+# each release, so that what was added stays, too.
+FROZEN := proto/frozen.binpb
+.PHONY: freeze
+freeze: venv ## Freeze the public schema as it is now
+	@$(BIN)/buf build --exclude-source-info --path proto/kvgrpc/v1 --path proto/kvgrpc/peer/v1 -o $(FROZEN)
 
 .PHONY: fix
 fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for some files only)

@@ -266,3 +266,10 @@ class InternalError(KVGrpcError):
 
 BY_CODE: dict[str, type[KVGrpcError]] = {kind.code: kind for kind in KVGrpcError.__subclasses__()}
 """The class of each gRPC status code."""
+
+
+def invalid(field: str, description: str) -> InvalidRequest:
+    """The error for one wrong field: its path in the request, what is wrong with it and what would be right."""
+    return InvalidRequest(
+        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, description),)
+    )

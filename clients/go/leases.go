@@ -61,7 +61,7 @@ func (k *Keeper) Add(ref *pb.LeaseRef) *KeptLease {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
-	case ref.GetRef() == nil:
+	case ref.GetBy() == nil:
 		// At the server it would end the stream, for all leases.
 		lease.end(LeaseEnd{Err: &Error{Code: codes.InvalidArgument, Message: "a lease is named by its id or a grant"}})
 	case k.over != nil:

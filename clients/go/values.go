@@ -21,12 +21,12 @@ func TokenContent(tokenIDs []uint32) *pb.Content {
 
 // LeaseByID names a lease by its id.
 func LeaseByID(id string) *pb.LeaseRef {
-	return &pb.LeaseRef{Ref: &pb.LeaseRef_LeaseId{LeaseId: id}}
+	return &pb.LeaseRef{By: &pb.LeaseRef_LeaseId{LeaseId: id}}
 }
 
 // LeaseByGrant names the lease that a grant stands on.
 func LeaseByGrant(grant *pb.Grant) *pb.LeaseRef {
-	return &pb.LeaseRef{Ref: &pb.LeaseRef_Grant{Grant: grant}}
+	return &pb.LeaseRef{By: &pb.LeaseRef_Grant{Grant: grant}}
 }
 
 // BlockRuns are block ids as maximal runs, in their order: for engines with a block manager of their own.

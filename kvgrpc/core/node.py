@@ -328,7 +328,8 @@ class Node:
 
     def _cancel(self, event: events.CancelTransfer) -> None:
         """CancelTransfer, and FreeBlocks of what it frees as well."""
-        self._pool.check_all(event.free_allocation_ids)
+        if event.free_allocation_ids:
+            self._pool.check_kind()
         self._cancels.cancel(event)
         if not event.validate_only:
             self._pool.free_all(event.free_allocation_ids)

@@ -13,7 +13,8 @@ Conventions, valid in all files of this package:
 * How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
 * Times are durations counted by the sender at the moment of sending. No clock reading of one process is ever sent
   to another.
-* A request field is optional unless its comment starts with "Required".
+* A request field is optional unless its comment starts with "Required". A message in a reply is set unless its comment
+  says when it is not.
 * Every mutating request has an `idempotency_key`. Same caller, method, key and body: same answer, and a call still
   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
@@ -23,18 +24,19 @@ Conventions, valid in all files of this package:
   SchedulerService, whose meaning depends on the calls before.
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
-  (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
-  as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
+  (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
+  `block_count`, `group`, `engine`, as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+* Of a stream of replies the initial metadata comes at once, before the first reply.
 * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
 * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
   reserved together with its name. Readers skip what they do not know.
 * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
-  parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile), FAILED_PRECONDITION
-  DRAINING (no retry here: choose another engine),
-  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
-  may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
-  (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
+  parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile, or the server ends),
+  FAILED_PRECONDITION DRAINING (no retry here: choose another engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is
+  full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED,
+  INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE: the
+  next one has not begun yet).
 * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
   people may be longer; what is over 1,024 bytes is cut.
 * A list of GroupBlocks has at most 256 rows, as a pool has groups.
@@ -593,7 +595,7 @@ Global___ResponseHeader: _TypeAlias = ResponseHeader  # noqa: Y015
 @_typing.final
 class BlockRuns(_message.Message):
     """Block ids as maximal runs, in order: run i is starts[i], starts[i] + 1, ... (counts[i] ids). The order is the order
-    of the tokens. 8,192 consecutive blocks take a few bytes.
+    of the tokens. 8,192 consecutive blocks take a few bytes. An id is below 2^31.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

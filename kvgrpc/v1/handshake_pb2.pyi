@@ -219,6 +219,7 @@ class Limits(_message.Message):
     MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
     TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     request_block_count: _builtins.int
     """Blocks in one request."""
     message_bytes: _builtins.int
@@ -255,6 +256,10 @@ class Limits(_message.Message):
     def peer_grace(self) -> _duration_pb2.Duration:
         """How long a silent peer is waited for."""
 
+    @_builtins.property
+    def wait(self) -> _duration_pb2.Duration:
+        """The longest that WaitTransfer, WaitTransfers and PollSchedulerNews wait in one call."""
+
     def __init__(
         self,
         *,
@@ -269,10 +274,11 @@ class Limits(_message.Message):
         message_bytes: _builtins.int = ...,
         lease_count: _builtins.int = ...,
         transfer_count: _builtins.int = ...,
+        wait: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,13 +195,13 @@ class LeaseRef(_message.Message):
         lease_id: _builtins.str = ...,
         grant: _common_pb2.Grant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease_id", b"lease_id", "ref", b"ref"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease_id", b"lease_id", "ref", b"ref"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_ref: _TypeAlias = _typing.Literal["lease_id", "grant"]  # noqa: Y015
-    _WhichOneofArgType_ref: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_ref) -> _WhichOneofReturnType_ref | None: ...
+    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["lease_id", "grant"]  # noqa: Y015
+    _WhichOneofArgType_by: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_by) -> _WhichOneofReturnType_by | None: ...
 
 Global___LeaseRef: _TypeAlias = LeaseRef  # noqa: Y015
 
@@ -621,6 +621,9 @@ class KeepAliveRequest(_message.Message):
 
     LEASES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Chosen by the caller; the answer has it."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRef]:
         """Which ones."""
@@ -634,10 +637,11 @@ class KeepAliveRequest(_message.Message):
         *,
         leases: _abc.Iterable[Global___LeaseRef] | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "sequence", b"sequence", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,6 +655,9 @@ class KeepAliveResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """That of the request."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -664,10 +671,11 @@ class KeepAliveResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         leases: _abc.Iterable[Global___RenewedLease] | None = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "leases", b"leases", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

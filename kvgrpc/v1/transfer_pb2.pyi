@@ -229,7 +229,11 @@ class _CancelScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelSco
     """The other side is told, and ends CANCELLED too."""
     CANCEL_SCOPE_THIS_SIDE: _CancelScope.ValueType  # 2
     """This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
-    took its blocks back.
+    released its lease.
+    """
+    CANCEL_SCOPE_ON_ABORT: _CancelScope.ValueType  # 3
+    """As BOTH, but of a destination's cancel the source makes what its grant says (OnAbort): RELEASE ends it, KEEP keeps the
+    blocks for another consumer. What an engine says whose request is aborted.
     """
 
 class CancelScope(_CancelScope, metaclass=_CancelScopeEnumTypeWrapper):
@@ -241,7 +245,11 @@ CANCEL_SCOPE_BOTH: CancelScope.ValueType  # 1
 """The other side is told, and ends CANCELLED too."""
 CANCEL_SCOPE_THIS_SIDE: CancelScope.ValueType  # 2
 """This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
-took its blocks back.
+released its lease.
+"""
+CANCEL_SCOPE_ON_ABORT: CancelScope.ValueType  # 3
+"""As BOTH, but of a destination's cancel the source makes what its grant says (OnAbort): RELEASE ends it, KEEP keeps the
+blocks for another consumer. What an engine says whose request is aborted.
 """
 Global___CancelScope: _TypeAlias = CancelScope  # noqa: Y015
 

@@ -13,7 +13,7 @@ from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.packed import packed_checksums, put_runs, unpacked_checksums
-from kvgrpc.wire.values import block_lists, core_reason, data_path, layer_ranges, put_content, reason
+from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_path, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
 
@@ -54,10 +54,9 @@ def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.Sett
 
 def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAccessRequest:
     """CloseAccess with one row."""
-    outcome = peer_pb2.CLOSE_OUTCOME_DROPPED if closing.dropped else peer_pb2.CLOSE_OUTCOME_FAILED
     row = peer_pb2.AccessClosing(
         access_id=closing.access_id,
-        outcome=outcome,
+        outcome=CLOSE_OUTCOMES[closing.outcome],
         quiesced=closing.quiesced,
         token=closing.token,
         message=closing.message,

@@ -20,6 +20,7 @@ from kvgrpc.core.values.endpoints import (
 )
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.errors import invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
     ENDPOINTS_MAX,
@@ -32,7 +33,7 @@ from kvgrpc.wire.bounds import (
     check_counts,
     text,
 )
-from kvgrpc.wire.values import data_path, duration, invalid
+from kvgrpc.wire.values import data_path, duration
 
 POOL_KINDS = {
     PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
@@ -335,6 +336,7 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
         message_bytes=value.message_bytes,
         lease_count=value.leases,
         transfer_count=value.transfers,
+        wait=duration(value.wait_s),
     )
 
 
@@ -352,6 +354,7 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         message_bytes=value.message_bytes,
         leases=value.lease_count,
         transfers=value.transfer_count,
+        wait_s=_s(value.wait),
     )
 
 

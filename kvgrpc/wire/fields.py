@@ -108,7 +108,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
         Kind.NUMBER, INTEGER_MAX,
-        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id",
+        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id sequence",
     ),
     Bound(
         Kind.FREE, 0,

@@ -11,13 +11,14 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.parts import BATCH_PARTS
-from kvgrpc.errors import note
+from kvgrpc.errors import invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
     BLOCK_ROWS_MAX,
     GROUPS_MAX,
     IDS_MAX,
+    NAMES_MAX,
     RANGES_MAX,
     ROWS_MAX,
     check_blocks,
@@ -28,9 +29,9 @@ from kvgrpc.wire.bounds import (
 from kvgrpc.wire.values import (
     block_lists,
     claims_of,
+    close_outcome,
     content,
     core_data_path,
-    invalid,
     layer_range,
     lists_of,
     on_abort,
@@ -40,6 +41,10 @@ from kvgrpc.wire.values import (
 )
 
 CONSUMERS_MAX = 1024
+_SCOPES: dict[int, events.CancelScope] = {
+    transfer_pb2.CANCEL_SCOPE_THIS_SIDE: events.CancelScope.THIS_SIDE,
+    transfer_pb2.CANCEL_SCOPE_ON_ABORT: events.CancelScope.ON_ABORT,
+}
 LABELS_MAX = 16
 LABEL_BYTES_MAX = 64
 GIVEN_LATER = frozenset(
@@ -238,7 +243,16 @@ def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
     """CancelTransfer."""
-    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, note(request.message))
+    check_count("free_allocation_ids", len(request.free_allocation_ids), NAMES_MAX)
+    return events.CancelTransfer(
+        call,
+        request.transfer_id,
+        request.transfer_key,
+        note(request.message),
+        _SCOPES.get(request.scope, events.CancelScope.BOTH),
+        tuple(request.free_allocation_ids),
+        request.validate_only,
+    )
 
 
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
@@ -325,9 +339,7 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
     """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
     check_count("closings", len(request.closings), ROWS_MAX)
     rows = tuple(
-        events.Closing(
-            row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token, note(row.message)
-        )
+        events.Closing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
         for row in request.closings
     )
     return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)

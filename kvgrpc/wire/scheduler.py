@@ -30,20 +30,11 @@ from kvgrpc.core.values import content as contents, grants
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.requests import consumers, push_source
-from kvgrpc.wire.values import (
-    content,
-    failure,
-    grant,
-    invalid,
-    layer_ranges,
-    named_blocks,
-    on_abort,
-    seconds,
-)
+from kvgrpc.wire.values import content, failure, grant, layer_ranges, named_blocks, on_abort, seconds
 
 NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20

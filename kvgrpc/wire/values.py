@@ -7,12 +7,14 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from kvgrpc.core.tables.accesses import CloseOutcome
 from kvgrpc.core.tables.transfers import Failure, Next, Side
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks, Ids, expand_runs
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, Reason, invalid, note
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count
 from kvgrpc.wire.packed import put_runs
@@ -53,14 +55,13 @@ DATA_PATHS: dict[str, "common_pb2.DataPath.ValueType"] = {
     "loopback": common_pb2.DATA_PATH_LOOPBACK,
 }
 _CORE_DATA_PATHS = {int(value): name for name, value in DATA_PATHS.items()}
+CLOSE_OUTCOMES = {
+    CloseOutcome.DROPPED: peer_pb2.CLOSE_OUTCOME_DROPPED,
+    CloseOutcome.FAILED: peer_pb2.CLOSE_OUTCOME_FAILED,
+    CloseOutcome.CANCELLED: peer_pb2.CLOSE_OUTCOME_CANCELLED,
+}
+_CLOSE_OUTCOMES = {int(value): outcome for outcome, value in CLOSE_OUTCOMES.items()}
 _ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.ACCESS_KIND_WRITE}
-
-
-def invalid(field: str, description: str) -> InvalidRequest:
-    """The error for one wrong field."""
-    return InvalidRequest(
-        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, description),)
-    )
 
 
 def duration(seconds: float) -> Duration:
@@ -173,6 +174,11 @@ def data_path(name: str) -> "common_pb2.DataPath.ValueType":
 def core_data_path(value: int) -> str:
     """The core's name of a data path; the number of one that is unknown here."""
     return _CORE_DATA_PATHS.get(value, str(value))
+
+
+def close_outcome(value: int) -> CloseOutcome:
+    """An unknown value reads as FAILED: it takes nothing from other consumers."""
+    return _CLOSE_OUTCOMES.get(value, CloseOutcome.FAILED)
 
 
 def on_abort(value: int) -> OnAbort:

@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.tables.leases import END_REASON, ended_error
+from kvgrpc.core.tables.leases import END_REASON, LeaseState
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.errors import BY_CODE, KVGrpcError, PreconditionFailed
+from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed
 from tests.docs.pages import ROOT
 
 ANSWERING = ("core", "service", "wire")
@@ -53,9 +53,8 @@ def raised() -> Iterator[tuple[str, str]]:
 
 def _ends_of_leases() -> Iterator[tuple[str, str]]:
     """Raised with a reason out of a table."""
-    for state in END_REASON:
-        error = ended_error(state, "l")
-        yield error.reason, error.code
+    for state, reason in END_REASON.items():
+        yield reason, (InternalError if state is LeaseState.LOST else PreconditionFailed).code
 
 
 def _outdated() -> Iterator[tuple[str, str]]:

@@ -262,9 +262,9 @@ class Engine:
         assert found.memory == RETURNED or not returned, found
         return found
 
-    def cancel(self, transfer_id: str, message: str = "") -> transfer_pb2.CancelTransferResponse:
+    def cancel(self, transfer_id: str, message: str = "", **fields: Any) -> transfer_pb2.CancelTransferResponse:
         return self.api.transfers.CancelTransfer(
-            transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message)
+            transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message, **fields)
         )
 
     def lease(self, lease_id: str) -> lease_pb2.Lease:

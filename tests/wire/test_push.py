@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import CloseOutcome, Opening
 from kvgrpc.core.values.content import Content, chain
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.peer.v1 import peer_pb2
@@ -45,7 +45,7 @@ def test_what_a_source_settles_arrives_as_it_was_sent() -> None:
 
 
 def test_a_close_says_why() -> None:
-    closing = events.Closing(ACCESS, False, True, b"token", "the prefill was aborted")
+    closing = events.Closing(ACCESS, CloseOutcome.CANCELLED, True, b"token", "the prefill was aborted")
     (heard,) = requests.close_access(accesses.close_request(CALLER, closing), CALL).closings
     assert heard == closing
 

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kvgrpc.core import events
+from kvgrpc.core.tables.accesses import CloseOutcome
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
@@ -131,11 +132,17 @@ def test_an_abort_means_release_unless_keep_is_said(number: int) -> None:
     assert values.on_abort(number) is expected
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 77])
-def test_a_close_drops_only_when_dropped_is_said(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (0, CloseOutcome.FAILED), (1, CloseOutcome.DROPPED), (2, CloseOutcome.FAILED), (3, CloseOutcome.CANCELLED),
+        (77, CloseOutcome.FAILED),
+    ],
+)  # fmt: skip
+def test_a_close_takes_nothing_from_others_unless_that_is_said(number: int, outcome: CloseOutcome) -> None:
     row = peer_pb2.AccessClosing(access_id=b"x", outcome=number, quiesced=True, token=b"t")  # type: ignore[arg-type]
     (closing,) = requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALL).closings
-    assert closing == events.Closing(b"x", number == peer_pb2.CLOSE_OUTCOME_DROPPED, True, b"t")
+    assert closing == events.Closing(b"x", outcome, True, b"t")
 
 
 def test_a_pull_gets_an_access_id_of_its_own_each_time() -> None:

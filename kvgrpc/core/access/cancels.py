@@ -1,4 +1,4 @@
-"""CancelTransfer: ends transfers of this engine, and with the scope BOTH those of the other side.
+"""CancelTransfer: ends transfers of this engine, and those of the other side as its scope says.
 
 A destination tells the source by closing its access, or the grant where it has none yet. A source tells each of its
 destinations by closing the access that it opened there, and each reader by closing, at the reader, the one that the
@@ -16,13 +16,19 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Next, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
 CANCELLED_IN_FLIGHT = "cancelled_in_flight"
 ALREADY_ENDED = "already_ended"
 TOMBSTONED = "tombstoned"
 
+_OUTCOMES = {
+    CancelScope.BOTH: CloseOutcome.CANCELLED,
+    CancelScope.THIS_SIDE: CloseOutcome.FAILED,
+    CancelScope.ON_ABORT: CloseOutcome.DROPPED,
+}
+"""What a destination says to its source."""
 PAST_SHOWN_MAX = 64
 """Transfers of the history under one key that the answer shows."""
 
@@ -70,7 +76,7 @@ class Cancels:
         """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND)."""
         transfers = self._state.transfers
         if bool(event.transfer_id) == bool(event.key):
-            raise InvalidRequest(Reason.INVALID_FIELD, "name either a transfer_id or a transfer_key")
+            raise invalid("target", "is required: a transfer_id or a transfer_key")
         if event.transfer_id:
             return [transfers.get(event.transfer_id)]
         check_transfer_key(event.key)
@@ -84,14 +90,13 @@ class Cancels:
         return push is not None and push.posting
 
     def _cancel(self, transfer: Transfer, event: CancelTransfer) -> None:
-        both = event.scope is CancelScope.BOTH
-        outcome = CloseOutcome.CANCELLED if both else CloseOutcome.FAILED
+        both = event.scope is not CancelScope.THIS_SIDE
         message = event.message or "cancelled"
         push = self._state.pushes.find(transfer.id)
         if transfer.direction is Direction.RECEIVE:
-            self._pulls.cancel(transfer, message, outcome)
+            self._pulls.cancel(transfer, message, _OUTCOMES[event.scope])
         elif push is not None:
-            self._pushes.cancel(push, message, outcome)
+            self._pushes.cancel(push, message, CloseOutcome.CANCELLED if both else CloseOutcome.FAILED)
         else:
             self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
 

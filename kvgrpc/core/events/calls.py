@@ -191,6 +191,8 @@ class CancelScope(Enum):
     """The other side is told, and ends CANCELLED too."""
     THIS_SIDE = "this_side"
     """To the other side it is a consumer that failed, or a source that took its blocks back."""
+    ON_ABORT = "on_abort"
+    """As BOTH, but what becomes of the source is what the grant says of a consumer that aborts."""
 
 
 @dataclass(frozen=True)

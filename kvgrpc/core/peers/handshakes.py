@@ -23,11 +23,11 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
-    InvalidRequest,
     KVGrpcError,
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
 GONE = DeadlineExceeded(
@@ -78,7 +78,7 @@ class Handshakes:
     def connect(self, event: ConnectPeer) -> None:
         """ConnectPeer: the handshake now, for moves that come later."""
         if not event.address:
-            raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
+            raise invalid("peer.address", "is required")
         _ = self._state.pool
         peer = self._at(event.address)
         if peer is not None:

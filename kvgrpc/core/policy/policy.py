@@ -48,7 +48,7 @@ from kvgrpc.core.policy.values import (
     Told,
 )
 from kvgrpc.core.tables.transfers import Next
-from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, Reason, invalid
 
 
 class Policy:
@@ -131,7 +131,7 @@ class Policy:
             return
         if external_tokens not in (0, self.match(request_id, computed_tokens).tokens):
             text = f"{external_tokens} tokens are not what can come beyond {computed_tokens}"
-            raise InvalidRequest(Reason.INVALID_FIELD, text)
+            raise invalid("external_tokens", text)
         if not external_tokens:
             self._let_go(request, after_step)
             return

@@ -19,6 +19,7 @@ from kvgrpc.errors import (
     OutOfRange,
     PreconditionFailed,
     Reason,
+    invalid,
 )
 
 
@@ -31,9 +32,9 @@ class Allocations:
 
     def allocate(self, event: AllocateBlocks) -> None:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
-        self._check_kind()
+        self.check_kind()
         if event.no_expiry and event.ttl_s is not None:
-            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation has a ttl, or no_expiry, not both")
+            raise invalid("no_expiry", "is said in place of a ttl, not with it")
         if event.allocation_id:
             self._renew(event)
         else:
@@ -42,7 +43,7 @@ class Allocations:
     def free(self, event: FreeBlocks) -> None:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
         state = self._state
-        self._check_kind()
+        self.check_kind()
         if event.allocation_id and not event.blocks:
             blocks = self.find(event.allocation_id)
         else:
@@ -53,17 +54,12 @@ class Allocations:
         free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Freed(free))
 
-    def check_all(self, allocation_ids: Collection[str]) -> None:
-        """Before `free_all`. Raises PreconditionFailed (POOL_KIND_MISMATCH), NotFound (BLOCK_NOT_ALLOCATED)."""
-        if allocation_ids:
-            self._check_kind()
-        for allocation_id in allocation_ids:
-            self.find(allocation_id)
-
     def free_all(self, allocation_ids: Collection[str]) -> None:
-        """Gives back what is left of these allocations, as by FreeBlocks."""
+        """Gives back what is left of these allocations, as by FreeBlocks; those that are gone are passed over."""
         for allocation_id in dict.fromkeys(allocation_ids):
-            self._give_back(self.find(allocation_id))
+            blocks = self._state.allocator.find(allocation_id)
+            if blocks is not None:
+                self._give_back(blocks)
 
     def find(self, allocation_id: str) -> Blocks:
         """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
@@ -107,7 +103,7 @@ class Allocations:
         ttl_s = self._ttl_s(event)
         allocation_id, blocks = event.allocation_id, self.find(event.allocation_id)
         if event.counts:
-            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation that is renewed gets no more blocks: state none")
+            raise invalid("group_block_counts", "is empty where an allocation is renewed: it gets no more blocks")
         due = state.timers.when(Timer.ALLOCATION, allocation_id)
         if event.no_expiry:
             due = None
@@ -134,7 +130,7 @@ class Allocations:
         for allocation_id in self._state.allocator.free(blocks):
             self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
-    def _check_kind(self) -> None:
+    def check_kind(self) -> None:
         if self._state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out the blocks of this pool"
@@ -149,7 +145,7 @@ class Allocations:
             )
         total = sum(counts.values())
         if total <= 0 or min(counts.values()) < 0:
-            raise InvalidRequest(Reason.INVALID_FIELD, "counts asks for no block")
+            raise invalid("group_block_counts", "asks for no block")
         most = self._state.limits.blocks_per_request
         if total > most:
             raise OutOfRange(

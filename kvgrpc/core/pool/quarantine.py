@@ -20,7 +20,7 @@ from kvgrpc.core.state.waiting import Proofs
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, Reason, invalid
 
 ANSWER_S = 15.0
 """Ranks have so long for their part of a re-key before its caller is answered; a library's agent ends in 10 s."""
@@ -189,11 +189,11 @@ class Quarantine:
         """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND) or Exhausted (QUARANTINED)."""
         if event.force:
             if not event.why:
-                raise InvalidRequest(Reason.INVALID_FIELD, "force takes a message: why nothing can write there")
+                raise invalid("message", "is required with force: why nothing can write there")
             for id_ in event.transfer_ids:
                 self._state.transfers.get(id_)
         elif event.transfer_ids:
-            raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
+            raise invalid("transfer_ids", "go with force: a re-key is of all memory")
         elif self._anything and not self._state.rekeying:
             self._check_interval()
 

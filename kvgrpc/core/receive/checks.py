@@ -12,7 +12,7 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import check_prefix
-from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason, invalid
 
 
 def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
@@ -43,7 +43,7 @@ def check_destination(state: NodeState, destination: Destination, tokens: int) -
     """The destination's blocks and how many of the source's each group skips."""
     have = destination.have_tokens
     if have < 0:
-        raise InvalidRequest(Reason.INVALID_FIELD, f"have_tokens counts tokens; got {have}")
+        raise invalid("have_tokens", f"counts tokens; got {have}")
     groups = state.pool.pool.groups
     blocks = state.resolve(destination.blocks, "destination.blocks")
     skip = [group.held_of(tokens, have) for group in groups]

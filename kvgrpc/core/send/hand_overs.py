@@ -30,6 +30,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
 LEASE_ID_BYTES_MAX = 64
@@ -289,7 +290,7 @@ class HandOvers:
         """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
         state = self._state
         if len(lease_id) > LEASE_ID_BYTES_MAX:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"a lease id has at most {LEASE_ID_BYTES_MAX} characters")
+            raise invalid("lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
         if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 

@@ -26,7 +26,15 @@ from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, rea
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.parts import Part, Parts
-from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+    invalid,
+)
 
 
 class Pushes:
@@ -326,7 +334,7 @@ class Pushes:
         if push is None or first:
             return self._hand_overs.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
+            raise invalid("part.lease_id", f"is that of all parts of this epoch: {push.lease_id}")
         return self._state.leases.get(push.lease_id)
 
     def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason, invalid
 
 UNIT_TOKENS = 16
 DIGEST_BYTES = 32
@@ -24,6 +24,7 @@ OPAQUE_BYTES_MAX = 64
 ITEM_DIGEST_BYTES_MAX = 64
 TOUCHES_MAX = 1 << 17
 """How often items may touch units: items may overlap, and many long ones would cost more than the tokens."""
+_ITEMS = "content.tokens.multimodal_items"
 _UINT32_END = 1 << 32
 
 
@@ -37,12 +38,14 @@ class Item:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.digest) <= ITEM_DIGEST_BYTES_MAX:
-            raise InvalidRequest(
-                Reason.INVALID_FIELD, f"an item's digest has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}"
+            raise invalid(
+                "content.tokens.multimodal_items.digest",
+                f"has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}",
             )
         if self.offset < 0 or self.length < 1 or self.offset + self.length > _UINT32_END:
-            raise InvalidRequest(
-                Reason.INVALID_FIELD, f"an item occupies at least one token, not [{self.offset}, +{self.length})"
+            raise invalid(
+                "content.tokens.multimodal_items.length",
+                f"an item occupies at least one token, not [{self.offset}, +{self.length})",
             )
 
 
@@ -65,8 +68,8 @@ class Content:
                 Reason.CONTENT_REQUIRED, "a content is a digest chain or an opaque id of at most 64 bytes"
             )
         if self.digests and len(self.digests) != -(-self.tokens // UNIT_TOKENS) * DIGEST_BYTES:
-            raise InvalidRequest(
-                Reason.INVALID_FIELD,
+            raise invalid(
+                "content.chain.digests",
                 f"a chain over {self.tokens} tokens has {-(-self.tokens // UNIT_TOKENS)} digests of 32 bytes; "
                 f"got {len(self.digests)} bytes",
             )
@@ -122,7 +125,7 @@ def chain(
     try:
         packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error as error:
-        raise InvalidRequest(Reason.INVALID_FIELD, "token ids lie in [0, 2**32)") from error
+        raise invalid("content.tokens.token_ids", "lie in [0, 2**32)") from error
     touching = _touching(items, len(token_ids))
     digests = []
     partial = None

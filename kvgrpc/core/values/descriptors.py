@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout, Region
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]
 Blocks = tuple[Ids, ...]
@@ -67,10 +67,10 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
     the runs name more than `limit` blocks: checked before anything is allocated.
     """
     if len(starts) != len(counts):
-        raise InvalidRequest(Reason.INVALID_FIELD, f"block runs have {len(starts)} starts but {len(counts)} counts")
+        raise invalid("runs", f"have as many starts as counts, not {len(starts)} and {len(counts)}")
     count = np.asarray(counts, dtype=np.int64)
     if len(count) and int(count.min()) < 1:
-        raise InvalidRequest(Reason.INVALID_FIELD, "a block run has at least one block")
+        raise invalid("runs.counts", "are at least 1")
     total = int(count.sum())
     if total > limit:
         raise OutOfRange(

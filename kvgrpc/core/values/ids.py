@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import invalid
 
 TRANSFER_KEY_BYTES_MIN = 16
 """A transfer key carries at least 128 random bits: a caller that knows it can pair with or cancel the transfer."""
@@ -47,7 +47,4 @@ def peer_key(engine_id: str, incarnation: int) -> str:
 def check_transfer_key(key: bytes) -> None:
     """Raises InvalidRequest (INVALID_FIELD) for a key of another length than the API allows."""
     if not TRANSFER_KEY_BYTES_MIN <= len(key) <= TRANSFER_KEY_BYTES_MAX:
-        raise InvalidRequest(
-            Reason.INVALID_FIELD,
-            f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
-        )
+        raise invalid("transfer_key", f"has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import InvalidRequest, Reason, invalid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -22,6 +22,8 @@ class Limits:
     registration_timeout_s: float = 120.0
     peer_grace_s: float = 10.0
     connect_timeout_s: float = 10.0
+    wait_s: float = 60.0
+    """The longest that a call waits for a transfer or for news."""
     open_wait_s: float = 5.0
     """How long an OpenAccess waits for a lease that is not announced yet or a step that is not over."""
     idempotency_s: float = 60.0
@@ -95,5 +97,5 @@ def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> 
     if asked_s is None:
         return default_s
     if not asked_s > 0:
-        raise InvalidRequest(Reason.INVALID_FIELD, f"a timeout is positive; got {asked_s:g} s")
+        raise invalid("timeout", f"is positive; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)

@@ -16,7 +16,7 @@ from kvgrpc.core.values.calls import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, holds
 from kvgrpc.core.values.layout import Group, PoolLayout
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 PARTS_MAX = 16_384
 """Parts of one epoch: 128 layers in 128 pieces."""
@@ -236,7 +236,7 @@ class Parts:
             return
         most = max(group.layers for group in self._pool.groups)
         if layers[0] < 0 or layers[1] < 1 or sum(layers) > most:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"layers {layers[0]} +{layers[1]} are not within the {most}")
+            raise invalid("layers", f"{layers[0]} +{layers[1]} are not within the {most} of the pool")
         for region in self._pool.regions:
             holds(region, layers)
 
@@ -245,7 +245,7 @@ class Parts:
         first, end = _span(self._pool.groups[i], layers)
         handed = self._handed[i][first:end]
         if not len(handed):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"group {i} has none of these layers, but lists blocks")
+            raise invalid("blocks.groups", f"list no block of group {i}, which has none of these layers")
         start = int(handed[0])
         if not (handed == start).all():
             raise _overlaps(i)

@@ -81,7 +81,9 @@ class Handle:
     """What waits for the transfer id."""
 
     def cancel(self, message: str = "") -> None:
-        """Ends the transfer, if it is not over; what comes of it are Failed and BlocksReturned, as for other ends."""
+        """Ends the transfer, if it is not over, and tells the other side. The source of one that cancels makes of
+        it what it said with `on_abort`. What comes of it are Failed and BlocksReturned, as for other ends.
+        """
         if not self.over and not self.lost:
             self.once_known(lambda: self.ask(None, cancel_transfer=_cancel(self.transfer_id, message)))
 
@@ -193,4 +195,5 @@ def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
 
 
 def _cancel(transfer_id: str, message: str) -> transfer_pb2.CancelTransferRequest:
-    return transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message)
+    scope = transfer_pb2.CANCEL_SCOPE_ON_ABORT
+    return transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message, scope=scope)

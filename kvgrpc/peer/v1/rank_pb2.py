@@ -25,14 +25,14 @@ _sym_db = _symbol_database.Default()
 from kvgrpc.session.v1 import rank_pb2 as kvgrpc_dot_session_dot_v1_dot_rank__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1ckvgrpc/session/v1/rank.proto\"T\n\x12\x43onnectRankRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12.\n\x07reports\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport\"G\n\x13\x43onnectRankResponse\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand2i\n\x0bRankService\x12Z\n\x0b\x43onnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x01\x30\x01\x42\x43\n\x12\x64\x65v.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1ckvgrpc/session/v1/rank.proto\"T\n\x12\x43onnectRankRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12.\n\x07reports\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport\"G\n\x13\x43onnectRankResponse\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand2i\n\x0bRankService\x12Z\n\x0b\x43onnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x01\x30\x01\x42R\n\x12\x64\x65v.kvgrpc.peer.v1B\rPeerRankProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.peer.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\022dev.kvgrpc.peer.v1P\001Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022dev.kvgrpc.peer.v1B\rPeerRankProtoP\001Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1'
   _globals['_CONNECTRANKREQUEST']._serialized_start=75
   _globals['_CONNECTRANKREQUEST']._serialized_end=159
   _globals['_CONNECTRANKRESPONSE']._serialized_start=161

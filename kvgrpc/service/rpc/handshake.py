@@ -6,6 +6,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.errors import invalid
 from kvgrpc.service.engine_watchers import BEAT_S, INTERVAL_S
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.admission import admission
@@ -13,7 +14,7 @@ from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.values import data_path, invalid, seconds
+from kvgrpc.wire.values import data_path, seconds
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):

@@ -79,7 +79,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     ) -> AsyncIterator[lease_pb2.KeepAliveResponse]:
         async for row in request:
             header, rows = await self._renew(row, trace)
-            yield lease_pb2.KeepAliveResponse(header=header, leases=rows)
+            yield lease_pb2.KeepAliveResponse(header=header, leases=rows, sequence=row.sequence)
             del row, rows  # the next one may be long in coming
 
     async def _renew(

@@ -14,10 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from kvgrpc.errors import Aborted, InvalidRequest, Reason
+from kvgrpc.errors import Aborted, InvalidRequest, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire.values import invalid
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1_000

@@ -4,13 +4,13 @@ from kvgrpc.core import actions
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.descriptors import holds
 from kvgrpc.core.values.layout import PoolKind, Region
-from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
-from kvgrpc.wire.values import duration, invalid, layer_range, lists_of, pool_blocks
+from kvgrpc.wire.values import duration, layer_range, lists_of, pool_blocks
 
 READ_BYTES_MAX = 1 << 20
 

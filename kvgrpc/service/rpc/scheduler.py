@@ -21,7 +21,6 @@ from kvgrpc.wire.fields import Budget
 from kvgrpc.wire.values import grant, lists_of, seconds
 
 _log = logging.getLogger(__name__)
-WAIT_S_MAX = 60.0
 STEP_CALLS_MAX = 1_024
 """The answer to a step is one message."""
 TURN_S = 0.02
@@ -106,7 +105,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         lead, news = self._lead, self._scheduling.news
         lead.node.state.check_life(request.incarnation)
         news.acknowledge(request.after_seq)
-        await news.wait(min(seconds(request, "wait") or 0.0, WAIT_S_MAX))
+        await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
         wire.put_news(news.unread(), reply, lead.node.state.incarnation)
         return reply

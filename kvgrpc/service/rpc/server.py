@@ -99,7 +99,7 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
             # gRPC's default lets two servers share a port, unnoticed.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             # More than these a caller's library keeps back, without an error.
             ("grpc.max_concurrent_streams", limits.standing_per_connection + limits.calls_per_connection),
             ("grpc.max_allowed_incoming_connections", limits.connections),

@@ -4,16 +4,15 @@ from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core import actions
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.errors import Aborted, Reason
+from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.values import invalid, layer_range, seconds
+from kvgrpc.wire.values import layer_range, seconds
 
-WAIT_S_MAX = 60.0
 WAITED_MAX = 1_024
 """Transfers that one call or filter names."""
 
@@ -45,7 +44,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
 
         header = lead.header()  # of the life that the transfer is of, whatever comes meanwhile
-        found = await lead.watchers.wait(request.transfer_id, done, _timeout_s(request))
+        found = await lead.watchers.wait(request.transfer_id, done, _timeout_s(request, lead.config.limits.wait_s))
         header.event_seq = max(header.event_seq, found.seq)
         return transfer_pb2.WaitTransferResponse(
             header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=done(found)
@@ -63,7 +62,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         least = 1 if request.wait_for == transfer_pb2.WAIT_FOR_ANY else len(wanted)
         done = _condition(request.until)
         header = lead.header()  # of the life that the transfers are of, whatever comes meanwhile
-        found = await lead.watchers.wait_many(wanted, done, least, _timeout_s(request))
+        found = await lead.watchers.wait_many(wanted, done, least, _timeout_s(request, lead.config.limits.wait_s))
         met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
         reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
         now = lead.runner.now
@@ -164,9 +163,9 @@ def _condition(until: int) -> Callable[[Transfer], bool]:
     return lambda transfer: transfer.settled if returned else transfer.over
 
 
-def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest) -> float:
+def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest, most_s: float) -> float:
     asked_s = seconds(request, "timeout")
-    return WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)
+    return most_s if asked_s is None else min(max(asked_s, 0.0), most_s)
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:

@@ -203,7 +203,11 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
 
     def _end(self, request: _Request, transfer: str, message: str) -> None:
         call = self._call(request)
-        self._runner.submit(call.id, events.CancelTransfer(call, transfer, message=message), lambda _: None)
+        self._runner.submit(
+            call.id,
+            events.CancelTransfer(call, transfer, message=message, scope=events.CancelScope.ON_ABORT),
+            lambda _: None,
+        )
 
     # -- how transfers fare
 

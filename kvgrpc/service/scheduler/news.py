@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 from kvgrpc.core.policy.values import News, Provisional
-from kvgrpc.errors import Aborted, Reason
-from kvgrpc.wire.values import invalid
+from kvgrpc.errors import Aborted, Reason, invalid
 
 NEWS_MAX = 65_536
 """With so many that were not read no new requests are taken: those that are known may still come to their ends."""

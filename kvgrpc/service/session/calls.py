@@ -6,13 +6,13 @@ from typing import Any
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.status import next_step
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import answers, fields, requests, session as wire
-from kvgrpc.wire.values import duration, error_row, grant, invalid, pool_blocks
+from kvgrpc.wire.values import duration, error_row, grant, pool_blocks
 
 _METHODS = {
     "finished_blocks": "FinishedBlocks",

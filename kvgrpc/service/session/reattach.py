@@ -15,12 +15,12 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 from kvgrpc.service.session.socket import Frames
 from kvgrpc.service.session.workers import write_with_descriptor
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import encode
-from kvgrpc.wire.values import invalid
 
 TICKET_BYTES_MIN = 16
 MEMORY_TIMEOUT_S = 5.0

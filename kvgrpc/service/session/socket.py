@@ -10,11 +10,10 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.errors import PermissionDenied, Reason, invalid
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.fields import check
 from kvgrpc.wire.frames import FrameReader
-from kvgrpc.wire.values import invalid
 
 READ_BYTES = 256 * 1024
 PROBE_TIMEOUT_S = 1.0

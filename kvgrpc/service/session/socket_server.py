@@ -15,7 +15,7 @@ from typing import Protocol
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
-from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason
+from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease, sentence
 from kvgrpc.service.session.ranks import Rank
@@ -27,7 +27,7 @@ from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import limits_to_proto, pool_to_proto
 from kvgrpc.wire.frames import encode, encode_rows
-from kvgrpc.wire.values import invalid, reason
+from kvgrpc.wire.values import reason
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.tables.leases import LeaseTable
-from kvgrpc.wire.values import invalid
+from kvgrpc.errors import invalid
 
 SLOTS = 65_536
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

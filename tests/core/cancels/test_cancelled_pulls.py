@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import BlocksReturned, Failed, SendClose
-from kvgrpc.core.events import CloseOutcome, LeaseRef, PeerSilent
+from kvgrpc.core.events import CancelScope, CloseOutcome, LeaseRef, PeerSilent
 from kvgrpc.core.tables.accesses import AccessState, Opening
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, Side, State
@@ -185,6 +185,28 @@ def test_a_source_that_ends_alone_has_taken_its_blocks_back() -> None:
     failure = newest(pair.d).failure
     assert failure is not None
     assert (newest(pair.d).state, failure.reason) == (State.FAILED, Reason.LEASE_RELEASED)
+
+
+# -- an engine whose request is aborted
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_destination_that_aborts_releases_or_keeps_what_its_grant_says(stage: str) -> None:
+    released = at_stage(stage, on_abort=OnAbort.RELEASE)
+    cancel(released, released.d, CancelScope.ON_ABORT)
+    released.recover()
+    both_cancelled(released)
+    kept = at_stage(stage, on_abort=OnAbort.KEEP)
+    cancel(kept, kept.d, CancelScope.ON_ABORT)
+    kept.recover()
+    assert newest(kept.d).state is State.CANCELLED
+    assert not newest(kept.p).over
+
+
+def test_a_source_that_aborts_ends_its_readers_cancelled() -> None:
+    pair = at_stage("wire", on_abort=OnAbort.KEEP)
+    cancel(pair, pair.p, CancelScope.ON_ABORT)
+    both_cancelled(pair)
 
 
 # -- what peers may say

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.engines import (
     CANCELLED,
+    FAILED,
     QUARANTINED,
     RETURNED,
     SUCCEEDED,
@@ -60,21 +61,30 @@ def test_a_hand_over_without_readers_is_cancelled_before_access(source: Engine) 
     assert sorted(source.free(blocks)) == blocks
 
 
+DONE, LIVE = lease_pb2.LEASE_STATE_DONE, lease_pb2.LEASE_STATE_LIVE
+
+
 @pytest.mark.parametrize(
-    ("on_abort", "lease", "send"),
+    ("on_abort", "scope", "lease", "send"),
     [
-        (common_pb2.ON_ABORT_UNSPECIFIED, lease_pb2.LEASE_STATE_DONE, CANCELLED),
-        (common_pb2.ON_ABORT_RELEASE, lease_pb2.LEASE_STATE_DONE, CANCELLED),
-        (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE, ACTIVE),
+        (common_pb2.ON_ABORT_UNSPECIFIED, transfer_pb2.CANCEL_SCOPE_UNSPECIFIED, DONE, CANCELLED),
+        (common_pb2.ON_ABORT_RELEASE, transfer_pb2.CANCEL_SCOPE_BOTH, DONE, CANCELLED),
+        (common_pb2.ON_ABORT_KEEP, transfer_pb2.CANCEL_SCOPE_BOTH, DONE, CANCELLED),
+        (common_pb2.ON_ABORT_RELEASE, transfer_pb2.CANCEL_SCOPE_THIS_SIDE, LIVE, ACTIVE),
+        (common_pb2.ON_ABORT_KEEP, transfer_pb2.CANCEL_SCOPE_THIS_SIDE, LIVE, ACTIVE),
+        (common_pb2.ON_ABORT_RELEASE, transfer_pb2.CANCEL_SCOPE_ON_ABORT, DONE, CANCELLED),
+        (common_pb2.ON_ABORT_KEEP, transfer_pb2.CANCEL_SCOPE_ON_ABORT, LIVE, ACTIVE),
     ],
 )
-def test_a_cancel_reaches_the_source(source: Engine, destination: Engine, on_abort: int, lease: int, send: int) -> None:
+def test_a_cancel_reaches_the_source_in_its_scope(
+    source: Engine, destination: Engine, on_abort: int, scope: int, lease: int, send: int
+) -> None:
     tokens = prompt(16)
     handed = source.hand_over(tokens, on_abort=on_abort)
     lease_id = handed.lease.lease_id
     pulled = destination.pull(handed.grant, tokens, None)
     wait_until(lambda: source.lease(lease_id).open_access_count == 1)
-    reply = destination.cancel(pulled.transfer_id)
+    reply = destination.cancel(pulled.transfer_id, scope=scope)
     assert reply.outcome == BEFORE
     assert [(t.state, t.memory) for t in reply.transfers] == [(CANCELLED, RETURNED)]
     wait_until(lambda: source.lease(lease_id).open_access_count == 0)
@@ -88,7 +98,7 @@ def test_a_kept_offer_serves_the_next_consumer(source: Engine, destination: Engi
     written = source.write(blocks, seed=5)
     handed = source.hand_over(tokens, blocks, on_abort=common_pb2.ON_ABORT_KEEP)
     given_up = destination.pull(handed.grant, tokens, None)
-    destination.cancel(given_up.transfer_id)
+    destination.cancel(given_up.transfer_id, scope=transfer_pb2.CANCEL_SCOPE_THIS_SIDE)
     target = slow.allocate(1)
     assert slow.wait(slow.pull(handed.grant, tokens, target).transfer_id).state == SUCCEEDED
     assert slow.read(target) == written
@@ -126,7 +136,7 @@ def test_quarantined_blocks_take_no_other_bytes(source: Engine, slow: Engine) ->
     target = slow.allocate(16)
     pulled = slow.pull(handed.grant, tokens, target)
     wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
-    slow.cancel(pulled.transfer_id)
+    slow.cancel(pulled.transfer_id, scope=transfer_pb2.CANCEL_SCOPE_THIS_SIDE)
     with refused(slow.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
         slow.pull(handed.grant, tokens, target)
     with refused(slow.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
@@ -136,14 +146,55 @@ def test_quarantined_blocks_take_no_other_bytes(source: Engine, slow: Engine) ->
     assert slow.wait(again.transfer_id).state == SUCCEEDED
 
 
-def test_cancelling_at_the_source_makes_the_pull_fail(source: Engine, slow: Engine) -> None:
+def test_a_source_that_is_cancelled_ends_the_pull_cancelled_too(source: Engine, slow: Engine) -> None:
     tokens = prompt(256)
     handed = source.hand_over(tokens)
     pulled = slow.pull(handed.grant, tokens, slow.allocate(16))
     wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
-    assert source.cancel(handed.transfer.transfer_id).transfers[0].memory == RETURNED
+    assert source.cancel(handed.transfer.transfer_id, "nobody waits").transfers[0].memory == RETURNED
     end = slow.wait(pulled.transfer_id)
-    assert end.failure.reason == common_pb2.FAILURE_REASON_LEASE_RELEASED
+    assert (end.state, end.failure.reason) == (CANCELLED, common_pb2.FAILURE_REASON_CANCELLED)
+    assert "nobody waits" in end.failure.message
+
+
+def test_a_source_that_takes_its_blocks_back_makes_the_pull_fail(source: Engine, slow: Engine) -> None:
+    tokens = prompt(256)
+    handed = source.hand_over(tokens)
+    pulled = slow.pull(handed.grant, tokens, slow.allocate(16))
+    wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
+    source.cancel(handed.transfer.transfer_id, scope=transfer_pb2.CANCEL_SCOPE_THIS_SIDE)
+    end = slow.wait(pulled.transfer_id)
+    assert (end.state, end.failure.reason) == (FAILED, common_pb2.FAILURE_REASON_LEASE_RELEASED)
+
+
+def test_a_request_that_is_over_may_be_tried_again_under_its_key(source: Engine, destination: Engine) -> None:
+    tokens, key = prompt(16), new_key()
+    handed = source.hand_over(tokens, transfer_key=key)
+    pulled = destination.pull(handed.grant, tokens, destination.allocate(1))
+    destination.wait(pulled.transfer_id)
+    source.wait(handed.transfer.transfer_id)
+    for engine in (source, destination):
+        assert cancel_key(engine, key).outcome == ENDED
+    again = source.hand_over(tokens, transfer_key=key)
+    pulled = destination.pull(again.grant, tokens, destination.allocate(1))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+def test_a_cancel_frees_allocations_and_passes_over_those_that_are_gone(source: Engine) -> None:
+    counts = [pool_pb2.GroupBlockCount(block_count=2)]
+    allocated = source.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(group_block_counts=counts)).blocks
+    handed = source.hand_over(prompt(32), [], blocks=allocated)
+    ids = [allocated.allocation_id, "b-0000000000000000-1"]
+    request = transfer_pb2.CancelTransferRequest(transfer_id=handed.transfer.transfer_id, free_allocation_ids=ids)
+    assert source.api.transfers.CancelTransfer(request).outcome == BEFORE
+    assert source.counts().free_block_count == source.counts().block_count
+
+
+def test_asking_what_a_cancel_would_find_cancels_nothing(source: Engine) -> None:
+    handed = source.hand_over(prompt(16))
+    with unchanged(source):
+        assert source.cancel(handed.transfer.transfer_id, validate_only=True).outcome == BEFORE
+    assert source.cancel(handed.transfer.transfer_id).outcome == BEFORE
 
 
 def test_a_cancel_after_the_end_changes_nothing(source: Engine, destination: Engine) -> None:

@@ -35,7 +35,7 @@ def until(replies: Iterator[Reply], condition: Any) -> Reply:
     return next(reply for reply in replies if condition(reply.status))
 
 
-def drain(engine: Engine, **fields: bool) -> admin_pb2.DrainResponse:
+def drain(engine: Engine, **fields: Any) -> admin_pb2.DrainResponse:
     return engine.api.admin.Drain(admin_pb2.DrainRequest(**fields))
 
 

@@ -1203,8 +1203,9 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n" +
 	"\x05Drain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12c\n" +
-	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02BG\n" +
+	"\rdev.kvgrpc.v1B\n" +
+	"AdminProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_admin_proto_rawDescOnce sync.Once

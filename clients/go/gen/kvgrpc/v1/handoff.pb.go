@@ -1281,8 +1281,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
 	"PullBlocks\x12\x1c.kvgrpc.v1.PullBlocksRequest\x1a\x1d.kvgrpc.v1.PullBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
 	"\rReserveBlocks\x12\x1f.kvgrpc.v1.ReserveBlocksRequest\x1a .kvgrpc.v1.ReserveBlocksResponse\"\x03\x90\x02\x02\x12T\n" +
-	"\fRegisterPush\x12\x1e.kvgrpc.v1.RegisterPushRequest\x1a\x1f.kvgrpc.v1.RegisterPushResponse\"\x03\x90\x02\x02B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\fRegisterPush\x12\x1e.kvgrpc.v1.RegisterPushRequest\x1a\x1f.kvgrpc.v1.RegisterPushResponse\"\x03\x90\x02\x02BI\n" +
+	"\rdev.kvgrpc.v1B\fHandoffProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_handoff_proto_rawDescOnce sync.Once

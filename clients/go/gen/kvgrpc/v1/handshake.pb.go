@@ -382,6 +382,8 @@ type Limits struct {
 	LeaseCount uint32 `protobuf:"varint,10,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
 	// Transfers that wait or run.
 	TransferCount uint32 `protobuf:"varint,11,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
+	// The longest that WaitTransfer, WaitTransfers and PollSchedulerNews wait in one call.
+	Wait          *durationpb.Duration `protobuf:"bytes,12,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -491,6 +493,13 @@ func (x *Limits) GetTransferCount() uint32 {
 		return x.TransferCount
 	}
 	return 0
+}
+
+func (x *Limits) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
 }
 
 // GetCapabilities has no parameters.
@@ -830,7 +839,7 @@ type EngineStatus struct {
 	Admission Admission `protobuf:"varint,1,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
 	// Why not, to be read; empty when it does.
 	AdmissionReason string `protobuf:"bytes,2,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
-	// An engine is attached. False: it has no blocks.
+	// An engine is attached through its session. False where the server itself has the pool, or nobody has one.
 	EngineAttached bool `protobuf:"varint,3,opt,name=engine_attached,json=engineAttached,proto3" json:"engine_attached,omitempty"`
 	// Blocks, in the order of the pool's groups.
 	Groups []*GroupLoad `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
@@ -1718,7 +1727,7 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12.\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\x0e2\x12.kvgrpc.v1.FeatureR\bfeatures\x12?\n" +
-	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xe5\x04\n" +
+	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\x94\x05\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +
@@ -1733,7 +1742,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\vlease_count\x18\n" +
 	" \x01(\rR\n" +
 	"leaseCount\x12%\n" +
-	"\x0etransfer_count\x18\v \x01(\rR\rtransferCount\"\x18\n" +
+	"\x0etransfer_count\x18\v \x01(\rR\rtransferCount\x12-\n" +
+	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x18\n" +
 	"\x16GetCapabilitiesRequest\"\xe0\x02\n" +
 	"\x17GetCapabilitiesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
@@ -1846,8 +1856,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\vWatchEngine\x12\x1d.kvgrpc.v1.WatchEngineRequest\x1a\x1e.kvgrpc.v1.WatchEngineResponse\"\x03\x90\x02\x010\x01\x12K\n" +
 	"\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12f\n" +
 	"\x12CheckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n" +
-	"\vConnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\vConnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02BK\n" +
+	"\rdev.kvgrpc.v1B\x0eHandshakeProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_handshake_proto_rawDescOnce sync.Once
@@ -1905,53 +1915,54 @@ var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	24, // 7: kvgrpc.v1.Limits.settle_timeout:type_name -> google.protobuf.Duration
 	24, // 8: kvgrpc.v1.Limits.registration_timeout:type_name -> google.protobuf.Duration
 	24, // 9: kvgrpc.v1.Limits.peer_grace:type_name -> google.protobuf.Duration
-	25, // 10: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 11: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	4,  // 12: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
-	13, // 13: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
-	1,  // 14: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
-	25, // 15: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 16: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	24, // 17: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
-	25, // 18: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 19: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	1,  // 20: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
-	12, // 21: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
-	26, // 22: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
-	3,  // 23: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 24: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	25, // 25: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 26: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 27: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	18, // 28: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	3,  // 29: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	25, // 30: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 31: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	28, // 32: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	25, // 33: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 34: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	2,  // 35: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	22, // 36: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	24, // 37: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	26, // 38: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
-	13, // 39: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
-	5,  // 40: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	7,  // 41: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
-	9,  // 42: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
-	14, // 43: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	16, // 44: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	19, // 45: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	6,  // 46: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	8,  // 47: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
-	10, // 48: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
-	15, // 49: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	17, // 50: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	20, // 51: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	46, // [46:52] is the sub-list for method output_type
-	40, // [40:46] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	24, // 10: kvgrpc.v1.Limits.wait:type_name -> google.protobuf.Duration
+	25, // 11: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 12: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	4,  // 13: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
+	13, // 14: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
+	1,  // 15: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
+	25, // 16: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 17: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	24, // 18: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
+	25, // 19: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 20: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	1,  // 21: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
+	12, // 22: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
+	26, // 23: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
+	3,  // 24: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 25: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	25, // 26: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 27: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 28: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	18, // 29: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	3,  // 30: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	25, // 31: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 32: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	28, // 33: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	25, // 34: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 35: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	2,  // 36: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	22, // 37: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	24, // 38: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	26, // 39: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
+	13, // 40: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	5,  // 41: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	7,  // 42: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
+	9,  // 43: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
+	14, // 44: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	16, // 45: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	19, // 46: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	6,  // 47: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	8,  // 48: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
+	10, // 49: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
+	15, // 50: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	17, // 51: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	20, // 52: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	47, // [47:53] is the sub-list for method output_type
+	41, // [41:47] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }

@@ -279,11 +279,11 @@ type LeaseRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which one. Required.
 	//
-	// Types that are valid to be assigned to Ref:
+	// Types that are valid to be assigned to By:
 	//
 	//	*LeaseRef_LeaseId
 	//	*LeaseRef_Grant
-	Ref           isLeaseRef_Ref `protobuf_oneof:"ref"`
+	By            isLeaseRef_By `protobuf_oneof:"by"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,16 +318,16 @@ func (*LeaseRef) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *LeaseRef) GetRef() isLeaseRef_Ref {
+func (x *LeaseRef) GetBy() isLeaseRef_By {
 	if x != nil {
-		return x.Ref
+		return x.By
 	}
 	return nil
 }
 
 func (x *LeaseRef) GetLeaseId() string {
 	if x != nil {
-		if x, ok := x.Ref.(*LeaseRef_LeaseId); ok {
+		if x, ok := x.By.(*LeaseRef_LeaseId); ok {
 			return x.LeaseId
 		}
 	}
@@ -336,15 +336,15 @@ func (x *LeaseRef) GetLeaseId() string {
 
 func (x *LeaseRef) GetGrant() *Grant {
 	if x != nil {
-		if x, ok := x.Ref.(*LeaseRef_Grant); ok {
+		if x, ok := x.By.(*LeaseRef_Grant); ok {
 			return x.Grant
 		}
 	}
 	return nil
 }
 
-type isLeaseRef_Ref interface {
-	isLeaseRef_Ref()
+type isLeaseRef_By interface {
+	isLeaseRef_By()
 }
 
 type LeaseRef_LeaseId struct {
@@ -357,9 +357,9 @@ type LeaseRef_Grant struct {
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3,oneof"`
 }
 
-func (*LeaseRef_LeaseId) isLeaseRef_Ref() {}
+func (*LeaseRef_LeaseId) isLeaseRef_By() {}
 
-func (*LeaseRef_Grant) isLeaseRef_Ref() {}
+func (*LeaseRef_Grant) isLeaseRef_By() {}
 
 // Blocks to pin.
 type GrantLeaseRequest struct {
@@ -1100,7 +1100,9 @@ type KeepAliveRequest struct {
 	// Which ones.
 	Leases []*LeaseRef `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
 	// As in RenewLeases.
-	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Chosen by the caller; the answer has it.
+	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1149,13 +1151,22 @@ func (x *KeepAliveRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *KeepAliveRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 // The answer to one request of the stream.
 type KeepAliveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// In the order of the request.
-	Leases        []*RenewedLease `protobuf:"bytes,2,rep,name=leases,proto3" json:"leases,omitempty"`
+	Leases []*RenewedLease `protobuf:"bytes,2,rep,name=leases,proto3" json:"leases,omitempty"`
+	// That of the request.
+	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1204,6 +1215,13 @@ func (x *KeepAliveResponse) GetLeases() []*RenewedLease {
 	return nil
 }
 
+func (x *KeepAliveResponse) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_lease_proto_rawDesc = "" +
@@ -1232,11 +1250,11 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"X\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
-	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x05\n" +
-	"\x03ref\"\xfc\x03\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
+	"\x02by\"\xfc\x03\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1290,13 +1308,15 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x12ListLeasesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12(\n" +
 	"\x06leases\x18\x02 \x03(\v2\x10.kvgrpc.v1.LeaseR\x06leases\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"l\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x88\x01\n" +
 	"\x10KeepAliveRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"w\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\"\x93\x01\n" +
 	"\x11KeepAliveResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases*\xb6\x01\n" +
+	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence*\xb6\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1314,8 +1334,9 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bGetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
 	"ListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n" +
-	"\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x010\x01B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x010\x01BG\n" +
+	"\rdev.kvgrpc.v1B\n" +
+	"LeaseProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_lease_proto_rawDescOnce sync.Once

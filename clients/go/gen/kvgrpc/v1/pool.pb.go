@@ -945,8 +945,8 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"FreeBlocks\x12\x1c.kvgrpc.v1.FreeBlocksRequest\x1a\x1d.kvgrpc.v1.FreeBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
 	"\rGetPoolStatus\x12\x1f.kvgrpc.v1.GetPoolStatusRequest\x1a .kvgrpc.v1.GetPoolStatusResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
-	"ReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"ReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01BF\n" +
+	"\rdev.kvgrpc.v1B\tPoolProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_pool_proto_rawDescOnce sync.Once

@@ -1215,8 +1215,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10MEMORY_KIND_HOST\x10\x01\x12\x1b\n" +
 	"\x17MEMORY_KIND_PINNED_HOST\x10\x02\x12\x14\n" +
-	"\x10MEMORY_KIND_CUDA\x10\x03B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\x10MEMORY_KIND_CUDA\x10\x03BK\n" +
+	"\rdev.kvgrpc.v1B\x0ePoolTypesProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_pool_types_proto_rawDescOnce sync.Once

@@ -2890,8 +2890,8 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\fAbortRequest\x12\x1e.kvgrpc.v1.AbortRequestRequest\x1a\x1f.kvgrpc.v1.AbortRequestResponse\"\x03\x90\x02\x02\x12c\n" +
 	"\x11PollSchedulerNews\x12#.kvgrpc.v1.PollSchedulerNewsRequest\x1a$.kvgrpc.v1.PollSchedulerNewsResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\fScheduleStep\x12\x1e.kvgrpc.v1.ScheduleStepRequest\x1a\x1f.kvgrpc.v1.ScheduleStepResponse\"\x03\x90\x02\x02\x12L\n" +
-	"\bSchedule\x12\x1a.kvgrpc.v1.ScheduleRequest\x1a\x1b.kvgrpc.v1.ScheduleResponse\"\x03\x90\x02\x02(\x010\x01B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\bSchedule\x12\x1a.kvgrpc.v1.ScheduleRequest\x1a\x1b.kvgrpc.v1.ScheduleResponse\"\x03\x90\x02\x02(\x010\x01BK\n" +
+	"\rdev.kvgrpc.v1B\x0eSchedulerProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_scheduler_proto_rawDescOnce sync.Once

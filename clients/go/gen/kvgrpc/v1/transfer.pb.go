@@ -403,8 +403,11 @@ const (
 	// The other side is told, and ends CANCELLED too.
 	CancelScope_CANCEL_SCOPE_BOTH CancelScope = 1
 	// This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
-	// took its blocks back.
+	// released its lease.
 	CancelScope_CANCEL_SCOPE_THIS_SIDE CancelScope = 2
+	// As BOTH, but of a destination's cancel the source makes what its grant says (OnAbort): RELEASE ends it, KEEP keeps the
+	// blocks for another consumer. What an engine says whose request is aborted.
+	CancelScope_CANCEL_SCOPE_ON_ABORT CancelScope = 3
 )
 
 // Enum value maps for CancelScope.
@@ -413,11 +416,13 @@ var (
 		0: "CANCEL_SCOPE_UNSPECIFIED",
 		1: "CANCEL_SCOPE_BOTH",
 		2: "CANCEL_SCOPE_THIS_SIDE",
+		3: "CANCEL_SCOPE_ON_ABORT",
 	}
 	CancelScope_value = map[string]int32{
 		"CANCEL_SCOPE_UNSPECIFIED": 0,
 		"CANCEL_SCOPE_BOTH":        1,
 		"CANCEL_SCOPE_THIS_SIDE":   2,
+		"CANCEL_SCOPE_ON_ABORT":    3,
 	}
 )
 
@@ -2319,11 +2324,12 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fWAIT_FOR_ALL\x10\x01\x12\x10\n" +
-	"\fWAIT_FOR_ANY\x10\x02*^\n" +
+	"\fWAIT_FOR_ANY\x10\x02*y\n" +
 	"\vCancelScope\x12\x1c\n" +
 	"\x18CANCEL_SCOPE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CANCEL_SCOPE_BOTH\x10\x01\x12\x1a\n" +
-	"\x16CANCEL_SCOPE_THIS_SIDE\x10\x02*\xc4\x01\n" +
+	"\x16CANCEL_SCOPE_THIS_SIDE\x10\x02\x12\x19\n" +
+	"\x15CANCEL_SCOPE_ON_ABORT\x10\x03*\xc4\x01\n" +
 	"\rCancelOutcome\x12\x1e\n" +
 	"\x1aCANCEL_OUTCOME_UNSPECIFIED\x10\x00\x12*\n" +
 	"&CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS\x10\x01\x12&\n" +
@@ -2337,8 +2343,8 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\rListTransfers\x12\x1f.kvgrpc.v1.ListTransfersRequest\x1a .kvgrpc.v1.ListTransfersResponse\"\x03\x90\x02\x01\x12\\\n" +
 	"\x0eWatchTransfers\x12 .kvgrpc.v1.WatchTransfersRequest\x1a!.kvgrpc.v1.WatchTransfersResponse\"\x03\x90\x02\x010\x01\x12l\n" +
 	"\x14AcknowledgeTransfers\x12&.kvgrpc.v1.AcknowledgeTransfersRequest\x1a'.kvgrpc.v1.AcknowledgeTransfersResponse\"\x03\x90\x02\x02\x12Z\n" +
-	"\x0eCancelTransfer\x12 .kvgrpc.v1.CancelTransferRequest\x1a!.kvgrpc.v1.CancelTransferResponse\"\x03\x90\x02\x02B;\n" +
-	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
+	"\x0eCancelTransfer\x12 .kvgrpc.v1.CancelTransferRequest\x1a!.kvgrpc.v1.CancelTransferResponse\"\x03\x90\x02\x02BJ\n" +
+	"\rdev.kvgrpc.v1B\rTransferProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
 	file_kvgrpc_v1_transfer_proto_rawDescOnce sync.Once

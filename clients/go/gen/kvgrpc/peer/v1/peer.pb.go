@@ -2262,8 +2262,8 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12d\n" +
 	"\x0eChecksumBlocks\x12%.kvgrpc.peer.v1.ChecksumBlocksRequest\x1a&.kvgrpc.peer.v1.ChecksumBlocksResponse\"\x03\x90\x02\x01\x12Q\n" +
 	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
-	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BC\n" +
-	"\x12dev.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
+	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BN\n" +
+	"\x12dev.kvgrpc.peer.v1B\tPeerProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_kvgrpc_peer_v1_peer_proto_rawDescOnce sync.Once

@@ -136,8 +136,8 @@ const file_kvgrpc_peer_v1_rank_proto_rawDesc = "" +
 	"\x13ConnectRankResponse\x12:\n" +
 	"\bcommands\x18\x01 \x03(\v2\x1e.kvgrpc.session.v1.RankCommandR\bcommands2i\n" +
 	"\vRankService\x12Z\n" +
-	"\vConnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x010\x01BC\n" +
-	"\x12dev.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
+	"\vConnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x010\x01BR\n" +
+	"\x12dev.kvgrpc.peer.v1B\rPeerRankProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_kvgrpc_peer_v1_rank_proto_rawDescOnce sync.Once

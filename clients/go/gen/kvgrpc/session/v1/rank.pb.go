@@ -1618,8 +1618,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
-	"\x14POST_OPERATION_WRITE\x10\x02BL\n" +
-	"\x15dev.kvgrpc.session.v1P\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
+	"\x14POST_OPERATION_WRITE\x10\x02B^\n" +
+	"\x15dev.kvgrpc.session.v1B\x10SessionRankProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
 
 var (
 	file_kvgrpc_session_v1_rank_proto_rawDescOnce sync.Once

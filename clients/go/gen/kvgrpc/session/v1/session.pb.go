@@ -2397,8 +2397,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"PoolMemory\x12\x1b\n" +
 	"\x17POOL_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12POOL_MEMORY_SHARED\x10\x01\x12\x17\n" +
-	"\x13POOL_MEMORY_PRIVATE\x10\x02BL\n" +
-	"\x15dev.kvgrpc.session.v1P\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
+	"\x13POOL_MEMORY_PRIVATE\x10\x02BZ\n" +
+	"\x15dev.kvgrpc.session.v1B\fSessionProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
 
 var (
 	file_kvgrpc_session_v1_session_proto_rawDescOnce sync.Once

@@ -1,0 +1,28 @@
+# kvgrpc_generate(OUT ROOT dir PACKAGE folder FILES name... [SERVICES])
+#
+# Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the files made. With SERVICES
+# also the stubs. Default options of both generators.
+set(KVGRPC_GENERATED_DIR "${CMAKE_CURRENT_BINARY_DIR}/generated")
+
+function(kvgrpc_generate out)
+  cmake_parse_arguments(ARG "SERVICES" "ROOT;PACKAGE" "FILES" ${ARGN})
+  file(MAKE_DIRECTORY ${KVGRPC_GENERATED_DIR})
+  set(all "")
+  foreach(name IN LISTS ARG_FILES)
+    set(base "${KVGRPC_GENERATED_DIR}/${ARG_PACKAGE}/${name}")
+    set(made "${base}.pb.cc" "${base}.pb.h")
+    set(plugin "")
+    if(ARG_SERVICES)
+      list(APPEND made "${base}.grpc.pb.cc" "${base}.grpc.pb.h")
+      set(plugin "--grpc_out=${KVGRPC_GENERATED_DIR}" "--plugin=protoc-gen-grpc=${KVGRPC_GRPC_PLUGIN}")
+    endif()
+    add_custom_command(
+      OUTPUT ${made}
+      COMMAND ${KVGRPC_PROTOC} -I ${ARG_ROOT} --cpp_out=${KVGRPC_GENERATED_DIR} ${plugin}
+              ${ARG_ROOT}/${ARG_PACKAGE}/${name}.proto
+      DEPENDS ${ARG_ROOT}/${ARG_PACKAGE}/${name}.proto
+      VERBATIM)
+    list(APPEND all ${made})
+  endforeach()
+  set(${out} ${all} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,147 @@
+// A client of one server: its channel, its stubs, and what every call needs.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/security/credentials.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "kvgrpc/error.h"
+#include "kvgrpc/v1/admin.grpc.pb.h"
+#include "kvgrpc/v1/handoff.grpc.pb.h"
+#include "kvgrpc/v1/handshake.grpc.pb.h"
+#include "kvgrpc/v1/lease.grpc.pb.h"
+#include "kvgrpc/v1/pool.grpc.pb.h"
+#include "kvgrpc/v1/scheduler.grpc.pb.h"
+#include "kvgrpc/v1/transfer.grpc.pb.h"
+#include "kvgrpc/values.h"
+
+namespace kvgrpc {
+
+using AdminStub = v1::AdminService::Stub;
+using HandoffStub = v1::HandoffService::Stub;
+using HandshakeStub = v1::HandshakeService::Stub;
+using LeaseStub = v1::LeaseService::Stub;
+using PoolStub = v1::PoolService::Stub;
+using SchedulerStub = v1::SchedulerService::Stub;
+using TransferStub = v1::TransferService::Stub;
+
+using Metadata = std::multimap<std::string, std::string>;
+
+// The service config of every channel: UNAVAILABLE is retried a few times with growing pauses, and nothing else; no
+// stream is, since only its reader knows where to go on, and not ConnectPeer, which has taken its whole time by then.
+extern const char kServiceConfig[];
+
+// Of a client.
+struct Options {
+  // Unset: the connection is not encrypted.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  // Deadline of a unary call, retries included; of one that waits at the server it is added to the wait.
+  Nanoseconds call_timeout = std::chrono::seconds(10);
+  // Deadline of ConnectPeer, which is a handshake of two other servers.
+  Nanoseconds connect_peer_timeout = std::chrono::seconds(60);
+  // Deadline of one stream of a TransferWatch, which then goes on with another: so long a connection that died silently
+  // goes unnoticed.
+  Nanoseconds watch_stream_timeout = std::chrono::seconds(60);
+  // How long an engine that is watched may say nothing before it is unreachable. Servers say something every 5 s.
+  Nanoseconds engine_silence = std::chrono::seconds(15);
+  // Sent with every call, for example an `authorization`. Keys are in lower case.
+  Metadata metadata;
+  // Asked before every call for the W3C traceparent that it belongs to; an empty answer sends none.
+  std::function<std::string()> traceparent;
+};
+
+// Of one call.
+struct CallOptions {
+  // Unset: the default of the method.
+  std::optional<Nanoseconds> timeout;
+  // W3C traceparent; empty asks Options::traceparent.
+  std::string traceparent;
+  // Sent beside that of the client.
+  Metadata metadata;
+};
+
+namespace detail {
+
+template <class Request, class = void>
+struct HasIdempotencyKey : std::false_type {};
+template <class Request>
+struct HasIdempotencyKey<Request, std::void_t<decltype(std::declval<Request&>().mutable_idempotency_key())>>
+    : std::true_type {};
+
+// The default deadline, method by method.
+template <class Request>
+Nanoseconds timeout_of(const Request&, const Options& options) {
+  return options.call_timeout;
+}
+Nanoseconds timeout_of(const v1::WaitTransferRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::ConnectPeerRequest& request, const Options& options);
+
+}  // namespace detail
+
+// One server. A handle: copies share the channel, which lives as long as the last of them. Any thread may use it.
+class Client {
+ public:
+  // One unary call:
+  //
+  //     auto reply = client.call(&kvgrpc::HandoffStub::PullBlocks, request);
+  //
+  // It has a deadline, metadata and a trace, and an idempotency key where the request has the field and leaves it
+  // empty. Throws Error.
+  template <class Stub, class Request, class Response>
+  Response call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), Request request,
+                const CallOptions& options = {}) const {
+    if constexpr (detail::HasIdempotencyKey<Request>::value) {
+      if (request.idempotency_key().empty()) request.set_idempotency_key(random_key());
+    }
+    grpc::ClientContext context;
+    prepare(context, options, detail::timeout_of(request, this->options()));
+    Response response;
+    const grpc::Status status = (stub<Stub>().*method)(&context, request, &response);
+    if (!status.ok()) throw Error(status);
+    return response;
+  }
+
+  // The generated stub, for streams and asynchronous calls of your own. Prepare their context.
+  template <class Stub>
+  Stub& stub() const {
+    return *std::get<std::unique_ptr<Stub>>(shared_->stubs);
+  }
+  // Gives a context its deadline (that of the options, else `timeout`, else none), metadata and trace.
+  void prepare(grpc::ClientContext& context, const CallOptions& options = {},
+               std::optional<Nanoseconds> timeout = std::nullopt) const;
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return shared_->channel; }
+  const Options& options() const { return shared_->options; }
+  const std::string& address() const { return shared_->address; }
+
+ private:
+  friend Client connect(const std::string& address, Options options);
+
+  using Stubs = std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<HandoffStub>, std::unique_ptr<HandshakeStub>,
+                           std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>, std::unique_ptr<SchedulerStub>,
+                           std::unique_ptr<TransferStub>>;
+  struct Shared {
+    std::string address;
+    Options options;
+    std::shared_ptr<grpc::Channel> channel;
+    Stubs stubs;
+  };
+  explicit Client(std::shared_ptr<const Shared> shared) : shared_(std::move(shared)) {}
+
+  std::shared_ptr<const Shared> shared_;
+};
+
+// A client of the server at `address` (`host:port`). Nothing is sent before the first call.
+Client connect(const std::string& address, Options options = {});
+
+}  // namespace kvgrpc

@@ -1,0 +1,10 @@
+// The whole client library.
+#pragma once
+
+#include "kvgrpc/client.h"
+#include "kvgrpc/error.h"
+#include "kvgrpc/leases.h"
+#include "kvgrpc/states.h"
+#include "kvgrpc/transfers.h"
+#include "kvgrpc/values.h"
+#include "kvgrpc/watch.h"

@@ -1,0 +1,108 @@
+#include "kvgrpc/client.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+
+namespace kvgrpc {
+namespace {
+
+constexpr std::chrono::seconds kLongestWait(60);  // of one call, at any server
+
+// The wait that a request asks for, as the server reads it.
+Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset) {
+  return stated ? std::clamp<Nanoseconds>(from_duration(wait), Nanoseconds(0), kLongestWait) : unset;
+}
+
+grpc::ChannelArguments channel_arguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetServiceConfigJSON(kServiceConfig);
+  // A connection whose other end is gone without a word is noticed in 40 s, while calls are open. Not more than gRPC's
+  // own two pings go out without data between them: servers with gRPC's own limits do not object to those.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
+  // gRPC's own pause after a refused connection grows to two minutes, in which every call fails at once. A server that
+  // restarts is back in seconds.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  return arguments;
+}
+
+}  // namespace
+
+const char kServiceConfig[] = R"({
+  "methodConfig": [
+    {
+      "name": [{}],
+      "waitForReady": false,
+      "retryPolicy": {
+        "maxAttempts": 4,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 3,
+        "retryableStatusCodes": ["UNAVAILABLE"]
+      }
+    },
+    {
+      "name": [
+        {"service": "kvgrpc.v1.HandshakeService", "method": "ConnectPeer"},
+        {"service": "kvgrpc.v1.HandshakeService", "method": "WatchEngine"},
+        {"service": "kvgrpc.v1.TransferService", "method": "WatchTransfers"},
+        {"service": "kvgrpc.v1.LeaseService", "method": "KeepAlive"},
+        {"service": "kvgrpc.v1.SchedulerService", "method": "Schedule"}
+      ],
+      "waitForReady": false
+    }
+  ]
+})";
+
+namespace detail {
+
+Nanoseconds timeout_of(const v1::WaitTransferRequest& request, const Options& options) {
+  return wait_of(request.has_timeout(), request.timeout(), kLongestWait) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& options) {
+  return wait_of(request.has_timeout(), request.timeout(), kLongestWait) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options) {
+  return wait_of(request.has_wait(), request.wait(), Nanoseconds(0)) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::ConnectPeerRequest&, const Options& options) { return options.connect_peer_timeout; }
+
+}  // namespace detail
+
+void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
+                     std::optional<Nanoseconds> timeout) const {
+  if (call.timeout) timeout = call.timeout;
+  // The system's clock, which is the one that gRPC takes: a deadline is counted from now at once.
+  if (timeout) {
+    const auto span = std::min<Nanoseconds>(*timeout, std::chrono::hours(24 * 365));  // else the sum overflows
+    context.set_deadline(std::chrono::system_clock::now() + span);
+  }
+  for (const auto& [key, value] : options().metadata) context.AddMetadata(key, value);
+  for (const auto& [key, value] : call.metadata) context.AddMetadata(key, value);
+  std::string trace = call.traceparent;
+  if (trace.empty() && options().traceparent) trace = options().traceparent();
+  if (!trace.empty()) context.AddMetadata("traceparent", trace);
+}
+
+Client connect(const std::string& address, Options options) {
+  if (!options.credentials) options.credentials = grpc::InsecureChannelCredentials();
+  auto shared = std::make_shared<Client::Shared>();
+  shared->address = address;
+  shared->channel = grpc::CreateCustomChannel(address, options.credentials, channel_arguments());
+  shared->options = std::move(options);
+  const auto& channel = shared->channel;
+  shared->stubs = {v1::AdminService::NewStub(channel),    v1::HandoffService::NewStub(channel),
+                   v1::HandshakeService::NewStub(channel), v1::LeaseService::NewStub(channel),
+                   v1::PoolService::NewStub(channel),      v1::SchedulerService::NewStub(channel),
+                   v1::TransferService::NewStub(channel)};
+  return Client(std::move(shared));
+}
+
+}  // namespace kvgrpc

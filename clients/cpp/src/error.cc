@@ -1,0 +1,145 @@
+#include "kvgrpc/error.h"
+
+#include <array>
+
+#include "kvgrpc/client/status_details.pb.h"
+#include "kvgrpc/states.h"
+
+namespace kvgrpc {
+namespace {
+
+constexpr char kDomain[] = "kvgrpc.dev";
+
+// Takes a value out of the metadata: what has a field of its own is not told twice.
+std::string take(std::map<std::string, std::string>& metadata, const std::string& key) {
+  const auto node = metadata.extract(key);
+  return node ? node.mapped() : "";
+}
+
+std::uint64_t to_number(const std::string& digits) {
+  std::uint64_t number = 0;
+  for (const char digit : digits) {
+    if (digit < '0' || digit > '9') return 0;
+    number = number * 10 + static_cast<std::uint64_t>(digit - '0');
+  }
+  return number;
+}
+
+}  // namespace
+
+struct Error::Parts {
+  grpc::StatusCode code = grpc::StatusCode::UNKNOWN;
+  std::string message = {};
+  std::string reason_name = {};
+  std::string next_name = {};
+  std::string engine_id = {};
+  std::uint64_t incarnation = 0;
+  std::vector<FieldViolation> violations = {};
+  std::optional<Nanoseconds> retry_delay = {};
+  std::map<std::string, std::string> metadata = {};
+
+  static Parts of(const grpc::Status& status) {
+    Parts parts;
+    parts.code = status.error_code();
+    parts.message = status.error_message();
+    client::Status details;
+    if (!details.ParseFromString(status.error_details())) return parts;
+    for (const auto& detail : details.details()) parts.read(detail);
+    // A server may put the reason before the sentence, for tools that show nothing else.
+    const std::string repeated = parts.reason_name + ": ";
+    if (!parts.reason_name.empty() && parts.message.rfind(repeated, 0) == 0) parts.message.erase(0, repeated.size());
+    return parts;
+  }
+
+  // By the name in the type URL and not by Any::UnpackTo: the messages have other full names here.
+  void read(const google::protobuf::Any& detail) {
+    const std::string type = detail.type_url().substr(detail.type_url().rfind('/') + 1);
+    if (type == "google.rpc.ErrorInfo") {
+      client::ErrorInfo info;
+      if (!info.ParseFromString(detail.value()) || info.domain() != kDomain) return;
+      reason_name = info.reason();
+      metadata.insert(info.metadata().begin(), info.metadata().end());
+      next_name = take(metadata, "next");
+      engine_id = take(metadata, "engine_id");
+      incarnation = to_number(take(metadata, "incarnation"));
+    } else if (type == "google.rpc.BadRequest") {
+      client::BadRequest bad;
+      if (!bad.ParseFromString(detail.value())) return;
+      for (const auto& row : bad.field_violations()) violations.push_back({row.field(), row.description()});
+    } else if (type == "google.rpc.RetryInfo") {
+      client::RetryInfo retry;
+      if (retry.ParseFromString(detail.value())) retry_delay = from_duration(retry.retry_delay());
+    }
+  }
+
+  std::string sentence() const {
+    std::string text = name_of(code);
+    if (!reason_name.empty()) text += " " + reason_name;
+    text += ": " + message;
+    for (const auto& violation : violations) text += "; " + violation.field + ": " + violation.description;
+    return text;
+  }
+
+  v1::FailureReason reason() const {
+    v1::FailureReason value = v1::FAILURE_REASON_UNSPECIFIED;
+    if (reason_name.empty()) return value;
+    return v1::FailureReason_Parse("FAILURE_REASON_" + reason_name, &value) ? value : v1::FAILURE_REASON_INTERNAL;
+  }
+
+  v1::NextStep next() const {
+    v1::NextStep value = v1::NEXT_STEP_UNSPECIFIED;
+    v1::NextStep_Parse("NEXT_STEP_" + next_name, &value);
+    return value;
+  }
+};
+
+Error::Error(Parts parts)
+    : std::runtime_error(parts.sentence()),
+      code_(parts.code),
+      reason_(parts.reason()),
+      next_(parts.next()),
+      reason_name_(std::move(parts.reason_name)),
+      next_name_(std::move(parts.next_name)),
+      message_(std::move(parts.message)),
+      engine_id_(std::move(parts.engine_id)),
+      incarnation_(parts.incarnation),
+      violations_(std::move(parts.violations)),
+      retry_delay_(parts.retry_delay),
+      metadata_(std::move(parts.metadata)) {}
+
+Error::Error(const grpc::Status& status) : Error(Parts::of(status)) {}
+
+Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message)
+    : Error(Parts{code, message, name_of(reason)}) {}
+
+bool Error::may_retry_here() const {
+  return next_ == v1::NEXT_STEP_RETRY_HERE && name_of(reason_) == reason_name_;
+}
+
+bool Error::may_retry_elsewhere() const {
+  return next_ == v1::NEXT_STEP_RETRY_OTHER_CONSUMER && name_of(reason_) == reason_name_;
+}
+
+std::string name_of(grpc::StatusCode code) {
+  constexpr std::array kNames = {"OK",
+                                 "CANCELLED",
+                                 "UNKNOWN",
+                                 "INVALID_ARGUMENT",
+                                 "DEADLINE_EXCEEDED",
+                                 "NOT_FOUND",
+                                 "ALREADY_EXISTS",
+                                 "PERMISSION_DENIED",
+                                 "RESOURCE_EXHAUSTED",
+                                 "FAILED_PRECONDITION",
+                                 "ABORTED",
+                                 "OUT_OF_RANGE",
+                                 "UNIMPLEMENTED",
+                                 "INTERNAL",
+                                 "UNAVAILABLE",
+                                 "DATA_LOSS",
+                                 "UNAUTHENTICATED"};
+  const auto index = static_cast<std::size_t>(code);
+  return index < kNames.size() ? kNames[index] : std::to_string(index);
+}
+
+}  // namespace kvgrpc

@@ -1,0 +1,166 @@
+package dev.kvgrpc.client;
+
+import com.google.protobuf.Descriptors.FieldDescriptor;
+import com.google.protobuf.Message;
+import dev.kvgrpc.v1.HandshakeServiceGrpc;
+import dev.kvgrpc.v1.PollSchedulerNewsRequest;
+import dev.kvgrpc.v1.WaitTransferRequest;
+import dev.kvgrpc.v1.WaitTransfersRequest;
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.ForwardingClientCall.SimpleForwardingClientCall;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import io.grpc.MethodDescriptor.MethodType;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.UUID;
+import java.util.concurrent.TimeUnit;
+
+/** Gives every unary call its deadline and its idempotency key, and every call its metadata. */
+final class CallInterceptor implements ClientInterceptor {
+  /** The longest that a server lets a call wait; also what a wait without a timeout means. */
+  static final Duration WAIT_MAX = Duration.ofSeconds(60);
+
+  /** ConnectPeer makes two leads shake hands, which may take a whole connect timeout at each. */
+  private static final Duration CONNECT_PEER = Duration.ofSeconds(60);
+
+  private final ClientOptions options;
+
+  CallInterceptor(ClientOptions options) {
+    this.options = options;
+  }
+
+  @Override
+  public <Q, R> ClientCall<Q, R> interceptCall(MethodDescriptor<Q, R> method, CallOptions call, Channel next) {
+    if (method.getType() == MethodType.UNARY) {
+      return new UnaryCall<>(method, call, next);
+    }
+    return new SimpleForwardingClientCall<>(next.newCall(method, call)) {
+      @Override
+      public void start(Listener<R> listener, Metadata headers) {
+        super.start(listener, withMetadata(headers));
+      }
+    };
+  }
+
+  /** How long a call with this request may take. */
+  Duration timeout(MethodDescriptor<?, ?> method, Object request) {
+    if (method.getFullMethodName().equals(HandshakeServiceGrpc.getConnectPeerMethod().getFullMethodName())) {
+      return CONNECT_PEER;
+    }
+    return options.timeout().plus(wait(request));
+  }
+
+  private static Duration wait(Object request) {
+    if (request instanceof WaitTransferRequest wait) {
+      return atMost(wait.hasTimeout() ? Durations.toJava(wait.getTimeout()) : WAIT_MAX);
+    }
+    if (request instanceof WaitTransfersRequest wait) {
+      return atMost(wait.hasTimeout() ? Durations.toJava(wait.getTimeout()) : WAIT_MAX);
+    }
+    if (request instanceof PollSchedulerNewsRequest poll) {
+      return atMost(Durations.toJava(poll.getWait()));
+    }
+    return Duration.ZERO;
+  }
+
+  private static Duration atMost(Duration wait) {
+    return Duration.ofNanos(Math.min(Durations.nanos(wait), WAIT_MAX.toNanos()));
+  }
+
+  /** The request with a key of its own, where it has the field and leaves it empty. gRPC repeats it as it is. */
+  @SuppressWarnings("unchecked")
+  static <Q> Q withKey(Q request) {
+    if (!(request instanceof Message message)) {
+      return request;
+    }
+    FieldDescriptor key = message.getDescriptorForType().findFieldByName("idempotency_key");
+    if (key == null || !message.getField(key).equals("")) {
+      return request;
+    }
+    return (Q) message.toBuilder().setField(key, UUID.randomUUID().toString()).build();
+  }
+
+  private Metadata withMetadata(Metadata headers) {
+    options.metadata().forEach((name, value) -> putIfAbsent(headers, name, value));
+    String traceparent = options.traceparent().get();
+    if (traceparent != null && !traceparent.isEmpty()) {
+      putIfAbsent(headers, "traceparent", traceparent);
+    }
+    return headers;
+  }
+
+  private static void putIfAbsent(Metadata headers, String name, String value) {
+    Metadata.Key<String> key = Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER);
+    if (!headers.containsKey(key)) {
+      headers.put(key, value);
+    }
+  }
+
+  /** A call that begins with its request, because its deadline depends on it. */
+  private final class UnaryCall<Q, R> extends ClientCall<Q, R> {
+    private final MethodDescriptor<Q, R> method;
+    private final CallOptions call;
+    private final Channel next;
+    private Listener<R> listener;
+    private Metadata headers;
+    private int requested;
+    private boolean compressed = true;
+    private volatile ClientCall<Q, R> begun;
+
+    UnaryCall(MethodDescriptor<Q, R> method, CallOptions call, Channel next) {
+      this.method = method;
+      this.call = call;
+      this.next = next;
+    }
+
+    @Override
+    public void start(Listener<R> listener, Metadata headers) {
+      this.listener = listener;
+      this.headers = withMetadata(headers);
+    }
+
+    @Override
+    public void sendMessage(Q message) {
+      CallOptions timed = call.getDeadline() != null
+          ? call
+          : call.withDeadlineAfter(timeout(method, message).toNanos(), TimeUnit.NANOSECONDS);
+      begun = next.newCall(method, timed);
+      begun.start(listener, headers);
+      begun.setMessageCompression(compressed);
+      begun.request(requested);
+      begun.sendMessage(withKey(message));
+    }
+
+    @Override
+    public void request(int count) {
+      if (begun == null) {
+        requested += count;
+      } else {
+        begun.request(count);
+      }
+    }
+
+    @Override
+    public void halfClose() {
+      begun.halfClose();
+    }
+
+    @Override
+    public void cancel(String message, Throwable cause) {
+      if (begun != null) {
+        begun.cancel(message, cause);
+      } else if (listener != null) {
+        listener.onClose(Status.CANCELLED.withDescription(message).withCause(cause), new Metadata());
+      }
+    }
+
+    @Override
+    public void setMessageCompression(boolean enabled) {
+      compressed = enabled;
+    }
+  }
+}

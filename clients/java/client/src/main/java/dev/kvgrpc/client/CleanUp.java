@@ -1,0 +1,62 @@
+package dev.kvgrpc.client;
+
+import com.google.protobuf.ByteString;
+import dev.kvgrpc.v1.CancelTransferRequest;
+import dev.kvgrpc.v1.CancelTransferResponse;
+import dev.kvgrpc.v1.TransferServiceGrpc;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+
+/** Cleans up after a failed request: cancels its transfers and frees its allocations, at all sides at once. */
+public final class CleanUp {
+  private CleanUp() {}
+
+  /** One side, by the transfer's key (all of the engine's transfers with it, and those to come) or by its id. */
+  public record Side(
+      KvgrpcClient client, ByteString transferKey, String transferId, List<String> freeAllocationIds) {
+
+    /** By key. */
+    public static Side ofKey(KvgrpcClient client, ByteString transferKey, String... freeAllocationIds) {
+      return new Side(client, transferKey, "", List.of(freeAllocationIds));
+    }
+
+    /** By id. */
+    public static Side ofId(KvgrpcClient client, String transferId, String... freeAllocationIds) {
+      return new Side(client, ByteString.EMPTY, transferId, List.of(freeAllocationIds));
+    }
+
+    private CancelTransferRequest request(String message) {
+      CancelTransferRequest.Builder request =
+          CancelTransferRequest.newBuilder().setMessage(message).addAllFreeAllocationIds(freeAllocationIds);
+      return (transferId.isEmpty() ? request.setTransferKey(transferKey) : request.setTransferId(transferId)).build();
+    }
+  }
+
+  /** What one side said: a reply, or an error after which nothing was cancelled or freed there. */
+  public record Outcome(Optional<CancelTransferResponse> reply, Optional<KvgrpcException> error) {}
+
+  /**
+   * Tells every side, whatever the others say, and returns what each said, in the same order. Never throws because a
+   * side failed: what it holds ends by itself then, with the lease and the TTL of the allocation.
+   */
+  public static List<Outcome> run(List<Side> sides, String message) {
+    List<Future<CancelTransferResponse>> calls = new ArrayList<>();
+    for (Side side : sides) {
+      calls.add(TransferServiceGrpc.newFutureStub(side.client().channel()).cancelTransfer(side.request(message)));
+    }
+    return calls.stream().map(CleanUp::outcome).toList();
+  }
+
+  private static Outcome outcome(Future<CancelTransferResponse> call) {
+    try {
+      return new Outcome(Optional.of(call.get()), Optional.empty());
+    } catch (ExecutionException failed) {
+      return new Outcome(Optional.empty(), Optional.of(KvgrpcException.of(failed)));
+    } catch (InterruptedException interrupted) {
+      throw Pauses.interrupted(interrupted);
+    }
+  }
+}

@@ -1,0 +1,30 @@
+package dev.kvgrpc.client;
+
+import java.time.Duration;
+
+/** Between the durations of the schema and those of Java. */
+public final class Durations {
+  private Durations() {}
+
+  /** For a field of a request. */
+  public static com.google.protobuf.Duration toProto(Duration duration) {
+    return com.google.protobuf.Duration.newBuilder()
+        .setSeconds(duration.getSeconds())
+        .setNanos(duration.getNano())
+        .build();
+  }
+
+  /** Of a field of a reply. */
+  public static Duration toJava(com.google.protobuf.Duration duration) {
+    return Duration.ofSeconds(duration.getSeconds(), duration.getNanos());
+  }
+
+  /** Nanoseconds, for waiting: never negative, and 100 years for what is longer. */
+  static long nanos(Duration duration) {
+    Duration longest = Duration.ofDays(36_500);
+    if (duration.isNegative()) {
+      return 0;
+    }
+    return duration.compareTo(longest) > 0 ? longest.toNanos() : duration.toNanos();
+  }
+}

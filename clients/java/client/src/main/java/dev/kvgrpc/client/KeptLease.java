@@ -1,0 +1,121 @@
+package dev.kvgrpc.client;
+
+import dev.kvgrpc.v1.FailureReason;
+import dev.kvgrpc.v1.LeaseRef;
+import dev.kvgrpc.v1.LeaseState;
+import dev.kvgrpc.v1.RenewedLease;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+
+/** A lease that a {@link LeaseKeeper} renews. */
+public final class KeptLease {
+  private static final long PAUSE_MIN_NANOS = Duration.ofMillis(100).toNanos();
+  private static final long PAUSE_REFUSED_NANOS = Duration.ofSeconds(1).toNanos();
+
+  private final LeaseRef ref;
+  private final CompletableFuture<End> over = new CompletableFuture<>();
+  private boolean answered;
+  private long leftUntil;
+  private long due;
+
+  /**
+   * How a lease ended.
+   *
+   * @param state EXPIRED, RELEASED, DONE, VOIDED or LOST; UNSPECIFIED for one that the server does not know
+   * @param reason why it could not be renewed
+   * @param error of the last attempt, where no answer came or the server refused the whole call; else null
+   */
+  public record End(LeaseState state, FailureReason reason, KvgrpcException error) {}
+
+  KeptLease(LeaseRef ref, long now) {
+    this.ref = ref;
+    this.due = now;
+  }
+
+  /** Which lease. */
+  public LeaseRef ref() {
+    return ref;
+  }
+
+  /** Completed when the lease is over; cancelled when its keeper stops before. */
+  public CompletableFuture<End> over() {
+    return over;
+  }
+
+  /** LIVE, or how it ended. A lease that was not answered yet counts as live. */
+  public LeaseState state() {
+    return over.isDone() && !over.isCancelled() ? over.join().state() : LeaseState.LEASE_STATE_LIVE;
+  }
+
+  /**
+   * What is left, counted from the moment when the renewal was sent, so that a holder never believes in a lease longer
+   * than its server; empty before the first answer.
+   */
+  public synchronized Optional<Duration> remaining() {
+    if (!answered) {
+      return Optional.empty();
+    }
+    long left = over.isDone() ? 0 : Math.max(leftUntil - System.nanoTime(), 0);
+    return Optional.of(Duration.ofNanos(left));
+  }
+
+  /** When it must be renewed next. */
+  synchronized long due() {
+    return due;
+  }
+
+  /** When it is over unless it is renewed; a long time from {@code now} before the first answer. */
+  synchronized long leftUntil(long now) {
+    return answered ? leftUntil : now + Duration.ofDays(1).toNanos();
+  }
+
+  /** What the server said to a renewal sent at {@code sent}. */
+  synchronized void take(RenewedLease row, long sent) {
+    boolean refused = row.getReason() != FailureReason.FAILURE_REASON_UNSPECIFIED;
+    long remaining = Durations.nanos(Durations.toJava(row.getRemaining()));
+    // A state that is unknown is not an end; no state at all, with a reason, is a lease that the server does not know.
+    boolean unknown = refused && row.getState() == LeaseState.LEASE_STATE_UNSPECIFIED;
+    if (States.isOver(row.getState()) || unknown) {
+      FailureReason reason = row.getReason() == FailureReason.UNRECOGNIZED
+          ? FailureReason.FAILURE_REASON_INTERNAL
+          : row.getReason();
+      end(new End(row.getState(), reason, null));
+      return;
+    }
+    if (!refused) {
+      answered = true;
+      leftUntil = sent + remaining;
+    }
+    due = sent + (refused ? PAUSE_REFUSED_NANOS : Math.max(remaining / 3, PAUSE_MIN_NANOS));
+  }
+
+  /** Ends it when its time is over by this process's own clock: on doubt a holder must not rely on it. */
+  synchronized void expire(long now, KvgrpcException last) {
+    if (answered && now - leftUntil >= 0) {
+      end(new End(LeaseState.LEASE_STATE_EXPIRED, FailureReason.FAILURE_REASON_LEASE_EXPIRED, last));
+    }
+  }
+
+  /** The server refused the whole call, and would refuse it again. */
+  void refuse(KvgrpcException error) {
+    end(new End(LeaseState.LEASE_STATE_UNSPECIFIED, error.failureReason(), error));
+  }
+
+  boolean isOver() {
+    return over.isDone();
+  }
+
+  void stop() {
+    over.cancel(false);
+  }
+
+  private void end(End end) {
+    over.complete(end);
+  }
+
+  static KvgrpcException silent(Duration timeout) {
+    return KvgrpcException.of(Status.DEADLINE_EXCEEDED.withDescription("no answer to a renewal within " + timeout));
+  }
+}

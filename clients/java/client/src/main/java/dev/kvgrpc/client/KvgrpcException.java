@@ -1,0 +1,218 @@
+package dev.kvgrpc.client;
+
+import com.google.protobuf.Any;
+import com.google.protobuf.InvalidProtocolBufferException;
+import com.google.rpc.BadRequest;
+import com.google.rpc.ErrorInfo;
+import com.google.rpc.RetryInfo;
+import dev.kvgrpc.v1.FailureReason;
+import dev.kvgrpc.v1.NextStep;
+import dev.kvgrpc.v1.ResponseHeader;
+import io.grpc.Metadata;
+import io.grpc.Status;
+import io.grpc.StatusException;
+import io.grpc.StatusRuntimeException;
+import io.grpc.protobuf.StatusProto;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutionException;
+
+/**
+ * Why a call or a stream failed. Programs decide by {@link #next}, {@link #reason} and {@link #code}; the message is
+ * for readers. A status that no kvgrpc server made (a proxy's, gRPC's own) has its code and message only.
+ */
+public final class KvgrpcException extends RuntimeException {
+  /** The domain of reasons that are names of {@link FailureReason}. */
+  static final String DOMAIN = "kvgrpc.dev";
+
+  private static final String REASON_PREFIX = "FAILURE_REASON_";
+  private static final String NEXT_PREFIX = "NEXT_STEP_";
+  private static final long serialVersionUID = 1;
+
+  private final transient Details details;
+  private final Status.Code code;
+  private final String description;
+
+  /** A field of the request that is wrong. */
+  public record Violation(String field, String description) {}
+
+  private record Details(
+      String reason, Map<String, String> metadata, List<Violation> violations, Optional<Duration> retryDelay) {
+    static final Details NONE = new Details("", Map.of(), List.of(), Optional.empty());
+  }
+
+  private KvgrpcException(Status status, Details details, Throwable cause) {
+    super(sentence(status, details), cause);
+    this.code = status.getCode();
+    this.description = withoutRepetition(status.getDescription(), details);
+    this.details = details;
+  }
+
+  /** The typed error of whatever a stub threw or a future failed with. */
+  public static KvgrpcException of(Throwable failure) {
+    if (failure instanceof KvgrpcException typed) {
+      return typed;
+    }
+    if ((failure instanceof ExecutionException || failure instanceof CompletionException) && failure.getCause() != null) {
+      return of(failure.getCause());
+    }
+    if (failure instanceof StatusRuntimeException error) {
+      return of(error.getStatus(), error.getTrailers(), error);
+    }
+    if (failure instanceof StatusException error) {
+      return of(error.getStatus(), error.getTrailers(), error);
+    }
+    Status status = Status.UNKNOWN.withDescription(String.valueOf(failure));
+    return new KvgrpcException(status, Details.NONE, failure);
+  }
+
+  static KvgrpcException of(Status status, Metadata trailers, Throwable cause) {
+    return new KvgrpcException(status, details(status, trailers), cause != null ? cause : status.getCause());
+  }
+
+  static KvgrpcException of(Status status) {
+    return of(status, null, null);
+  }
+
+  /** For a reader that notices a new life by itself. */
+  static KvgrpcException incarnationChanged(ResponseHeader header) {
+    Map<String, String> metadata = Map.of(
+        "next", "RECOMPUTE",
+        "engine_id", header.getEngineId(),
+        "incarnation", Long.toString(header.getIncarnation()));
+    Details details = new Details("INCARNATION_CHANGED", metadata, List.of(), Optional.empty());
+    return new KvgrpcException(Status.ABORTED.withDescription("the engine has begun another life"), details, null);
+  }
+
+  /** The gRPC code. */
+  public Status.Code code() {
+    return code;
+  }
+
+  /** The name of a {@link FailureReason} without its prefix, also of one that this version does not know; else empty. */
+  public String reason() {
+    return details.reason();
+  }
+
+  /** The reason as the schema's enum; INTERNAL for one that this version does not know, UNSPECIFIED without one. */
+  public FailureReason failureReason() {
+    if (reason().isEmpty()) {
+      return FailureReason.FAILURE_REASON_UNSPECIFIED;
+    }
+    return named(FailureReason.class, REASON_PREFIX + reason(), FailureReason.FAILURE_REASON_INTERNAL);
+  }
+
+  /** What would help. UNSPECIFIED: unknown, do not retry by machine. */
+  public NextStep next() {
+    boolean known = isNamed(FailureReason.class, REASON_PREFIX + reason());
+    String name = NEXT_PREFIX + metadata().getOrDefault("next", "");
+    return known ? named(NextStep.class, name, NextStep.NEXT_STEP_UNSPECIFIED) : NextStep.NEXT_STEP_UNSPECIFIED;
+  }
+
+  /** The same call may succeed later, here: after {@link #retryDelay}, where there is one. */
+  public boolean mayRetryHere() {
+    return next() == NextStep.NEXT_STEP_RETRY_HERE;
+  }
+
+  /** The server's sentence, without the reason. {@link #getMessage} has code and reason as well. */
+  public String description() {
+    return description;
+  }
+
+  /** The engine that refused; empty when no engine did. */
+  public String engineId() {
+    return metadata().getOrDefault("engine_id", "");
+  }
+
+  /** The life of the engine that refused; 0 when no engine did. */
+  public long incarnation() {
+    try {
+      return Long.parseLong(metadata().getOrDefault("incarnation", "0"));
+    } catch (NumberFormatException malformed) {
+      return 0;
+    }
+  }
+
+  /** The wrong fields of the request. */
+  public List<Violation> violations() {
+    return details.violations();
+  }
+
+  /** How long to wait before the same call; empty where the server stated none. */
+  public Optional<Duration> retryDelay() {
+    return details.retryDelay();
+  }
+
+  /** What the reason needs: {@code limit}, {@code group}, {@code phase} and others. */
+  public Map<String, String> metadata() {
+    return details.metadata();
+  }
+
+  /** A kvgrpc server made this status: it has a reason. */
+  boolean isServers() {
+    return !reason().isEmpty();
+  }
+
+  private static Details details(Status status, Metadata trailers) {
+    String reason = "";
+    Map<String, String> metadata = Map.of();
+    List<Violation> violations = List.of();
+    Optional<Duration> retryDelay = Optional.empty();
+    try {
+      com.google.rpc.Status carried = trailers == null ? null : StatusProto.fromStatusAndTrailers(status, trailers);
+      for (Any any : carried == null ? List.<Any>of() : carried.getDetailsList()) {
+        if (any.is(ErrorInfo.class)) {
+          ErrorInfo info = any.unpack(ErrorInfo.class);
+          reason = info.getDomain().equals(DOMAIN) ? info.getReason() : "";
+          metadata = Map.copyOf(info.getMetadataMap());
+        } else if (any.is(BadRequest.class)) {
+          violations = any.unpack(BadRequest.class).getFieldViolationsList().stream()
+              .map(row -> new Violation(row.getField(), row.getDescription()))
+              .toList();
+        } else if (any.is(RetryInfo.class)) {
+          retryDelay = Optional.of(Durations.toJava(any.unpack(RetryInfo.class).getRetryDelay()));
+        }
+      }
+    } catch (InvalidProtocolBufferException | IllegalArgumentException | ArithmeticException malformed) {
+      // Details that cannot be read are as good as none: the code still counts.
+    }
+    return new Details(reason, metadata, violations, retryDelay);
+  }
+
+  private static String sentence(Status status, Details details) {
+    String reason = details.reason().isEmpty() ? "" : " " + details.reason();
+    return status.getCode() + reason + ": " + withoutRepetition(status.getDescription(), details);
+  }
+
+  /** A server writes reason and violations into the sentence, too, for tools that show no more. */
+  private static String withoutRepetition(String description, Details details) {
+    String sentence = description == null ? "" : description;
+    String prefix = details.reason() + ": ";
+    if (!details.reason().isEmpty() && sentence.startsWith(prefix)) {
+      sentence = sentence.substring(prefix.length());
+    }
+    StringBuilder suffix = new StringBuilder();
+    for (Violation violation : details.violations()) {
+      suffix.append("; ").append(violation.field()).append(": ").append(violation.description());
+    }
+    return !suffix.isEmpty() && sentence.endsWith(suffix.toString())
+        ? sentence.substring(0, sentence.length() - suffix.length())
+        : sentence;
+  }
+
+  private static <E extends Enum<E>> boolean isNamed(Class<E> type, String name) {
+    return named(type, name, null) != null;
+  }
+
+  private static <E extends Enum<E>> E named(Class<E> type, String name, E otherwise) {
+    for (E value : type.getEnumConstants()) {
+      if (value.name().equals(name)) {
+        return value;
+      }
+    }
+    return otherwise;
+  }
+}

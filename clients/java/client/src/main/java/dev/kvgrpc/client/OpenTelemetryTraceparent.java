@@ -1,0 +1,20 @@
+package dev.kvgrpc.client;
+
+import io.opentelemetry.api.trace.Span;
+import io.opentelemetry.api.trace.SpanContext;
+import java.util.function.Supplier;
+
+/**
+ * The context of OpenTelemetry's current span, for {@link ClientOptions#withTraceparent}. It needs
+ * {@code io.opentelemetry:opentelemetry-api}, which this library does not bring.
+ */
+public final class OpenTelemetryTraceparent implements Supplier<String> {
+  /** Empty outside of any span. */
+  @Override
+  public String get() {
+    SpanContext span = Span.current().getSpanContext();
+    return span.isValid()
+        ? "00-" + span.getTraceId() + "-" + span.getSpanId() + "-" + span.getTraceFlags().asHex()
+        : "";
+  }
+}

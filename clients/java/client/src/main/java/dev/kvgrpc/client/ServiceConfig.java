@@ -1,0 +1,37 @@
+package dev.kvgrpc.client;
+
+import java.util.List;
+import java.util.Map;
+
+/**
+ * What gRPC repeats by itself: UNAVAILABLE, because it says that the server did not take the call. Not ConnectPeer, whose
+ * UNAVAILABLE is the other server's, after the whole time that a connection may take. Not streams.
+ */
+final class ServiceConfig {
+  static final Map<String, ?> MAP = Map.of(
+      "methodConfig",
+      List.of(
+          Map.of(
+              "name", List.of(Map.of()),
+              "waitForReady", false,
+              "retryPolicy", Map.of(
+                  "maxAttempts", 4.0,
+                  "initialBackoff", "0.1s",
+                  "maxBackoff", "2s",
+                  "backoffMultiplier", 3.0,
+                  "retryableStatusCodes", List.of("UNAVAILABLE"))),
+          Map.of(
+              "name", List.of(
+                  method("HandshakeService", "ConnectPeer"),
+                  method("HandshakeService", "WatchEngine"),
+                  method("TransferService", "WatchTransfers"),
+                  method("LeaseService", "KeepAlive"),
+                  method("SchedulerService", "Schedule")),
+              "waitForReady", false)));
+
+  private ServiceConfig() {}
+
+  private static Map<String, ?> method(String service, String method) {
+    return Map.of("service", "kvgrpc.v1." + service, "method", method);
+  }
+}

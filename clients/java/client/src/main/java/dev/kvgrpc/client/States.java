@@ -1,0 +1,77 @@
+package dev.kvgrpc.client;
+
+import dev.kvgrpc.v1.Admission;
+import dev.kvgrpc.v1.Failure;
+import dev.kvgrpc.v1.FailureReason;
+import dev.kvgrpc.v1.LeaseState;
+import dev.kvgrpc.v1.MemoryDisposition;
+import dev.kvgrpc.v1.NextStep;
+import dev.kvgrpc.v1.Transfer;
+import dev.kvgrpc.v1.TransferState;
+import dev.kvgrpc.v1.WaitCondition;
+
+/** What enum values mean, also those that a newer server sends: they read as the safe case. */
+public final class States {
+  private States() {}
+
+  /** It has ended, one way or another. A state that this version does not know is not an end. */
+  public static boolean isOver(Transfer transfer) {
+    return switch (transfer.getState()) {
+      case TRANSFER_STATE_SUCCEEDED, TRANSFER_STATE_FAILED, TRANSFER_STATE_CANCELLED -> true;
+      default -> false;
+    };
+  }
+
+  /** Of a RECEIVE: the KV is in the blocks. Of a SEND: the consumers are done. */
+  public static boolean succeeded(Transfer transfer) {
+    return transfer.getState() == TransferState.TRANSFER_STATE_SUCCEEDED;
+  }
+
+  /** It is over and this engine's blocks are the engine's again. */
+  public static boolean mayReuseMemory(Transfer transfer) {
+    return isOver(transfer) && transfer.getMemory() == MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
+  }
+
+  /** The memory's disposition; QUARANTINED for one that this version does not know. */
+  public static MemoryDisposition memory(Transfer transfer) {
+    return switch (transfer.getMemory()) {
+      case MEMORY_DISPOSITION_HELD, MEMORY_DISPOSITION_RETURNED -> transfer.getMemory();
+      default -> MemoryDisposition.MEMORY_DISPOSITION_QUARANTINED;
+    };
+  }
+
+  /** The transfer is where a wait for {@code until} ends. */
+  public static boolean meets(Transfer transfer, WaitCondition until) {
+    return until == WaitCondition.WAIT_CONDITION_RETURNED ? mayReuseMemory(transfer) : isOver(transfer);
+  }
+
+  /** It pins no more. A state that this version does not know is not an end. */
+  public static boolean isOver(LeaseState lease) {
+    return switch (lease) {
+      case LEASE_STATE_EXPIRED, LEASE_STATE_RELEASED, LEASE_STATE_DONE, LEASE_STATE_VOIDED, LEASE_STATE_LOST -> true;
+      default -> false;
+    };
+  }
+
+  /** The engine takes new work. */
+  public static boolean takesWork(Admission admission) {
+    return admission == Admission.ADMISSION_OPEN;
+  }
+
+  /** What would help; UNSPECIFIED, so no retry, where this version does not know the reason or the step. */
+  public static NextStep next(Failure failure) {
+    boolean known = switch (failure.getReason()) {
+      case FAILURE_REASON_UNSPECIFIED, UNRECOGNIZED -> false;
+      default -> failure.getNext() != NextStep.UNRECOGNIZED;
+    };
+    return known ? failure.getNext() : NextStep.NEXT_STEP_UNSPECIFIED;
+  }
+
+  /** The reason; INTERNAL for one that this version does not know. */
+  public static FailureReason reason(Failure failure) {
+    return switch (failure.getReason()) {
+      case FAILURE_REASON_UNSPECIFIED, UNRECOGNIZED -> FailureReason.FAILURE_REASON_INTERNAL;
+      default -> failure.getReason();
+    };
+  }
+}

@@ -1,0 +1,92 @@
+package dev.kvgrpc.client;
+
+import static dev.kvgrpc.client.FakeServer.take;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.protobuf.ByteString;
+import dev.kvgrpc.client.CleanUp.Side;
+import dev.kvgrpc.v1.CancelOutcome;
+import dev.kvgrpc.v1.CancelTransferRequest;
+import dev.kvgrpc.v1.CancelTransferResponse;
+import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceImplBase;
+import io.grpc.Status;
+import io.grpc.stub.StreamObserver;
+import java.util.List;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedBlockingQueue;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+
+/** Cleaning up tells every side, and what each said. */
+class CleanUpTest {
+  private static final ByteString KEY = ByteString.copyFromUtf8("0123456789abcdef");
+
+  private final Transfers source = new Transfers();
+  private final Transfers destination = new Transfers();
+  private final FakeServer sourceServer = new FakeServer(source);
+  private final FakeServer destinationServer = new FakeServer(destination);
+  private final KvgrpcClient p = sourceServer.client();
+  private final KvgrpcClient d = destinationServer.client();
+
+  @AfterEach
+  void close() {
+    p.close();
+    d.close();
+    sourceServer.close();
+    destinationServer.close();
+  }
+
+  @Test
+  void everySideIsToldWhatToCancelAndFree() {
+    var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY, "a1"), Side.ofId(d, "t1", "a2", "a3")), "hung up");
+    CancelTransferRequest atSource = take(source.requests);
+    CancelTransferRequest atDestination = take(destination.requests);
+    assertEquals(KEY, atSource.getTransferKey());
+    assertEquals(List.of("a1"), atSource.getFreeAllocationIdsList());
+    assertEquals("t1", atDestination.getTransferId());
+    assertEquals(List.of("a2", "a3"), atDestination.getFreeAllocationIdsList());
+    assertEquals("hung up", atDestination.getMessage());
+    assertFalse(atSource.getIdempotencyKey().isEmpty());
+    assertNotEquals(atSource.getIdempotencyKey(), atDestination.getIdempotencyKey());
+    for (var outcome : outcomes) {
+      assertEquals(CancelOutcome.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT, outcome.reply().orElseThrow().getOutcome());
+    }
+  }
+
+  @Test
+  void aSideThatFailsKeepsNoOtherFromBeingTold() {
+    source.refused = true;
+    var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY, "gone"), Side.ofKey(d, KEY)), "");
+    assertEquals("POOL_KIND_MISMATCH", outcomes.get(0).error().orElseThrow().reason());
+    assertTrue(outcomes.get(1).reply().isPresent());
+  }
+
+  @Test
+  void aSideThatIsAwayKeepsNoOtherFromBeingTold() {
+    sourceServer.stop();
+    var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY), Side.ofKey(d, KEY)), "");
+    assertEquals(Status.Code.UNAVAILABLE, outcomes.get(0).error().orElseThrow().code());
+    assertTrue(outcomes.get(1).reply().isPresent());
+  }
+
+  private static final class Transfers extends TransferServiceImplBase {
+    final BlockingQueue<CancelTransferRequest> requests = new LinkedBlockingQueue<>();
+    volatile boolean refused;
+
+    @Override
+    public void cancelTransfer(CancelTransferRequest request, StreamObserver<CancelTransferResponse> caller) {
+      requests.add(request);
+      if (refused) {
+        caller.onError(FakeServer.refusal(Status.Code.FAILED_PRECONDITION, "POOL_KIND_MISMATCH", "FIX_REQUEST"));
+        return;
+      }
+      caller.onNext(CancelTransferResponse.newBuilder()
+          .setOutcome(CancelOutcome.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT)
+          .build());
+      caller.onCompleted();
+    }
+  }
+}

@@ -1,0 +1,133 @@
+//! Calls through the generated clients over the wrapper's channel, by the name of their method.
+
+use std::time::Duration;
+
+use kvgrpc::{Channel, Error};
+use prost::Message;
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, KeyAndValueRef, MetadataMap};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::json::Failed;
+
+/// What goes with a call beside its message.
+#[derive(Default)]
+pub struct Beside {
+    pub metadata: MetadataMap,
+    pub deadline: Option<Duration>,
+}
+
+impl Beside {
+    pub fn of(request: &Value) -> Result<Self, Failed> {
+        let mut metadata = MetadataMap::new();
+        for (key, value) in request["metadata"].as_object().unwrap_or(&Map::new()) {
+            let wrong = || Failed::Executor(format!("{key} cannot be metadata"));
+            let name: AsciiMetadataKey = key.parse().map_err(|_| wrong())?;
+            let text: AsciiMetadataValue = value.as_str().ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
+            metadata.insert(name, text);
+        }
+        let deadline = request["deadlineS"].as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        Ok(Self { metadata, deadline })
+    }
+
+    fn with<M>(self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        *request.metadata_mut() = self.metadata;
+        if let Some(deadline) = self.deadline {
+            request.set_timeout(deadline);
+        }
+        request
+    }
+}
+
+/// One unary call: its message, encoded.
+pub struct Call {
+    pub message: Vec<u8>,
+    pub beside: Beside,
+}
+
+/// One streaming call: where the client's messages come from, and where the server's go.
+pub struct Open {
+    pub outgoing: mpsc::UnboundedReceiver<Vec<u8>>,
+    pub beside: Beside,
+    pub opened: oneshot::Sender<Value>,
+    pub incoming: mpsc::Sender<Item>,
+}
+
+/// A message, encoded; or None for an end with OK.
+pub type Item = Result<Option<Vec<u8>>, Error>;
+
+/// None for a method that is not unary.
+pub async fn unary(channel: Channel, method: &str, call: Call) -> Option<Result<Vec<u8>, Failed>> {
+    Some(include!(concat!(env!("OUT_DIR"), "/unary.rs")))
+}
+
+/// None for a method that is unary. Else it returns when the stream is over.
+pub async fn stream(channel: Channel, method: &str, open: Open) -> Option<()> {
+    include!(concat!(env!("OUT_DIR"), "/streams.rs"));
+    Some(())
+}
+
+async fn one<Q: Message + Default, A: Message>(
+    call: Call,
+    make: impl AsyncFnOnce(Request<Q>) -> Result<Response<A>, Status>,
+) -> Result<Vec<u8>, Failed> {
+    let reply = make(call.beside.with(typed(&call.message))).await?;
+    Ok(reply.into_inner().encode_to_vec())
+}
+
+async fn watch<Q: Message + Default, A: Message>(
+    mut open: Open,
+    make: impl AsyncFnOnce(Request<Q>) -> Result<Response<Streaming<A>>, Status>,
+) {
+    let message = open.outgoing.recv().await.unwrap_or_default();
+    let opening = make(open.beside.with(typed(&message))).await;
+    pump(opening, open.opened, open.incoming).await;
+}
+
+async fn converse<Q: Message + Default + 'static, A: Message>(
+    open: Open,
+    make: impl AsyncFnOnce(Request<Typed<Q>>) -> Result<Response<Streaming<A>>, Status>,
+) {
+    let outgoing: Typed<Q> = UnboundedReceiverStream::new(open.outgoing).map(|message| typed(&message));
+    let opening = make(open.beside.with(outgoing)).await;
+    pump(opening, open.opened, open.incoming).await;
+}
+
+type Typed<Q> = tokio_stream::adapters::Map<UnboundedReceiverStream<Vec<u8>>, fn(Vec<u8>) -> Q>;
+
+/// A stream that is refused has opened, too: its error is what comes next.
+async fn pump<A: Message>(
+    opening: Result<Response<Streaming<A>>, Status>,
+    opened: oneshot::Sender<Value>,
+    incoming: mpsc::Sender<Item>,
+) {
+    let metadata = opening.as_ref().map(|response| texts(response.metadata())).unwrap_or_default();
+    let _ = opened.send(metadata.into());
+    let mut stream = match opening {
+        Ok(response) => response.into_inner(),
+        Err(status) => return drop(incoming.send(Err(status.into())).await),
+    };
+    loop {
+        let item = stream.message().await.map(|message| message.map(|message| message.encode_to_vec()));
+        let last = !matches!(item, Ok(Some(_)));
+        if incoming.send(item.map_err(Error::from)).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+fn texts(metadata: &MetadataMap) -> Map<String, Value> {
+    let text = |pair: KeyAndValueRef<'_>| match pair {
+        KeyAndValueRef::Ascii(key, value) => Some((key.to_string(), value.to_str().ok()?.into())),
+        KeyAndValueRef::Binary(..) => None,
+    };
+    metadata.iter().filter_map(text).collect()
+}
+
+fn typed<M: Message + Default>(message: &[u8]) -> M {
+    M::decode(message).expect("encoded by the same schema")
+}

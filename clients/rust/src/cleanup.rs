@@ -1,0 +1,43 @@
+//! Cleaning up after a request at all engines that took part in it.
+
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::Error;
+use crate::client::Client;
+use crate::v1::cancel_transfer_request::Target;
+use crate::v1::{CancelTransferRequest, CancelTransferResponse};
+
+/// One engine that took part in a request.
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// Its server.
+    pub client: Client,
+    /// Its transfers of the request: all by key, or one by id.
+    pub target: Target,
+    /// Allocations to free as well.
+    pub free_allocation_ids: Vec<String>,
+}
+
+/// Cancels at all sides at once and frees what the request held there. Each side is told, whatever the others say; the
+/// answers are in the order of the sides. `message` goes to logs and to the transfers' failure.
+pub async fn clean_up(sides: Vec<Side>, message: &str) -> Vec<Result<CancelTransferResponse, Error>> {
+    let mut answers = vec![Err(Error::new(Code::Internal, "the call was not made")); sides.len()];
+    let mut calls = JoinSet::new();
+    for (index, side) in sides.into_iter().enumerate() {
+        let request = CancelTransferRequest {
+            target: Some(side.target),
+            message: message.to_owned(),
+            free_allocation_ids: side.free_allocation_ids,
+            ..Default::default()
+        };
+        calls.spawn(async move {
+            let answer = side.client.transfers().cancel_transfer(request).await;
+            (index, answer.map(tonic::Response::into_inner).map_err(Error::from))
+        });
+    }
+    while let Some(Ok((index, answer))) = calls.join_next().await {
+        answers[index] = answer;
+    }
+    answers
+}

@@ -1,0 +1,200 @@
+//! The typed error of a call.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use crate::v1::{Failure, FailureReason, NextStep};
+
+/// The domain of kvgrpc's reasons in `google.rpc.ErrorInfo`.
+pub const DOMAIN: &str = "kvgrpc.dev";
+
+/// Why a call failed: what its gRPC status and the details in it say.
+#[derive(Clone, Debug)]
+pub struct Error(Box<Said>);
+
+#[derive(Clone, Debug)]
+struct Said {
+    code: Code,
+    message: String,
+    reason: String,
+    next: NextStep,
+    engine_id: String,
+    incarnation: u64,
+    violations: Vec<FieldViolation>,
+    retry_delay: Option<Duration>,
+    metadata: HashMap<String, String>,
+}
+
+/// A field of the request that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldViolation {
+    /// Path of the field in the request.
+    pub field: String,
+    /// What is wrong with it.
+    pub description: String,
+}
+
+impl Error {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+        Status::new(code, message).into()
+    }
+
+    pub(crate) fn because(code: Code, reason: FailureReason, message: impl Into<String>) -> Self {
+        let mut error = Self::new(code, message);
+        error.0.reason = short(reason.as_str_name(), "FAILURE_REASON_");
+        error
+    }
+
+    /// That of a call that a message reports: the same as if the call had ended with it.
+    pub(crate) fn reported(status_code: u32, failure: Failure) -> Self {
+        let code = i32::try_from(status_code).map_or(Code::Unknown, Code::from_i32);
+        let mut error = Self::because(code, failure.reason(), failure.message.clone());
+        if FailureReason::try_from(failure.reason).is_err() {
+            error.0.reason = failure.reason.to_string();
+        }
+        error.0.next = failure.next();
+        error
+    }
+
+    /// The gRPC status code.
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+
+    /// The name of the code, for example `NOT_FOUND`.
+    pub fn code_name(&self) -> &'static str {
+        CODES.iter().find(|(code, _)| *code == self.0.code).map_or("UNKNOWN", |(_, name)| *name)
+    }
+
+    /// Why; UNSPECIFIED when the status names no reason, or one that this version does not know.
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::from_str_name(&format!("FAILURE_REASON_{}", self.0.reason)).unwrap_or_default()
+    }
+
+    /// The reason as the server named it, without its prefix; empty when it named none.
+    pub fn reason_name(&self) -> &str {
+        &self.0.reason
+    }
+
+    /// What would help; UNSPECIFIED when that is not known.
+    pub fn next(&self) -> NextStep {
+        self.0.next
+    }
+
+    /// Whether the same call may succeed later, here or at another engine. Not known means no.
+    pub fn may_retry(&self) -> bool {
+        is_retry(self.0.next) && self.reason() != FailureReason::Unspecified
+    }
+
+    /// One sentence, to be read.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The engine that refused; empty when no engine did.
+    pub fn engine_id(&self) -> &str {
+        &self.0.engine_id
+    }
+
+    /// The life of the engine that refused; 0 when no engine did.
+    pub fn incarnation(&self) -> u64 {
+        self.0.incarnation
+    }
+
+    /// The fields of the request that are wrong.
+    pub fn violations(&self) -> &[FieldViolation] {
+        &self.0.violations
+    }
+
+    /// How long to wait before the same call may succeed, where the server says it.
+    pub fn retry_delay(&self) -> Option<Duration> {
+        self.0.retry_delay
+    }
+
+    /// What the reason needs: `group`, `free_block_count`, `limit`, `phase` and others.
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        &self.0.metadata
+    }
+
+    /// Whether the same may work in a moment: the server did not answer, or has no room now.
+    pub(crate) fn is_passing(&self) -> bool {
+        let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted];
+        passing.contains(&self.0.code)
+    }
+}
+
+/// Whether a step is a repetition of what failed.
+pub(crate) fn is_retry(next: NextStep) -> bool {
+    matches!(next, NextStep::RetryHere | NextStep::RetryOtherConsumer)
+}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
+        let details = status.get_error_details();
+        let violations = details.bad_request().map(|bad| bad.field_violations.clone()).unwrap_or_default();
+        let mut said = Said {
+            code: status.code(),
+            message: status.message().to_owned(),
+            reason: String::new(),
+            next: NextStep::Unspecified,
+            engine_id: String::new(),
+            incarnation: 0,
+            violations: violations
+                .into_iter()
+                .map(|violation| FieldViolation { field: violation.field, description: violation.description })
+                .collect(),
+            retry_delay: details.retry_info().and_then(|info| info.retry_delay),
+            metadata: HashMap::new(),
+        };
+        // The reasons of others (proxies, say) are not ours, even where they have the same name.
+        if let Some(info) = details.error_info().filter(|info| info.domain == DOMAIN) {
+            let of = |key: &str| info.metadata.get(key).cloned().unwrap_or_default();
+            said.reason = info.reason.clone();
+            said.next = NextStep::from_str_name(&format!("NEXT_STEP_{}", of("next"))).unwrap_or_default();
+            said.engine_id = of("engine_id");
+            said.incarnation = of("incarnation").parse().unwrap_or_default();
+            said.metadata = info.metadata.clone();
+        }
+        Self(Box::new(said))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.code_name())?;
+        if !self.0.reason.is_empty() {
+            write!(out, " {}", self.0.reason)?;
+        }
+        write!(out, ": {}", self.0.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn short(name: &str, prefix: &str) -> String {
+    name.strip_prefix(prefix).unwrap_or(name).to_owned()
+}
+
+const CODES: [(Code, &str); 17] = [
+    (Code::Ok, "OK"),
+    (Code::Cancelled, "CANCELLED"),
+    (Code::Unknown, "UNKNOWN"),
+    (Code::InvalidArgument, "INVALID_ARGUMENT"),
+    (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
+    (Code::NotFound, "NOT_FOUND"),
+    (Code::AlreadyExists, "ALREADY_EXISTS"),
+    (Code::PermissionDenied, "PERMISSION_DENIED"),
+    (Code::ResourceExhausted, "RESOURCE_EXHAUSTED"),
+    (Code::FailedPrecondition, "FAILED_PRECONDITION"),
+    (Code::Aborted, "ABORTED"),
+    (Code::OutOfRange, "OUT_OF_RANGE"),
+    (Code::Unimplemented, "UNIMPLEMENTED"),
+    (Code::Internal, "INTERNAL"),
+    (Code::Unavailable, "UNAVAILABLE"),
+    (Code::DataLoss, "DATA_LOSS"),
+    (Code::Unauthenticated, "UNAUTHENTICATED"),
+];

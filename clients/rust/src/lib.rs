@@ -1,0 +1,61 @@
+//! Client of kvgrpc, the service that moves KV-cache blocks between LLM engines.
+//!
+//! [`connect`] gives a [`Client`]. Its services are the generated clients of [`v1`] over one [`Channel`], which adds to
+//! every call what the protocol asks of clients: a deadline, an idempotency key, the repetition of UNAVAILABLE, the
+//! trace context. [`Error`] is what a status says, with types. On top of that stand the loops that every user needs:
+//! [`Client::wait`], [`Client::watch`], [`Client::watch_engine`], [`Client::keep_alive`], [`clean_up`] and
+//! [`Client::scheduler`].
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), kvgrpc::Error> {
+//! let client = kvgrpc::connect("127.0.0.1:50051", kvgrpc::Options::default())?;
+//! let reply = client.handshake().get_capabilities(kvgrpc::v1::GetCapabilitiesRequest {}).await?;
+//! println!("{:?}", reply.into_inner().admission());
+//! # Ok(())
+//! # }
+//! ```
+
+mod channel;
+mod cleanup;
+mod client;
+mod engine;
+mod error;
+mod events;
+mod keeper;
+mod methods;
+mod options;
+mod pauses;
+mod reading;
+mod renewal;
+mod scheduler;
+mod trace;
+mod values;
+mod waiting;
+mod watch;
+
+pub use channel::Channel;
+pub use cleanup::{Side, clean_up};
+pub use client::{Client, connect};
+pub use engine::{EngineEvent, EngineWatch};
+pub use error::{DOMAIN, Error, FieldViolation};
+pub use events::Events;
+pub use keeper::Keeper;
+pub use options::Options;
+pub use renewal::Kept;
+pub use scheduler::{Scheduler, Step};
+pub use values::{proto_duration, random_key, std_duration};
+pub use waiting::Waited;
+pub use watch::{Position, Watch};
+
+/// The generated code of the package `kvgrpc.v1`. The comments are the contract.
+#[allow(missing_docs, clippy::all, rustdoc::all)]
+pub mod v1 {
+    tonic::include_proto!("kvgrpc.v1");
+
+    /// The schema, as an encoded `google.protobuf.FileDescriptorSet`: for reflection and for JSON.
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,84 @@
+//! What the channel must know of a method before it sends a call.
+
+use std::time::Duration;
+
+use prost::Message;
+
+use crate::v1::{PollSchedulerNewsRequest, WaitTransferRequest, WaitTransfersRequest};
+use crate::values::std_duration;
+
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// ConnectPeer waits for another server: with the usual deadline a minute in all.
+const CONNECT_PEER: Duration = Duration::from_secs(50);
+const CONNECT_PEER_PATH: &str = "/kvgrpc.v1.HandshakeService/ConnectPeer";
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Method {
+    pub unary: bool,
+    /// Number of the request's field `idempotency_key`.
+    pub key_field: Option<i32>,
+}
+
+impl Method {
+    /// None for a method of another package.
+    pub fn of(path: &str) -> Option<Self> {
+        Some(include!(concat!(env!("OUT_DIR"), "/methods.rs")))
+    }
+}
+
+/// Whether UNAVAILABLE of this method is worth a repetition. That of ConnectPeer is the other server's, after the whole
+/// time that a connection may take.
+pub(crate) fn is_repeated(path: &str) -> bool {
+    path != CONNECT_PEER_PATH
+}
+
+/// How long the server may take by the request's own word, on top of the deadline of any call.
+pub(crate) fn time_at_server(path: &str, request: &[u8]) -> Duration {
+    let wait = |timeout: Option<prost_types::Duration>| timeout.map_or(LONGEST_WAIT, std_duration).min(LONGEST_WAIT);
+    match path {
+        "/kvgrpc.v1.TransferService/WaitTransfer" => {
+            WaitTransferRequest::decode(request).map_or(LONGEST_WAIT, |asked| wait(asked.timeout))
+        }
+        "/kvgrpc.v1.TransferService/WaitTransfers" => {
+            WaitTransfersRequest::decode(request).map_or(LONGEST_WAIT, |asked| wait(asked.timeout))
+        }
+        "/kvgrpc.v1.SchedulerService/PollSchedulerNews" => {
+            let asked = PollSchedulerNewsRequest::decode(request).unwrap_or_default();
+            asked.wait.map_or(Duration::ZERO, std_duration).min(LONGEST_WAIT)
+        }
+        CONNECT_PEER_PATH => CONNECT_PEER,
+        _ => Duration::ZERO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::proto_duration;
+
+    #[test]
+    fn the_table_is_made_from_the_schema() {
+        let pull = Method::of("/kvgrpc.v1.HandoffService/PullBlocks");
+        assert_eq!(pull, Some(Method { unary: true, key_field: Some(1) }));
+        let keep_alive = Method::of("/kvgrpc.v1.LeaseService/KeepAlive");
+        assert_eq!(keep_alive, Some(Method { unary: false, key_field: None }));
+        assert_eq!(Method::of("/grpc.health.v1.Health/Check"), None);
+    }
+
+    #[test]
+    fn a_wait_that_is_unset_or_too_long_is_a_minute() {
+        let path = "/kvgrpc.v1.TransferService/WaitTransfer";
+        let asked = |timeout| WaitTransferRequest { timeout, ..Default::default() }.encode_to_vec();
+        let hour = Some(proto_duration(Duration::from_secs(3600)));
+        assert_eq!(time_at_server(path, &asked(None)), LONGEST_WAIT);
+        assert_eq!(time_at_server(path, &asked(hour)), LONGEST_WAIT);
+        let second = Some(proto_duration(Duration::from_secs(1)));
+        assert_eq!(time_at_server(path, &asked(second)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_poll_without_a_wait_does_not_wait() {
+        assert_eq!(time_at_server("/kvgrpc.v1.SchedulerService/PollSchedulerNews", &[]), Duration::ZERO);
+    }
+}

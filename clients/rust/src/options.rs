@@ -1,0 +1,28 @@
+use std::time::Duration;
+
+/// How a [`Client`](crate::Client) behaves. `Options::default()` suits most.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Deadline of a unary call that states none, repetitions included. A call that waits at the server gets its wait on
+    /// top, ConnectPeer the time that a connection may take.
+    pub deadline: Duration,
+    /// Sent with every call, for example an `authorization`. A key of the call itself goes before it.
+    pub metadata: Vec<(String, String)>,
+    /// How long the server may be away before a watch of transfers ends with the last error.
+    pub watch_patience: Duration,
+    /// Certificates for an `https://` address. Unset means those that the system trusts.
+    #[cfg(feature = "tls")]
+    pub tls: Option<tonic::transport::ClientTlsConfig>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(10),
+            metadata: Vec::new(),
+            watch_patience: Duration::from_secs(60),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+}

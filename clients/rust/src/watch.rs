@@ -1,0 +1,114 @@
+//! Watching transfers over streams that break: nothing that is read is repeated or lost.
+//!
+//! Rules:
+//! * A stream is opened after the last message that was read, in the life that it belongs to; one without a transfer
+//!   counts too.
+//! * `history_lost` is the reader's: it lists, and the watch goes on with what comes later.
+//! * The watch ends with the engine's life, and when the server is away for longer than the client's patience.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tonic::Code;
+
+use crate::Error;
+use crate::client::Client;
+use crate::events::Events;
+use crate::pauses::Pauses;
+use crate::v1::{FailureReason, ResponseHeader, TransferFilter, WatchTransfersRequest, WatchTransfersResponse};
+
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A watch of transfers. After an error there is nothing more.
+pub type Watch = Events<Result<WatchTransfersResponse, Error>>;
+
+/// What a reader knows already: the changes of one life of the engine up to a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Sequence number of the last change.
+    pub event_seq: u64,
+    /// The life that the number belongs to.
+    pub incarnation: u64,
+}
+
+impl From<&ResponseHeader> for Position {
+    /// Everything that a reply tells.
+    fn from(header: &ResponseHeader) -> Self {
+        Self { event_seq: header.event_seq, incarnation: header.incarnation }
+    }
+}
+
+impl Client {
+    /// Every change of the transfers that match, from now on, or after a position, such as that of the header of an
+    /// earlier reply. A stream that breaks is resumed after its last message.
+    ///
+    /// Where `history_lost` is set, changes up to its header's number may be missing: list the transfers. The watch ends
+    /// with ABORTED INCARNATION_CHANGED when the life of the engine is over: its transfers are gone.
+    pub fn watch(&self, filter: TransferFilter, after: Option<Position>) -> Watch {
+        let watching = Watching { client: self.clone(), filter, position: after.unwrap_or_default() };
+        Events::of(|sender| watching.run(sender))
+    }
+}
+
+type Sender = mpsc::Sender<Result<WatchTransfersResponse, Error>>;
+
+struct Watching {
+    client: Client,
+    filter: TransferFilter,
+    position: Position,
+}
+
+impl Watching {
+    async fn run(mut self, sender: Sender) {
+        let mut pauses = Pauses::new(Duration::from_millis(100), LONGEST_PAUSE);
+        let mut last_heard = Instant::now();
+        loop {
+            let opened = Instant::now();
+            let Err(error) = self.stream(&sender, &mut last_heard).await else {
+                return; // nobody reads any more
+            };
+            if !error.is_passing() || last_heard.elapsed() > self.client.watch_patience {
+                let _ = sender.send(Err(error)).await;
+                return;
+            }
+            if opened.elapsed() >= LONGEST_PAUSE {
+                pauses.start_over();
+            }
+            sleep(pauses.next().max(error.retry_delay().unwrap_or_default())).await;
+        }
+    }
+
+    /// One stream to its end. Ok when the reader is gone.
+    async fn stream(&mut self, sender: &Sender, last_heard: &mut Instant) -> Result<(), Error> {
+        let request = WatchTransfersRequest {
+            filter: Some(self.filter.clone()),
+            after_event_seq: self.position.event_seq,
+            incarnation: self.position.incarnation,
+        };
+        let mut stream = self.client.transfers().watch_transfers(request).await?.into_inner();
+        while let Some(message) = stream.message().await? {
+            *last_heard = Instant::now();
+            if self.take(&message)? && sender.send(Ok(message)).await.is_err() {
+                return Ok(());
+            }
+        }
+        Err(Error::new(Code::Unavailable, "the server ended the watch"))
+    }
+
+    /// Whether the message is for the reader: one whose change it has seen is not.
+    fn take(&mut self, message: &WatchTransfersResponse) -> Result<bool, Error> {
+        let header = message.header.clone().unwrap_or_default();
+        let known = self.position;
+        if known.incarnation != 0 && header.incarnation != known.incarnation {
+            let text = format!("{} has started over: its transfers are gone", header.engine_id);
+            return Err(Error::because(Code::Aborted, FailureReason::IncarnationChanged, text));
+        }
+        self.position = Position::from(&header);
+        if message.history_lost {
+            return Ok(true);
+        }
+        self.position.event_seq = header.event_seq.max(known.event_seq);
+        Ok(message.transfer.is_none() || header.event_seq > known.event_seq)
+    }
+}

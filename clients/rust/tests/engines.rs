@@ -1,0 +1,186 @@
+//! Watching engines, and keeping leases alive.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::proxy::Proxy;
+use common::{Answers, Handshakes, Leases, Running, Server, answers, client, header, on, soon};
+use kvgrpc::v1::lease_ref::By;
+use kvgrpc::v1::{
+    FailureReason, KeepAliveRequest, KeepAliveResponse, LeaseRef, LeaseState, RenewedLease, WatchEngineResponse,
+};
+use kvgrpc::{EngineEvent, EngineWatch, proto_duration, std_duration};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Status, Streaming};
+
+/// A server whose n-th WatchEngine tells of the n-th life, and stays open.
+async fn living() -> Running {
+    let calls = AtomicUsize::new(0);
+    let watch_engine = on(move |_| {
+        let life = calls.fetch_add(1, Ordering::SeqCst) as u64 + 1;
+        let status = WatchEngineResponse { header: header(life, 0), ..Default::default() };
+        async move { Ok(answers(vec![status], None)) }
+    });
+    let handshakes = Handshakes { watch_engine, ..Default::default() };
+    Server { handshakes, ..Default::default() }.start().await
+}
+
+async fn life(watch: &mut EngineWatch) -> u64 {
+    match soon(watch.next()).await.expect("no end") {
+        EngineEvent::Status(status) => status.header.expect("a header").incarnation,
+        EngineEvent::Unreachable(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn a_watch_of_an_engine_connects_again_when_its_connection_is_cut() {
+    let server = living().await;
+    let proxy = Proxy::to(server.address).await;
+    let mut watch = client(proxy.address).watch_engine();
+    assert_eq!(life(&mut watch).await, 1);
+    proxy.cut();
+    assert_eq!(life(&mut watch).await, 2);
+}
+
+#[tokio::test]
+async fn a_watch_of_an_engine_tells_once_that_it_is_unreachable_and_then_how_it_is() {
+    let server = living().await;
+    let proxy = Proxy::to(server.address).await;
+    let mut watch = client(proxy.address).watch_engine();
+    assert_eq!(life(&mut watch).await, 1);
+    proxy.refuse(true);
+    proxy.cut();
+    let EngineEvent::Unreachable(error) = soon(watch.next()).await.unwrap() else { panic!("it was cut off") };
+    assert_eq!(error.code(), Code::Unavailable);
+    proxy.refuse(false);
+    assert_eq!(life(&mut watch).await, 2);
+}
+
+fn by_id(id: &str) -> LeaseRef {
+    LeaseRef { by: Some(By::LeaseId(id.into())) }
+}
+
+fn row(left: Duration, reason: FailureReason, state: LeaseState) -> RenewedLease {
+    RenewedLease { remaining: Some(proto_duration(left)), reason: reason.into(), state: state.into() }
+}
+
+fn live(left: Duration) -> RenewedLease {
+    row(left, FailureReason::Unspecified, LeaseState::Live)
+}
+
+/// The ids of one renewal, and the stream and TTL that it came with.
+type Renewal = (usize, Vec<String>, Option<Duration>);
+
+/// A server that answers each lease of a renewal by `answer(id)`; `breaks` ends every stream after so many renewals.
+async fn keeping(
+    breaks: usize,
+    answer: impl Fn(&str) -> RenewedLease + Send + Sync + 'static,
+) -> (Running, mpsc::UnboundedReceiver<Renewal>) {
+    let (sender, renewals) = mpsc::unbounded_channel();
+    let (streams, answer) = (AtomicUsize::new(0), Arc::new(answer));
+    let keep_alive = on(move |request: Request<Streaming<KeepAliveRequest>>| {
+        let number = streams.fetch_add(1, Ordering::SeqCst);
+        let (answer, sender, mut requests) = (Arc::clone(&answer), sender.clone(), request.into_inner());
+        let (outgoing, incoming) = mpsc::channel(1);
+        tokio::spawn(async move {
+            for _ in 0..breaks {
+                let Ok(Some(request)) = requests.message().await else { return };
+                let ids: Vec<_> = request.leases.iter().map(id_of).collect();
+                let leases = ids.iter().map(|id| answer(id)).collect();
+                let _ = sender.send((number, ids, request.ttl.map(std_duration)));
+                let _ = outgoing.send(Ok(KeepAliveResponse { header: header(1, 0), leases })).await;
+            }
+        });
+        let stream: Answers<KeepAliveResponse> = ReceiverStream::new(incoming);
+        async move { Ok(stream) }
+    });
+    let leases = Leases { keep_alive, ..Default::default() };
+    (Server { leases, ..Default::default() }.start().await, renewals)
+}
+
+fn id_of(lease: &LeaseRef) -> String {
+    let Some(By::LeaseId(id)) = &lease.by else { panic!("not by id") };
+    id.clone()
+}
+
+#[tokio::test]
+async fn all_leases_are_renewed_over_one_stream_every_third_of_what_was_granted() {
+    let (server, mut renewals) = keeping(usize::MAX, |_| live(Duration::from_millis(900))).await;
+    let started = tokio::time::Instant::now();
+    let ttl = Duration::from_secs(2);
+    let keeper = client(server.address).keep_alive([by_id("a"), by_id("b")], Some(ttl));
+    for _ in 0..3 {
+        assert_eq!(soon(renewals.recv()).await.unwrap(), (0, vec!["a".into(), "b".into()], Some(ttl)));
+    }
+    assert!(started.elapsed() >= Duration::from_millis(600));
+    let kept = keeper.kept(0).unwrap();
+    assert_eq!((kept.state, kept.over), (LeaseState::Live, false));
+    assert!(keeper.kept(2).is_none());
+}
+
+#[tokio::test]
+async fn a_lease_that_is_over_is_told_with_state_and_reason_and_renewed_no_more() {
+    let done = row(Duration::ZERO, FailureReason::LeaseReleased, LeaseState::Done);
+    let (server, mut renewals) =
+        keeping(usize::MAX, move |id| if id == "a" { done } else { live(Duration::from_millis(300)) }).await;
+    let mut keeper = client(server.address).keep_alive([by_id("a"), by_id("b")], None);
+    let over = soon(keeper.over(0)).await;
+    assert_eq!((over.state, over.reason), (LeaseState::Done, FailureReason::LeaseReleased));
+    assert_eq!(soon(keeper.next_over()).await.unwrap().0, 0);
+    assert_eq!(soon(renewals.recv()).await.unwrap().1, ["a", "b"]);
+    for _ in 0..2 {
+        assert_eq!(soon(renewals.recv()).await.unwrap().1, ["b"]);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_is_opened_again_and_nothing_else_is_called() {
+    let (server, mut renewals) = keeping(1, |_| live(Duration::from_millis(900))).await;
+    let keeper = client(server.address).keep_alive([by_id("a")], None);
+    for stream in 0..3 {
+        assert_eq!(soon(renewals.recv()).await.unwrap().0, stream);
+    }
+    assert!(!keeper.kept(0).unwrap().over);
+}
+
+#[tokio::test]
+async fn a_lease_that_cannot_be_renewed_in_time_is_over_for_its_holder() {
+    let (server, _renewals) = keeping(usize::MAX, |_| live(Duration::from_millis(400))).await;
+    let proxy = Proxy::to(server.address).await;
+    let keeper = client(proxy.address).keep_alive([by_id("a")], None);
+    soon(async {
+        while keeper.kept(0).is_none() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    proxy.refuse(true);
+    proxy.cut();
+    let over = soon(keeper.over(0)).await;
+    assert_eq!((over.state, over.reason), (LeaseState::Expired, FailureReason::LeaseExpired));
+}
+
+#[tokio::test]
+async fn a_lease_that_is_added_is_renewed_at_once() {
+    let (server, mut renewals) = keeping(usize::MAX, |_| live(Duration::from_secs(60))).await;
+    let mut keeper = client(server.address).keep_alive([], None);
+    assert_eq!(keeper.add(by_id("a")), 0);
+    assert_eq!(soon(renewals.recv()).await.unwrap().1, ["a"]);
+    assert_eq!(keeper.add(by_id("b")), 1);
+    assert_eq!(soon(renewals.recv()).await.unwrap().1, ["b"]);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_every_renewal_ends_all_leases_with_its_error() {
+    let keep_alive = on(|_| async { Err(Status::invalid_argument("a TTL of zero")) });
+    let leases = Leases { keep_alive, ..Default::default() };
+    let server = Server { leases, ..Default::default() }.start().await;
+    let mut keeper = client(server.address).keep_alive([by_id("a")], Some(Duration::ZERO));
+    let (index, over) = soon(keeper.next_over()).await.unwrap();
+    assert_eq!((index, over.error.unwrap().code()), (0, Code::InvalidArgument));
+    assert!(soon(keeper.next_over()).await.is_none());
+}

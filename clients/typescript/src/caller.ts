@@ -1,0 +1,165 @@
+// One call: its deadline, its metadata, its idempotency key, its typed error. All calls of the library go through here.
+
+import { randomUUID } from "node:crypto";
+import { Metadata, type CallOptions as GrpcCallOptions, type Client as GrpcClient } from "@grpc/grpc-js";
+import type { Duration } from "../gen/google/protobuf/duration.js";
+import { milliseconds } from "./durations.js";
+import { fromStatus } from "./errors.js";
+import { Stream } from "./stream.js";
+
+/** A method of the generated services. */
+export interface Method<Request, Response> {
+  path: string;
+  requestStream: boolean;
+  responseStream: boolean;
+  requestSerialize: (value: Request) => Buffer;
+  responseDeserialize: (value: Buffer) => Response;
+}
+
+/** Options of one call. */
+export interface CallOptions {
+  /** Deadline, retries included. Replaces the default of the method. */
+  timeoutMs?: number;
+  /** Ends the call; it then throws the signal's reason. */
+  signal?: AbortSignal;
+  /** Sent beside the client's own. */
+  metadata?: Record<string, string>;
+  /** W3C trace context of the request that the call is for. */
+  traceparent?: string;
+}
+
+/** Options of all calls of a client. */
+export interface CallDefaults {
+  timeoutMs: number;
+  metadata: Record<string, string>;
+  /** Asked before every call that states no traceparent. */
+  traceparent: () => string | undefined;
+}
+
+/** A server holds a waiting call for so long at most. */
+const LONGEST_WAIT_MS = 60_000;
+
+/** What a method takes beside the time of any call, because it is meant to wait. */
+const WAITS: Record<string, (request: { timeout?: Duration; wait?: Duration }) => number> = {
+  "/kvgrpc.v1.TransferService/WaitTransfer": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
+  "/kvgrpc.v1.TransferService/WaitTransfers": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
+  "/kvgrpc.v1.SchedulerService/PollSchedulerNews": (request) => waitMs(request.wait, 0),
+};
+
+/** Of ConnectPeer: two servers get to know each other meanwhile. */
+const CONNECT_PEER = "/kvgrpc.v1.HandshakeService/ConnectPeer";
+const CONNECT_PEER_MS = 60_000;
+
+export class Caller {
+  private readonly streams = new Set<Stream<never, unknown>>();
+  private closed = false;
+
+  constructor(
+    private readonly client: GrpcClient,
+    private readonly defaults: CallDefaults,
+  ) {}
+
+  /** A unary call. */
+  unary<Request, Response>(
+    method: Method<Request, Response>,
+    request: Request,
+    options: CallOptions = {},
+  ): Promise<Response> {
+    const { signal } = options;
+    this.check(signal);
+    setIdempotencyKey(request as Record<string, unknown>);
+    const timeoutMs = options.timeoutMs ?? this.timeoutMs(method.path, request as object);
+    return new Promise((resolve, reject) => {
+      const abort = () => call.cancel();
+      const call = this.client.makeUnaryRequest(
+        method.path,
+        method.requestSerialize,
+        method.responseDeserialize,
+        request,
+        this.metadata(options),
+        deadline(timeoutMs),
+        (failed, response) => {
+          signal?.removeEventListener("abort", abort);
+          if (!failed) resolve(response!);
+          else reject(signal?.aborted ? signal.reason : fromStatus(failed));
+        },
+      );
+      signal?.addEventListener("abort", abort, { once: true });
+    });
+  }
+
+  /** A stream. It has no deadline unless one is stated: a dead connection is noticed by keepalive. */
+  stream<Request, Response>(
+    method: Method<Request, Response>,
+    request: Request | undefined,
+    options: CallOptions = {},
+  ): Stream<Request, Response> {
+    this.check(options.signal);
+    const { path, requestSerialize, responseDeserialize } = method;
+    const metadata = this.metadata(options);
+    const grpcOptions = options.timeoutMs === undefined ? {} : deadline(options.timeoutMs);
+    if (method.requestStream) {
+      const call = this.client.makeBidiStreamRequest(path, requestSerialize, responseDeserialize, metadata, grpcOptions);
+      return this.track(new Stream(call, options.signal));
+    }
+    if (request === undefined) throw new TypeError(`${path} takes one request`);
+    const call = this.client.makeServerStreamRequest(
+      path,
+      requestSerialize,
+      responseDeserialize,
+      request,
+      metadata,
+      grpcOptions,
+    );
+    return this.track(new Stream(call, options.signal));
+  }
+
+  /** Ends all streams; what reads them does not open others. */
+  close(): void {
+    this.closed = true;
+    for (const stream of this.streams) stream.cancel();
+    this.client.close();
+  }
+
+  private track<Request, Response>(stream: Stream<Request, Response>): Stream<Request, Response> {
+    this.streams.add(stream);
+    void stream.ended.then(() => this.streams.delete(stream));
+    return stream;
+  }
+
+  private check(signal: AbortSignal | undefined): void {
+    signal?.throwIfAborted();
+    if (this.closed) throw new Error("the client is closed");
+  }
+
+  private timeoutMs(path: string, request: object): number {
+    if (path === CONNECT_PEER) return Math.max(CONNECT_PEER_MS, this.defaults.timeoutMs);
+    return this.defaults.timeoutMs + (WAITS[path]?.(request) ?? 0);
+  }
+
+  private metadata(options: CallOptions): Metadata {
+    const metadata = new Metadata();
+    for (const [key, value] of Object.entries({ ...this.defaults.metadata, ...options.metadata })) {
+      metadata.set(key, value);
+    }
+    const traceparent = options.traceparent ?? this.defaults.traceparent();
+    if (traceparent) metadata.set("traceparent", traceparent);
+    return metadata;
+  }
+}
+
+function deadline(timeoutMs: number): GrpcCallOptions {
+  if (!(timeoutMs > 0 && Number.isFinite(timeoutMs))) {
+    throw new RangeError(`a timeout is a positive number of milliseconds, not ${timeoutMs}`);
+  }
+  return { deadline: new Date(Date.now() + timeoutMs) };
+}
+
+/** Once for a call: gRPC's repetitions send the same bytes. */
+function setIdempotencyKey(request: Record<string, unknown>): void {
+  if (request.idempotencyKey === "") request.idempotencyKey = randomUUID();
+}
+
+function waitMs(asked: Duration | undefined, unset: number): number {
+  return asked ? Math.min(Math.max(milliseconds(asked), 0), LONGEST_WAIT_MS) : unset;
+}

@@ -1,0 +1,111 @@
+// The client of one server.
+
+import { credentials as grpcCredentials, Client as GrpcClient } from "@grpc/grpc-js";
+import type { ChannelCredentials, ChannelOptions } from "@grpc/grpc-js";
+import type { WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
+import { Caller, type CallOptions, type Method } from "./caller.js";
+import { CHANNEL_OPTIONS } from "./channel.js";
+import type { AnyLease } from "./held-lease.js";
+import { Keeper, type KeepAliveOptions } from "./keeper.js";
+import { services, type Services } from "./services.js";
+import type { Stream } from "./stream.js";
+import { wait, type Waited, type WaitOptions } from "./wait.js";
+import { watch, type WatchOptions } from "./watch.js";
+import { watchEngine, type EngineNews, type WatchEngineOptions } from "./watch-engine.js";
+
+const TIMEOUT_MS = 10_000;
+
+export interface ConnectOptions {
+  /** Without them the connection is not encrypted. */
+  credentials?: ChannelCredentials;
+  /** Deadline of a unary call that states none; 10 s. Calls that wait have it on top of their wait. */
+  timeoutMs?: number;
+  /** Sent with every call, for example `{ authorization: "Bearer ..." }`. */
+  metadata?: Record<string, string>;
+  /** W3C trace context of every call that states none, or a function that tells the current one. */
+  traceparent?: string | (() => string | undefined);
+  /** gRPC's, over those of this library. */
+  channelOptions?: ChannelOptions;
+}
+
+/** A client of the server at `address` (`host:port`). Nothing is sent before the first call. */
+export function connect(address: string, options: ConnectOptions = {}): Client {
+  return new Client(address, options);
+}
+
+/** One server. Any number of calls may run at once. */
+export class Client implements Services {
+  /** For what has no method here. */
+  readonly grpc: GrpcClient;
+  readonly admin: Services["admin"];
+  readonly handoff: Services["handoff"];
+  readonly handshake: Services["handshake"];
+  readonly leases: Services["leases"];
+  readonly pool: Services["pool"];
+  readonly scheduler: Services["scheduler"];
+  readonly transfers: Services["transfers"];
+  private readonly caller: Caller;
+  private readonly keepers = new Set<Keeper>();
+
+  constructor(
+    readonly address: string,
+    options: ConnectOptions = {},
+  ) {
+    const { credentials = grpcCredentials.createInsecure(), traceparent } = options;
+    this.grpc = new GrpcClient(address, credentials, { ...CHANNEL_OPTIONS, ...options.channelOptions });
+    this.caller = new Caller(this.grpc, {
+      timeoutMs: options.timeoutMs ?? TIMEOUT_MS,
+      metadata: options.metadata ?? {},
+      traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,
+    });
+    const { admin, handoff, handshake, leases, pool, scheduler, transfers } = services(this.caller);
+    this.admin = admin;
+    this.handoff = handoff;
+    this.handshake = handshake;
+    this.leases = leases;
+    this.pool = pool;
+    this.scheduler = scheduler;
+    this.transfers = transfers;
+  }
+
+  /** Waits for a transfer; see WaitOptions. */
+  wait(transferId: string, options?: WaitOptions): Promise<Waited> {
+    return wait(this.caller, transferId, options);
+  }
+
+  /** Tells every change of transfers; resumes by itself. */
+  watch(options?: WatchOptions): AsyncGenerator<WatchTransfersResponse, void, void> {
+    return watch(this.caller, options);
+  }
+
+  /** Tells how the engine is, and that it cannot be reached; connects again by itself. */
+  watchEngine(options?: WatchEngineOptions): AsyncGenerator<EngineNews, void, void> {
+    return watchEngine(this.caller, options);
+  }
+
+  /** Renews leases until they are over or the keeper is closed. */
+  keepAlive(leases: readonly AnyLease[], options: KeepAliveOptions = {}): Keeper {
+    const keeper = new Keeper(this.caller, leases, options, () => this.keepers.delete(keeper));
+    this.keepers.add(keeper);
+    return keeper;
+  }
+
+  /** A stream as it is, without resuming: `client.stream(SchedulerServiceService.schedule)`. */
+  stream<Request, Response>(
+    method: Method<Request, Response>,
+    request?: Request,
+    options?: CallOptions,
+  ): Stream<Request, Response> {
+    return this.caller.stream(method, request, options);
+  }
+
+  /** Ends renewals, watches and the connection. Transfers and leases live on at the server. */
+  close(): void {
+    for (const keeper of this.keepers) keeper.close();
+    this.caller.close();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}

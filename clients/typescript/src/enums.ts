@@ -1,0 +1,101 @@
+// What the values of the schema's enums allow. A server may be newer than this library, so values that it does not know
+// read as the safe case: an unknown state is not an end, unknown memory is in quarantine, an unknown reason is not
+// retried.
+
+import { FailureReason, NextStep, type Failure } from "../gen/kvgrpc/v1/common.js";
+import { Admission } from "../gen/kvgrpc/v1/handshake.js";
+import { LeaseState } from "../gen/kvgrpc/v1/lease.js";
+import {
+  CancelOutcome,
+  MemoryDisposition,
+  TransferState,
+  type CancelTransferResponse,
+  type Transfer,
+} from "../gen/kvgrpc/v1/transfer.js";
+import type { KvGrpcError } from "./errors.js";
+
+const TRANSFER_ENDS = new Set([
+  TransferState.TRANSFER_STATE_SUCCEEDED,
+  TransferState.TRANSFER_STATE_FAILED,
+  TransferState.TRANSFER_STATE_CANCELLED,
+]);
+
+const LEASE_ENDS = new Set([
+  LeaseState.LEASE_STATE_EXPIRED,
+  LeaseState.LEASE_STATE_RELEASED,
+  LeaseState.LEASE_STATE_DONE,
+  LeaseState.LEASE_STATE_VOIDED,
+  LeaseState.LEASE_STATE_LOST,
+]);
+
+/** Whether a transfer has ended, one way or another. Says nothing about its memory. */
+export function isOver(transfer: Pick<Transfer, "state">): boolean {
+  return TRANSFER_ENDS.has(transfer.state);
+}
+
+/** Whether a transfer has ended well: at the destination the KV is in the blocks. */
+export function hasSucceeded(transfer: Pick<Transfer, "state">): boolean {
+  return transfer.state === TransferState.TRANSFER_STATE_SUCCEEDED;
+}
+
+/** What is known of a transfer's blocks; QUARANTINED where that is unknown. */
+export function memoryOf(transfer: Pick<Transfer, "memory"> | undefined): MemoryDisposition {
+  switch (transfer?.memory) {
+    case MemoryDisposition.MEMORY_DISPOSITION_HELD:
+    case MemoryDisposition.MEMORY_DISPOSITION_RETURNED:
+      return transfer.memory;
+    default:
+      return MemoryDisposition.MEMORY_DISPOSITION_QUARANTINED;
+  }
+}
+
+/** Whether the engine's blocks of a transfer may be reused. */
+export function mayReuseMemory(transfer: Pick<Transfer, "memory"> | undefined): boolean {
+  return memoryOf(transfer) === MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
+}
+
+/** Whether bytes may still be in flight after a cancel. Its transfers say which blocks are returned. */
+export function mayBeInFlight(cancelled: Pick<CancelTransferResponse, "outcome">): boolean {
+  switch (cancelled.outcome) {
+    case CancelOutcome.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS:
+    case CancelOutcome.CANCEL_OUTCOME_ALREADY_ENDED:
+    case CancelOutcome.CANCEL_OUTCOME_TOMBSTONED:
+      return false;
+    default:
+      return true;
+  }
+}
+
+/** Whether a lease has ended. */
+export function isLeaseOver(lease: { state: LeaseState }): boolean {
+  return LEASE_ENDS.has(lease.state);
+}
+
+/** Whether an engine takes new work. */
+export function takesWork(engine: { admission: Admission } | undefined): boolean {
+  return engine?.admission === Admission.ADMISSION_OPEN;
+}
+
+/** Whether the same may be tried again, here or with another engine; `next` says which. */
+export function mayRetry(failure: Pick<Failure, "next"> | KvGrpcError | undefined): boolean {
+  switch (failure?.next) {
+    case NextStep.NEXT_STEP_RETRY_HERE:
+    case NextStep.NEXT_STEP_RETRY_OTHER_CONSUMER:
+    case "RETRY_HERE":
+    case "RETRY_OTHER_CONSUMER":
+      return true;
+    default:
+      return false;
+  }
+}
+
+/** Name of a reason as in errors; one that is unknown reads as INTERNAL. */
+export function reasonName(reason: FailureReason): string {
+  return nameOf(FailureReason, "FAILURE_REASON_", reason) ?? "INTERNAL";
+}
+
+/** Name of an enum's value without the enum's prefix; undefined for a value that this library does not know. */
+export function nameOf(values: Record<number, string>, prefix: string, value: number): string | undefined {
+  const name = values[value];
+  return name?.startsWith(prefix) ? name.slice(prefix.length) : undefined;
+}

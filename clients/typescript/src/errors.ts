@@ -1,0 +1,157 @@
+// The one error of all calls, and how it is made from a gRPC status.
+
+import { BinaryReader } from "@bufbuild/protobuf/wire";
+import { status, type Metadata, type ServiceError } from "@grpc/grpc-js";
+import { Duration } from "../gen/google/protobuf/duration.js";
+import type { FailureReason, NextStep } from "../gen/kvgrpc/v1/common.js";
+import { milliseconds } from "./durations.js";
+
+type WithoutPrefix<Name, Prefix extends string> = Name extends `${Prefix}${infer Rest}` ? Rest : never;
+
+/** Name of a FailureReason. A server may be newer than this library: other names are possible. */
+export type Reason = WithoutPrefix<keyof typeof FailureReason, "FAILURE_REASON_"> | (string & {});
+
+/** Name of a NextStep: what would help. */
+export type Next = WithoutPrefix<keyof typeof NextStep, "NEXT_STEP_"> | (string & {});
+
+/** One wrong field of a request. */
+export interface Violation {
+  field: string;
+  description: string;
+}
+
+const DOMAIN = "kvgrpc.dev";
+const DETAILS_KEY = "grpc-status-details-bin";
+
+/** What a server states beside code and message. */
+interface Details {
+  reason: Reason;
+  next: Next;
+  engineId: string;
+  /** The life of the engine that refused; 0 where it is not stated. */
+  incarnation: number;
+  violations: Violation[];
+  retryDelayMs: number | undefined;
+  metadata: Record<string, string>;
+}
+
+const NO_DETAILS: Details = {
+  reason: "UNSPECIFIED",
+  next: "UNSPECIFIED",
+  engineId: "",
+  incarnation: 0,
+  violations: [],
+  retryDelayMs: undefined,
+  metadata: {},
+};
+
+/**
+ * A call that failed. Programs look at `reason` and `next`; the message is for people.
+ *
+ * A status without details was not made by a kvgrpc server but by gRPC or a proxy: its reason is "UNSPECIFIED".
+ */
+export class KvGrpcError extends Error implements Details {
+  override readonly name = "KvGrpcError";
+  readonly reason: Reason;
+  readonly next: Next;
+  readonly engineId: string;
+  readonly incarnation: number;
+  readonly violations: Violation[];
+  readonly retryDelayMs: number | undefined;
+  readonly metadata: Record<string, string>;
+
+  constructor(
+    readonly code: status,
+    message: string,
+    details: Partial<Details> = {},
+    options?: ErrorOptions,
+  ) {
+    super(message, options);
+    const all = { ...NO_DETAILS, ...details };
+    this.reason = all.reason;
+    this.next = all.next;
+    this.engineId = all.engineId;
+    this.incarnation = all.incarnation;
+    this.violations = all.violations;
+    this.retryDelayMs = all.retryDelayMs;
+    this.metadata = all.metadata;
+  }
+
+  /** Name of the gRPC code. */
+  get codeName(): string {
+    return status[this.code] ?? String(this.code);
+  }
+}
+
+/** The typed error of a failed call. */
+export function fromStatus(failed: Pick<ServiceError, "code" | "details" | "metadata">): KvGrpcError {
+  const message = failed.details || status[failed.code] || "unknown";
+  return new KvGrpcError(failed.code, message, detailsOf(failed.metadata), { cause: failed });
+}
+
+function detailsOf(trailers: Metadata | undefined): Partial<Details> {
+  const encoded = trailers?.get(DETAILS_KEY)[0];
+  if (encoded === undefined || typeof encoded === "string") return {};
+  const found: Partial<Details> = {};
+  for (const row of fields(encoded)[3] ?? []) {
+    const any = fields(row);
+    const value = any[2]?.[0] ?? new Uint8Array();
+    const type = text(any[1]).split("/").at(-1);
+    if (type === "google.rpc.ErrorInfo") Object.assign(found, errorInfo(value));
+    else if (type === "google.rpc.BadRequest") found.violations = violations(value);
+    else if (type === "google.rpc.RetryInfo") found.retryDelayMs = retryDelayMs(value);
+  }
+  return found;
+}
+
+function errorInfo(encoded: Uint8Array): Partial<Details> {
+  const info = fields(encoded);
+  if (text(info[2]) !== DOMAIN) return {};
+  const metadata: Record<string, string> = {};
+  for (const row of info[3] ?? []) {
+    const entry = fields(row);
+    metadata[text(entry[1])] = text(entry[2]);
+  }
+  return {
+    reason: text(info[1]),
+    next: metadata.next ?? NO_DETAILS.next,
+    engineId: metadata.engine_id ?? "",
+    incarnation: Number(metadata.incarnation ?? 0) || 0,
+    metadata,
+  };
+}
+
+function violations(encoded: Uint8Array): Violation[] {
+  return (fields(encoded)[1] ?? []).map((row) => {
+    const violation = fields(row);
+    return { field: text(violation[1]), description: text(violation[2]) };
+  });
+}
+
+function retryDelayMs(encoded: Uint8Array): number | undefined {
+  const delay = fields(encoded)[1]?.[0];
+  return delay && milliseconds(Duration.decode(delay));
+}
+
+/**
+ * Texts and messages of an encoded message by field number. The google.rpc messages are few and frozen, so they are
+ * read by their numbers. What cannot be read is left out: an error must not hide behind another one.
+ */
+function fields(encoded: Uint8Array): Record<number, Uint8Array[]> {
+  const found: Record<number, Uint8Array[]> = {};
+  try {
+    const reader = new BinaryReader(encoded);
+    while (reader.pos < reader.len) {
+      const [number, wireType] = reader.tag();
+      if (wireType === 2) (found[number] ??= []).push(reader.bytes());
+      else reader.skip(wireType);
+    }
+  } catch {
+    // Cut off or malformed: what was read so far stands.
+  }
+  return found;
+}
+
+function text(values: Uint8Array[] | undefined): string {
+  return new TextDecoder().decode(values?.at(-1));
+}

@@ -1,0 +1,101 @@
+// One lease that is kept alive, and what is known of it.
+
+import { FailureReason, type Grant } from "../gen/kvgrpc/v1/common.js";
+import { LeaseRef, LeaseState, type Lease, type RenewedLease } from "../gen/kvgrpc/v1/lease.js";
+import { milliseconds } from "./durations.js";
+import { isLeaseOver, reasonName } from "./enums.js";
+import type { KvGrpcError, Reason } from "./errors.js";
+
+/** A lease by its id, by a grant that stands on it, or as a reply gave it. */
+export type AnyLease = string | Grant | Lease | LeaseRef;
+
+/** How a lease ended. */
+export interface LeaseEnd {
+  /** DONE: its consumers have their KV. UNSPECIFIED: the server does not know it. */
+  state: LeaseState;
+  /** Why it could not be renewed. */
+  reason: Reason;
+  /** Where renewing itself was refused: the error of the call. */
+  error?: KvGrpcError;
+}
+
+/** Between two renewals of a lease, also when its cap leaves it little time. */
+const SHORTEST_MS = 100;
+/** Until the next attempt for a lease that lives and could not be renewed. */
+const AGAIN_MS = 1_000;
+
+export class HeldLease {
+  readonly ref: LeaseRef;
+  /** Resolves when the lease is over. */
+  readonly over: Promise<LeaseEnd>;
+  /** When to renew it next, by this process's monotonic clock. */
+  dueAt = 0;
+  private end: LeaseEnd | undefined;
+  private leftUntil = 0;
+  private lastState = LeaseState.LEASE_STATE_UNSPECIFIED;
+  private expiry: NodeJS.Timeout | undefined;
+  private resolve!: (end: LeaseEnd) => void;
+
+  constructor(lease: AnyLease) {
+    this.ref = leaseRef(lease);
+    this.over = new Promise((resolve) => (this.resolve = resolve));
+  }
+
+  /** As it was told last; UNSPECIFIED before the first answer. */
+  get state(): LeaseState {
+    return this.end?.state ?? this.lastState;
+  }
+
+  get isOver(): boolean {
+    return this.end !== undefined;
+  }
+
+  /** What is left for sure, counted from when the renewal was sent: never more than the server grants. */
+  get remainingMs(): number {
+    return this.isOver ? 0 : Math.max(this.leftUntil - performance.now(), 0);
+  }
+
+  /** What the server said to a renewal sent at `sentAt`. */
+  answered(row: RenewedLease, sentAt: number): void {
+    const { reason } = row;
+    const remainingMs = milliseconds(row.remaining);
+    const refused = reason !== FailureReason.FAILURE_REASON_UNSPECIFIED;
+    if (isLeaseOver(row) || (refused && row.state !== LeaseState.LEASE_STATE_LIVE)) {
+      this.finish({ state: row.state, reason: refused ? reasonName(reason) : "UNSPECIFIED" });
+    } else if (refused) {
+      this.dueAt = sentAt + AGAIN_MS;
+    } else {
+      this.lastState = row.state;
+      this.leftUntil = sentAt + remainingMs;
+      this.dueAt = sentAt + Math.max(remainingMs / 3, SHORTEST_MS);
+      this.expireIn(this.leftUntil - performance.now());
+    }
+  }
+
+  /** Only the first end counts. */
+  finish(end: LeaseEnd): void {
+    clearTimeout(this.expiry);
+    if (this.end) return;
+    this.end = end;
+    this.resolve(end);
+  }
+
+  /** It is not renewed any more: what is left goes on, and nothing more is told. */
+  forget(): void {
+    clearTimeout(this.expiry);
+  }
+
+  /** A lease that could not be renewed in time is over for its holder, whatever the server may know. */
+  private expireIn(ms: number): void {
+    clearTimeout(this.expiry);
+    const expired: LeaseEnd = { state: LeaseState.LEASE_STATE_EXPIRED, reason: "LEASE_EXPIRED" };
+    this.expiry = setTimeout(() => this.finish(expired), Math.max(ms, 0));
+  }
+}
+
+function leaseRef(lease: AnyLease): LeaseRef {
+  if (typeof lease === "string") return LeaseRef.fromPartial({ leaseId: lease });
+  if ("token" in lease) return LeaseRef.fromPartial({ grant: lease });
+  if ("state" in lease) return LeaseRef.fromPartial({ leaseId: lease.leaseId });
+  return lease;
+}

@@ -1,0 +1,72 @@
+import assert from "node:assert/strict";
+import { status } from "@grpc/grpc-js";
+import { test, type TestContext } from "node:test";
+import { TransferState, WaitCondition, milliseconds, type WaitTransferRequest } from "kvgrpc";
+import { client, refusal, serve, type Call } from "./server.js";
+
+/** Without gRPC's own retries, so that each handler's answer is one attempt of the wait. */
+const ONE_ATTEMPT = { channelOptions: { "grpc.enable_retries": 0 } };
+const ENDED = { transfer: { transferId: "t", state: TransferState.TRANSFER_STATE_SUCCEEDED }, conditionMet: true };
+const PENDING = { transfer: { transferId: "t", state: TransferState.TRANSFER_STATE_PENDING }, conditionMet: false };
+
+async function start(t: TestContext, ...answers: (() => object)[]) {
+  const requests: WaitTransferRequest[] = [];
+  const waitTransfer = ({ request }: Call<WaitTransferRequest>) => {
+    requests.push(request);
+    return (answers.shift() ?? (() => PENDING))();
+  };
+  const server = await serve(t, { transfers: { waitTransfer } });
+  return { requests, engine: client(t, server, ONE_ATTEMPT) };
+}
+
+function unavailable(): object {
+  throw refusal(status.UNAVAILABLE, "away");
+}
+
+test("a long wait is several calls of half a minute at most", async (t) => {
+  const { requests, engine } = await start(t, () => PENDING, () => ENDED);
+  const until = WaitCondition.WAIT_CONDITION_RETURNED;
+  const waited = await engine.wait("t", { until, timeoutMs: 600_000 });
+  assert.equal(waited.conditionMet, true);
+  assert.equal(waited.transfer.state, TransferState.TRANSFER_STATE_SUCCEEDED);
+  assert.deepEqual(requests.map((request) => milliseconds(request.timeout)), [30_000, 30_000]);
+  assert(requests.every((request) => request.until === until && request.transferId === "t"));
+});
+
+test("a wait survives UNAVAILABLE while time is left", async (t) => {
+  const { requests, engine } = await start(t, unavailable, unavailable, () => ENDED);
+  assert.equal((await engine.wait("t")).conditionMet, true);
+  assert.equal(requests.length, 3);
+});
+
+test("a server that is away at the end of the wait is an error", async (t) => {
+  const { engine } = await start(t, ...Array(10).fill(unavailable));
+  await assert.rejects(engine.wait("t", { timeoutMs: 250 }), { code: status.UNAVAILABLE });
+});
+
+test("a wait whose time is over tells the transfer as it is", async (t) => {
+  const { requests, engine } = await start(t);
+  const waited = await engine.wait("t", { timeoutMs: 150 });
+  assert.equal(waited.conditionMet, false);
+  assert.equal(waited.transfer.state, TransferState.TRANSFER_STATE_PENDING);
+  assert(requests.length >= 2 && requests.length <= 4, "asked again, and not in a tight loop");
+});
+
+test("a wait without time asks once", async (t) => {
+  const { requests, engine } = await start(t);
+  assert.equal((await engine.wait("t", { timeoutMs: 0 })).conditionMet, false);
+  assert.equal(requests.length, 1);
+});
+
+test("an unknown transfer ends the wait", async (t) => {
+  const { engine } = await start(t, () => {
+    throw refusal(status.NOT_FOUND, "no such transfer", { reason: "TRANSFER_NOT_FOUND" });
+  });
+  await assert.rejects(engine.wait("t"), { reason: "TRANSFER_NOT_FOUND" });
+});
+
+test("a signal ends a wait", async (t) => {
+  const stop = new AbortController();
+  const { engine } = await start(t, () => (stop.abort(new Error("enough")), unavailable()));
+  await assert.rejects(engine.wait("t", { signal: stop.signal }), { message: "enough" });
+});
