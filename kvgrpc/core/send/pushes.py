@@ -158,7 +158,7 @@ class Pushes:
         message = row.message or "the destination ended the push"
         if move.stage is not Stage.ENDED:
             self._ends.give_up(move, _REASONS[row.outcome], message, row.outcome)
-        elif row.outcome is CloseOutcome.CANCELLED and move.push.lacks(move.claims.engine_id):
+        elif row.outcome is not CloseOutcome.FAILED and move.push.lacks(move.claims.engine_id):
             self._ends.failed(move.push, move.claims.engine_id, message, row.outcome)
         return True
 

@@ -264,7 +264,7 @@ class Story:
         rng = self._rng
         if not host.ready:
             return
-        host.engine.cancel(offer.key, rng.choice((CancelScope.BOTH, CancelScope.BOTH, CancelScope.THIS_SIDE)))
+        host.engine.cancel(offer.key, rng.choice((CancelScope.BOTH, *CancelScope)))
         if token and rng.randrange(2):
             others = [other for other in self._world.hosts if other is not source]
             self._after(self._relay_s(), lambda: self._offer_again(source, rng.choice(others), offer))
