@@ -1,0 +1,124 @@
+"""The demo's model as an engine that only computes: its lead gives out the blocks, and a router says what to compute
+and in which of them. `examples/router-go` drives two of these.
+
+    kvgrpc serve --no-pool --session-socket P.sock
+    python -m examples.minimal_engine.driven --session-socket P.sock --port 8100
+
+`POST /compute` takes {"token_ids", "computed_tokens", "max_tokens", "blocks"}; `blocks` is a message kvgrpc.v1.Blocks.
+It computes the KV of the tokens from `computed_tokens` on, in these blocks, and then `max_tokens` more. The answer has
+a line {"token_id"} for each of them as it comes, and a last line {"finish_reason"}.
+"""
+
+import argparse
+import json
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf.json_format import ParseDict, ParseError
+
+from examples.minimal_engine.model import VOCAB_TOKENS, MinimalModel, greedy_token
+from kvgrpc.client import block_ids
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, uniform_layout
+from kvgrpc.engine import Engine, Rank
+from kvgrpc.v1.common_pb2 import Blocks
+
+
+class AnotherLife(Exception):
+    """The blocks are of a life of the engine that is over."""
+
+
+class DrivenEngine:
+    """A model and a pool that its lead manages."""
+
+    def __init__(self, socket_path: str, blocks: int = 256, block_tokens: int = 16) -> None:
+        self.model = MinimalModel()
+        self._turn = threading.Lock()
+        """The model computes for one request at a time."""
+        config = self.model.config
+        group = Group(
+            "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads, config.head_dim,
+            "float32",
+        )  # fmt: skip
+        layout = uniform_layout(group, config.block_bytes(block_tokens))
+        self.engine = Engine.attach(
+            socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, weights_revision=self.model.weights_revision
+        )
+        self.rank = Rank(self.engine.ticket)
+        layers = self.rank.memory.view(np.float32).reshape(config.layers, *config.kv_shape(blocks, block_tokens))
+        self.kv = [torch.from_numpy(layer) for layer in layers]
+
+    def compute(self, ids: list[int], computed_tokens: int, max_tokens: int, blocks: Blocks) -> Iterator[int]:
+        """Tokens as they come. Raises AnotherLife, and ValueError for what makes no sense, before the first."""
+        if blocks.incarnation != self.engine.incarnation:
+            raise AnotherLife(f"the blocks are of incarnation {blocks.incarnation}")
+        if not ids or not 0 <= computed_tokens <= len(ids) or max(ids) >= VOCAB_TOKENS or min(ids) < 0:
+            raise ValueError(f"token ids are below {VOCAB_TOKENS}, and no more are computed than there are")
+        table = block_ids(blocks)
+        # The token that follows is known from the last one, which is computed again if its KV has come.
+        start = min(computed_tokens, len(ids) - 1) if max_tokens else computed_tokens
+        logits = self._forward(ids[start:], start, table)
+        return self._generate(list(ids), logits, max_tokens, table)
+
+    def _generate(self, ids: list[int], logits: torch.Tensor, count: int, table: list[int]) -> Iterator[int]:
+        for _ in range(count):
+            ids.append(greedy_token(logits))
+            yield ids[-1]
+            logits = self._forward(ids[-1:], len(ids) - 1, table)
+
+    def _forward(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
+        with self._turn:
+            return self.model.forward(ids, start, table, self.kv)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request. Its connection ends with it: a router that hangs up ends the computation."""
+
+    engine: DrivenEngine
+
+    def do_POST(self) -> None:
+        """`/compute`."""
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        try:
+            blocks = ParseDict(body["blocks"], Blocks())
+            tokens = self.engine.compute(body["token_ids"], body["computed_tokens"], body["max_tokens"], blocks)
+        except AnotherLife as error:
+            self.send_error(HTTPStatus.CONFLICT, str(error))
+            return
+        except (KeyError, TypeError, ValueError, ParseError) as error:
+            self.send_error(HTTPStatus.BAD_REQUEST, str(error))
+            return
+        self.send_response(HTTPStatus.OK)
+        self.end_headers()
+        for token in tokens:
+            self._line({"token_id": token})
+        self._line({"finish_reason": "length"})
+
+    def _line(self, line: dict[str, Any]) -> None:
+        self.wfile.write(json.dumps(line).encode() + b"\n")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
+        """Not a line for each request."""
+
+
+def main() -> None:
+    """Serves until its lead ends."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--session-socket", required=True, help="where its lead listens")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    Handler.engine = DrivenEngine(options.session_socket)
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"driven: http://127.0.0.1:{server.server_port}", flush=True)
+    while True:
+        Handler.engine.engine.poll(timeout_s=60.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"kvgrpc.dev/kvgrpc"
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+// end ends an attempt, in the background: the client waits neither for it nor for an engine that is away. What the
+// router cannot say to an engine ends there by itself: leases, allocations and registrations have their times.
+func (r *router) end(ctx context.Context, a *attempt, why error) {
+	cancelled, freed := a.leave(why != nil)
+	message := "done"
+	switch {
+	case ctx.Err() != nil:
+		message = "the client hung up"
+	case why != nil:
+		message = why.Error()
+	}
+	ctx = context.WithoutCancel(ctx)
+	r.ending.Go(func() {
+		cancel(ctx, a, message, cancelled)
+		for e, allocations := range freed {
+			for _, allocation := range allocations {
+				free(ctx, e, allocation)
+			}
+		}
+	})
+}
+
+// cancel ends everything under the attempt's key at these engines, also what is still to come under it, and frees the
+// attempt's allocations.
+func cancel(ctx context.Context, a *attempt, message string, engines map[*engine][]string) {
+	var sides []kvgrpc.Side
+	var order []*engine
+	for e, allocations := range engines {
+		sides = append(sides, kvgrpc.Side{Client: e.client, TransferKey: a.key, FreeAllocationIDs: allocations})
+		order = append(order, e)
+	}
+	for i, result := range kvgrpc.CleanUp(ctx, message, sides...) {
+		if result.Err != nil {
+			slog.Warn("not cleaned up", "request", a.id, "engine", order[i].String(), "error", result.Err)
+			continue
+		}
+		slog.Info("cancelled", "request", a.id, "engine", order[i].String(), "message", message,
+			"outcome", kvgrpc.Outcome(result.Response).String())
+	}
+}
+
+// free gives an allocation back. Its blocks that are pinned come free at their last unpin.
+func free(ctx context.Context, e *engine, allocation string) {
+	_, err := e.client.Pool.FreeBlocks(ctx, &pb.FreeBlocksRequest{
+		Freed: &pb.FreeBlocksRequest_AllocationId{AllocationId: allocation},
+	})
+	var typed *kvgrpc.Error
+	if err != nil && !(errors.As(err, &typed) && typed.Reason == "BLOCK_NOT_ALLOCATED") {
+		slog.Warn("not freed", "engine", e.String(), "error", err)
+	}
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+// work is what a driven engine is asked to compute, as `POST /compute`: the KV of the tokens from computed_tokens on,
+// in these blocks; then max_tokens more, one after the other.
+type work struct {
+	TokenIDs []uint32 `json:"token_ids"`
+	// ComputedTokens have their KV in the blocks. When that is all of them the engine computes the last one again, since
+	// it needs what follows from it.
+	ComputedTokens int `json:"computed_tokens"`
+	MaxTokens      int `json:"max_tokens"`
+	// Blocks is a message kvgrpc.v1.Blocks, as JSON.
+	Blocks json.RawMessage `json:"blocks"`
+}
+
+// progress is one line of the answer. The last line has a finish_reason; without it the answer was cut.
+type progress struct {
+	TokenID      *uint32 `json:"token_id,omitempty"`
+	FinishReason string  `json:"finish_reason,omitempty"`
+}
+
+// compute has an engine compute, and answers the client with the tokens, if any are asked for.
+func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.Blocks) (err error) {
+	if work.Blocks, err = protojson.Marshal(blocks); err != nil {
+		return err
+	}
+	body, err := json.Marshal(work)
+	if err != nil {
+		return err
+	}
+	reply, err := post(ctx, d.engine, "/compute", a.header, body)
+	if err != nil {
+		return err
+	}
+	defer reply.Body.Close()
+	if work.MaxTokens == 0 {
+		_, err := d.follow(ctx, reply.Body, func(uint32) error { return nil })
+		return err
+	}
+	tokens := newTokens(a, len(work.TokenIDs))
+	finish, err := d.follow(ctx, reply.Body, tokens.add)
+	if err != nil {
+		return err
+	}
+	return tokens.finish(finish)
+}
+
+// follow reads an answer line by line.
+func (d *driven) follow(ctx context.Context, body io.Reader, each func(uint32) error) (finish string, err error) {
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		var line progress
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			return "", unanswered(ctx, d.engine, "/compute", err)
+		}
+		if line.TokenID != nil {
+			if err := each(*line.TokenID); err != nil {
+				return "", err
+			}
+		}
+		if line.FinishReason != "" {
+			return line.FinishReason, nil
+		}
+	}
+	if err = lines.Err(); err == nil {
+		err = io.ErrUnexpectedEOF
+	}
+	return "", unanswered(ctx, d.engine, "/compute", err)
+}
+
+// engines is for calls to all engines. Waiting for an answer is bounded by the request's context only.
+var engines = &http.Client{Transport: newTransport()}
+
+func newTransport() *http.Transport {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.Proxy = nil
+	transport.MaxIdleConnsPerHost = 64
+	return transport
+}
+
+// post sends a request to an engine, with the trace, and returns its answer if that is 200.
+func post(ctx context.Context, to *engine, path string, header http.Header, body []byte) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, to.url+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header = header.Clone()
+	request.Header.Set("Content-Type", "application/json")
+	if trace := traceparent(ctx); trace != "" {
+		request.Header.Set("Traceparent", trace)
+	}
+	reply, err := engines.Do(request)
+	if err != nil {
+		return nil, unanswered(ctx, to, path, err)
+	}
+	if reply.StatusCode == http.StatusOK {
+		return reply, nil
+	}
+	defer reply.Body.Close()
+	said, err := io.ReadAll(io.LimitReader(reply.Body, 64<<10))
+	if err != nil {
+		said = fmt.Appendf(said, " (%v)", err)
+	}
+	return nil, answered(to, path, reply, said)
+}

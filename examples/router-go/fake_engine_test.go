@@ -1,0 +1,338 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+// soon is the time that a test gives to what must come. It is used up only by tests that fail.
+const soon = 20 * time.Second
+
+// llm is a fake engine behind a fake lead: driven (/compute), and with a scheduler of its own (/v1/completions).
+type llm struct {
+	*lead
+	http *httptest.Server
+
+	mu     sync.Mutex
+	traces []string
+	works  []work
+	bodies []map[string]json.RawMessage
+	// statuses of the next answers, the first one first; 200 where there is none.
+	statuses []int
+	// streamError: the next stream begins with an error.
+	streamError bool
+	// cut: the next answer breaks off after its first token.
+	cut bool
+	// waits: answers wait until it is closed, or the caller leaves; `came` gets one value for each that waits.
+	waits, came chan struct{}
+}
+
+func (w *world) newLLM(t *testing.T) *llm {
+	t.Helper()
+	e := &llm{lead: w.newLead(t), came: make(chan struct{}, 16)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /compute", e.compute)
+	mux.HandleFunc("POST /v1/completions", e.completions)
+	e.http = httptest.NewServer(mux)
+	t.Cleanup(e.http.Close)
+	return e
+}
+
+// token is what a model that is no model makes of a prompt: it depends on all of it, and on the place.
+func token(ids []uint32, place int) uint32 {
+	sum := uint32(place)
+	for _, id := range ids {
+		sum = sum*31 + id
+	}
+	return sum % 1000
+}
+
+// admit notes a request and answers with the status that the test wants. False: that was all.
+func (e *llm) admit(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
+	body, _ = io.ReadAll(r.Body)
+	e.mu.Lock()
+	e.traces = append(e.traces, r.Header.Get("Traceparent"))
+	status, waits := http.StatusOK, e.waits
+	if len(e.statuses) > 0 {
+		status, e.statuses = e.statuses[0], e.statuses[1:]
+	}
+	e.mu.Unlock()
+	if waits != nil {
+		e.came <- struct{}{}
+		select {
+		case <-waits:
+		case <-r.Context().Done():
+			return nil, false
+		}
+	}
+	if status != http.StatusOK {
+		w.WriteHeader(status)
+		fmt.Fprint(w, `{"error": {"message": "the engine's own"}}`)
+		return nil, false
+	}
+	return body, true
+}
+
+func (e *llm) compute(w http.ResponseWriter, r *http.Request) {
+	body, ok := e.admit(w, r)
+	if !ok {
+		return
+	}
+	var asked work
+	_ = json.Unmarshal(body, &asked)
+	e.mu.Lock()
+	e.works = append(e.works, asked)
+	cut := e.cut && asked.MaxTokens > 0
+	e.mu.Unlock()
+	lines := json.NewEncoder(w)
+	for place := range asked.MaxTokens {
+		id := token(asked.TokenIDs, place)
+		_ = lines.Encode(progress{TokenID: &id})
+		_ = http.NewResponseController(w).Flush()
+		if cut {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	_ = lines.Encode(progress{FinishReason: "length"})
+}
+
+// completions does what an engine with kvgrpc's connector does, as far as a router can see it.
+func (e *llm) completions(w http.ResponseWriter, r *http.Request) {
+	body, ok := e.admit(w, r)
+	if !ok {
+		return
+	}
+	fields := map[string]json.RawMessage{}
+	_ = json.Unmarshal(body, &fields)
+	e.mu.Lock()
+	e.bodies = append(e.bodies, fields)
+	e.mu.Unlock()
+	var params struct {
+		Prefills bool            `json:"do_remote_decode"`
+		Decodes  bool            `json:"do_remote_prefill"`
+		Grant    json.RawMessage `json:"kvgrpc_grant"`
+		Intent   json.RawMessage `json:"kvgrpc_intent"`
+	}
+	var intent pb.Intent
+	if json.Unmarshal(fields["kv_transfer_params"], &params) == nil {
+		if err := protojson.Unmarshal(params.Intent, &intent); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+	}
+	switch err := e.transfer(r.Context(), params.Prefills, params.Decodes, params.Grant, &intent); {
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	case params.Prefills:
+		given, _ := json.Marshal(map[string]any{
+			"do_remote_prefill": true, "kvgrpc_grant": intent.TransferKey, "anything": "else",
+		})
+		fmt.Fprintf(w, `{"choices": [{"token_ids": [1]}], "kv_transfer_params": %s}`, given)
+	default:
+		e.answer(w, fields)
+	}
+}
+
+// transfer moves the KV, by this engine's own calls to its lead.
+func (e *llm) transfer(ctx context.Context, prefills, decodes bool, token json.RawMessage, intent *pb.Intent) error {
+	pushes := intent.Mode == pb.TransferMode_TRANSFER_MODE_PUSH
+	switch {
+	case prefills:
+		finished := &pb.FinishedBlocksRequest{TransferKey: intent.TransferKey}
+		if pushes {
+			finished.Job = &pb.FinishedBlocksRequest_Part{Part: &pb.PushPart{Last: true}}
+		}
+		_, err := e.FinishedBlocks(ctx, finished)
+		return err
+	case !decodes:
+		return nil
+	case pushes:
+		reserved, err := e.ReserveBlocks(ctx, &pb.ReserveBlocksRequest{
+			TransferKey: intent.TransferKey, RequestId: intent.RequestId,
+		})
+		if err != nil {
+			return err
+		}
+		source := e.world.leads[intent.Peer.Address]
+		if _, err := source.RegisterPush(ctx, &pb.RegisterPushRequest{Grant: reserved.Grant}); err != nil {
+			return err
+		}
+		return e.wait(ctx, reserved.Transfer)
+	default:
+		grant, err := (&handOver{params: params{"kvgrpc_grant": token}}).forDrive()
+		if err != nil {
+			return err
+		}
+		pull, err := e.PullBlocks(ctx, &pb.PullBlocksRequest{
+			Pull:        &pb.PullBlocksRequest_Grant{Grant: grant},
+			TransferKey: intent.TransferKey, RequestId: intent.RequestId,
+		})
+		if err != nil {
+			return err
+		}
+		return e.wait(ctx, pull.Transfer)
+	}
+}
+
+func (e *llm) wait(ctx context.Context, transfer *pb.Transfer) error {
+	reply, err := e.WaitTransfer(ctx, &pb.WaitTransferRequest{TransferId: transfer.TransferId})
+	if err != nil {
+		return err
+	}
+	if reply.Transfer.Failure != nil {
+		return fmt.Errorf("the KV did not come: %v", reply.Transfer.Failure)
+	}
+	return nil
+}
+
+func (e *llm) answer(w http.ResponseWriter, fields map[string]json.RawMessage) {
+	var ids []uint32
+	_ = json.Unmarshal(fields["prompt"], &ids)
+	if string(fields["stream"]) != "true" {
+		fmt.Fprintf(w, `{"choices": [{"token_ids": [%d, %d]}], "kv_transfer_params": {"kvgrpc_grant": "c2VjcmV0"}}`,
+			token(ids, 0), token(ids, 1))
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	e.mu.Lock()
+	failing := e.streamError
+	e.streamError = false
+	e.mu.Unlock()
+	if failing {
+		fmt.Fprint(w, "data: {\"error\": {\"message\": \"its KV did not come\"}}\n\ndata: [DONE]\n\n")
+		return
+	}
+	for place := range 2 {
+		fmt.Fprintf(w, "data: {\"choices\": [{\"token_ids\": [%d]}]}\n\n", token(ids, place))
+	}
+	fmt.Fprint(w, "data: [DONE]\n\n")
+}
+
+// stage is a router in front of fakes.
+type stage struct {
+	*world
+	p, d   []*llm
+	router *router
+	url    string
+}
+
+// on starts engines and a router: kinds are those of prefill and decode engines, "drive" or "relay".
+func on(t *testing.T, mode string, prefills, decodes []string) *stage {
+	t.Helper()
+	s := &stage{world: newWorld()}
+	arguments := []string{"-mode", mode}
+	for _, group := range []struct {
+		flag  string
+		kinds []string
+		into  *[]*llm
+	}{{"-prefill", prefills, &s.p}, {"-decode", decodes, &s.d}} {
+		for _, kind := range group.kinds {
+			e := s.newLLM(t)
+			*group.into = append(*group.into, e)
+			arguments = append(arguments, group.flag, kind+","+e.http.URL+","+e.address)
+		}
+	}
+	o, err := parse(arguments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.router, err = newRouter(o); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(s.router.handler())
+	s.url = server.URL
+	t.Cleanup(func() {
+		server.Close()
+		s.router.close()
+	})
+	until(t, func() bool {
+		return !slices.ContainsFunc(s.router.fleet.engines, func(e *engine) bool { return !e.takesWork() })
+	})
+	return s
+}
+
+func (s *stage) healthz(t *testing.T) int {
+	reply, err := http.Get(s.url + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	return reply.StatusCode
+}
+
+var prompt = []uint32{5, 6, 7, 8, 9, 10}
+
+// ask sends a request; with a context that ends early the client hangs up.
+func (s *stage) ask(ctx context.Context, more string) (status int, body string, err error) {
+	ids, _ := json.Marshal(prompt)
+	text := fmt.Sprintf(`{"model": "tiny", "prompt": %s, "max_tokens": 2%s}`, ids, more)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/completions", strings.NewReader(text))
+	if err != nil {
+		return 0, "", err
+	}
+	reply, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer reply.Body.Close()
+	said, err := io.ReadAll(reply.Body)
+	return reply.StatusCode, string(said), err
+}
+
+// served asks, and expects the right tokens.
+func (s *stage) served(t *testing.T) {
+	t.Helper()
+	status, body, err := s.ask(t.Context(), "")
+	var whole struct {
+		Choices []struct {
+			TokenIDs []uint32 `json:"token_ids"`
+		}
+	}
+	_ = json.Unmarshal([]byte(body), &whole)
+	if err != nil || status != http.StatusOK || len(whole.Choices) != 1 ||
+		!slices.Equal(whole.Choices[0].TokenIDs, []uint32{token(prompt, 0), token(prompt, 1)}) {
+		t.Fatalf("%d %s %v", status, body, err)
+	}
+}
+
+// atRest waits until nothing is left at any lead.
+func (s *stage) atRest(t *testing.T) {
+	t.Helper()
+	s.router.ending.Wait()
+	for _, e := range append(slices.Clone(s.p), s.d...) {
+		if left := e.holding(); len(left) > 0 {
+			t.Errorf("left at %s: %v", e.address, left)
+		}
+	}
+}
+
+func until(t *testing.T, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(soon); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not come")
+		}
+	}
+}
+
+func next(t *testing.T, from <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-from:
+	case <-time.After(soon):
+		t.Fatal("nothing came")
+	}
+}

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"kvgrpc.dev/kvgrpc"
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+// role is what an engine does for a request.
+type role string
+
+const (
+	prefill role = "prefill"
+	decode  role = "decode"
+)
+
+// address of an engine, as on the command line.
+type address struct{ kind, url, lead string }
+
+type addresses []address
+
+func (a *addresses) String() string { return fmt.Sprint(*a) }
+
+func (a *addresses) Set(text string) error {
+	parts := strings.Split(text, ",")
+	if len(parts) != 3 || (parts[0] != "drive" && parts[0] != "relay") {
+		return fmt.Errorf("an engine is KIND,URL,LEAD, KIND drive or relay: %q", text)
+	}
+	*a = append(*a, address{parts[0], strings.TrimRight(parts[1], "/"), parts[2]})
+	return nil
+}
+
+// steps are what one engine does for a request. The two kinds of engines do them in their own ways.
+type steps interface {
+	// prefill computes the prompt and hands its KV over to whoever pulls it.
+	prefill(context.Context, *attempt) (*handOver, error)
+	// decode pulls what was handed over, and answers.
+	decode(context.Context, *attempt, *handOver) error
+
+	// expect readies a decode engine for a push from source.
+	expect(ctx context.Context, a *attempt, source *engine) (*landing, error)
+	// push computes the prompt and pushes its KV.
+	push(context.Context, *attempt) error
+	// land waits until the push is there, and answers.
+	land(context.Context, *attempt, *landing) error
+
+	// alone computes everything where it is, and answers.
+	alone(context.Context, *attempt) error
+}
+
+// engine is one LLM instance: its HTTP server, its lead, and how it is.
+type engine struct {
+	address
+	steps
+	role   role
+	client *kvgrpc.Client
+
+	mu sync.Mutex
+	// status is what its lead said last; nil while it cannot be reached.
+	status      *pb.EngineStatus
+	unreachable error
+	engineID    string
+	life        *life
+	// underway are the steps of this router that the engine does now.
+	underway int
+}
+
+func (e *engine) String() string { return string(e.role) + " " + e.lead }
+
+// fleet is all engines, each watched.
+type fleet struct {
+	engines []*engine
+	stop    context.CancelFunc
+	loops   sync.WaitGroup
+}
+
+// join connects to the leads of all engines and begins to watch them.
+func join(o options) (*fleet, error) {
+	watching, stop := context.WithCancel(context.Background())
+	f := &fleet{stop: stop}
+	for _, group := range []struct {
+		role  role
+		named addresses
+	}{{prefill, o.prefill}, {decode, o.decode}} {
+		for _, address := range group.named {
+			client, err := kvgrpc.Connect(address.lead, kvgrpc.Options{Traceparent: traceparent})
+			if err != nil {
+				f.leave()
+				return nil, err
+			}
+			e := &engine{address: address, role: group.role, client: client}
+			if address.kind == "drive" {
+				e.steps = &driven{engine: e}
+			} else {
+				e.steps = &relayed{e}
+			}
+			f.engines = append(f.engines, e)
+			f.loops.Go(func() { e.watch(watching) })
+		}
+	}
+	return f, nil
+}
+
+// leave ends the watches and the connections.
+func (f *fleet) leave() {
+	f.stop()
+	f.loops.Wait()
+	for _, e := range f.engines {
+		e.client.Close()
+	}
+}
+
+// watch keeps what is known of an engine up to date.
+func (e *engine) watch(ctx context.Context) {
+	for update := range e.client.WatchEngine(ctx, 0) {
+		e.learn(update)
+	}
+}
+
+func (e *engine) learn(update kvgrpc.EngineUpdate) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before, admission := e.status != nil, e.status.GetAdmission()
+	e.unreachable, e.status = update.Unreachable, update.Response.GetStatus()
+	if update.Unreachable != nil {
+		slog.Warn("an engine cannot be reached", "engine", e.String(), "error", update.Unreachable)
+		e.life.doubt()
+		return
+	}
+	e.engineID = update.Response.GetHeader().GetEngineId()
+	e.life = e.life.confirm(update.Response.GetHeader().GetIncarnation())
+	if !before || admission != e.status.Admission {
+		slog.Info("an engine", "engine", e.String(), "id", e.engineID, "admission", e.status.Admission.String(),
+			"reason", e.status.AdmissionReason)
+	}
+}
+
+// begin counts a step that the engine does; end it with the function that is returned.
+func (e *engine) begin() (end func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.underway++
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.underway--
+	}
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// lifeGrace is how long an engine that cannot be reached is taken for alive: a connection that was cut stands again
+// sooner.
+const lifeGrace = 3 * time.Second
+
+var errLifeOver = errors.New("the engine has ended, or has started over")
+
+// life of an engine: from one incarnation to the next. Whatever is waited for at its lead comes within it, or never.
+type life struct {
+	incarnation uint64
+	over        context.Context
+	end         context.CancelCauseFunc
+	grace       *time.Timer // runs while the engine cannot be reached
+}
+
+// confirm is the life that an engine has with this incarnation. One before it ends.
+func (l *life) confirm(incarnation uint64) *life {
+	if l != nil && l.grace != nil {
+		l.grace.Stop()
+	}
+	if l != nil && l.incarnation == incarnation && l.over.Err() == nil {
+		return l
+	}
+	if l != nil {
+		l.end(errLifeOver)
+	}
+	over, end := context.WithCancelCause(context.Background())
+	return &life{incarnation: incarnation, over: over, end: end}
+}
+
+// doubt ends the life unless it is confirmed soon.
+func (l *life) doubt() {
+	if l == nil {
+		return
+	}
+	if l.grace != nil {
+		l.grace.Stop()
+	}
+	l.grace = time.AfterFunc(lifeGrace, func() { l.end(errLifeOver) })
+}
+
+// within is a context that ends with the engine's life, too, for errLifeOver then.
+func (e *engine) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	e.mu.Lock()
+	life := e.life
+	e.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	if life == nil {
+		return ctx, func() { cancel(nil) }
+	}
+	stop := context.AfterFunc(life.over, func() { cancel(context.Cause(life.over)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// incarnation of an engine, 0 where none is known.
+func (e *engine) incarnation() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.life == nil {
+		return 0
+	}
+	return e.life.incarnation
+}

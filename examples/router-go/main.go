@@ -1,0 +1,136 @@
+// Router serves OpenAI-style completions with prefill and decode engines. The KV of each prompt goes from the one to
+// the other by kvgrpc.
+//
+//	go run . -prefill drive,http://127.0.0.1:8100,127.0.0.1:50051 -decode drive,http://127.0.0.1:8200,127.0.0.1:50052
+//
+// Where to read what:
+//
+//	front.go                 a request comes in, and its answer or error goes out
+//	pull.go, push.go         the steps of a request, in their order
+//	drive.go, compute.go     the steps at an engine whose pool this router manages
+//	relay.go                 the steps at an engine that has a scheduler of its own, such as vLLM
+//	fleet.go, choose.go      which engines there are, how they are, and which one is next; life.go: when one is over
+//	failure.go, retry.go     what a failure means, and what helps
+//	attempt.go, cleanup.go   what a request holds at engines, and how all of it ends
+//	tracing.go               one trace for each request
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := run(); err != nil {
+		slog.Error("the router ends", "error", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	listen  string
+	mode    string
+	prefill addresses
+	decode  addresses
+	// ttl is how long a prefill engine holds what nobody has come for.
+	ttl time.Duration
+	// tries of one step, at all engines together.
+	tries int
+	// timeout of a whole request.
+	timeout time.Duration
+	// drain bounds how long requests may go on after SIGTERM.
+	drain time.Duration
+}
+
+func parse(arguments []string) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("router", flag.ContinueOnError)
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:8300", "`address` to serve HTTP at")
+	flags.StringVar(&o.mode, "mode", "pull", "how KV travels: `pull or push`")
+	flags.Var(&o.prefill, "prefill", "a prefill engine, `KIND,URL,LEAD`: drive or relay, its HTTP server, its lead; repeat it")
+	flags.Var(&o.decode, "decode", "a decode engine, as `KIND,URL,LEAD`; repeat it")
+	flags.DurationVar(&o.ttl, "ttl", 30*time.Second, "how long a prompt's KV waits for its decode engine")
+	flags.IntVar(&o.tries, "tries", 4, "tries of one step of a request, at all engines together")
+	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "limit for a whole request")
+	flags.DurationVar(&o.drain, "drain", 30*time.Second, "how long requests may go on after SIGTERM")
+	if err := flags.Parse(arguments); err != nil {
+		return o, err
+	}
+	switch {
+	case len(o.prefill) == 0 || len(o.decode) == 0:
+		return o, errors.New("name at least one -prefill and one -decode engine")
+	case o.mode != "pull" && o.mode != "push":
+		return o, fmt.Errorf("-mode is pull or push, not %q", o.mode)
+	case o.tries < 1 || o.ttl <= 0 || o.timeout <= 0:
+		return o, errors.New("-tries, -ttl and -timeout are positive")
+	}
+	return o, nil
+}
+
+func run() error {
+	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	stopping, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	flush, err := startTracing(stopping)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	router, err := newRouter(o)
+	if err != nil {
+		return err
+	}
+	defer router.close()
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("router: %s at http://%s\n", o.mode, listener.Addr())
+	return serve(stopping, router, listener)
+}
+
+// serve takes requests until stopping, then lets those under way end, for a while.
+func serve(stopping context.Context, router *router, listener net.Listener) error {
+	// Requests are not of `stopping`: they go on when the router is told to end.
+	requests, cut := context.WithCancel(context.Background())
+	defer cut()
+	server := &http.Server{
+		Handler:           router.handler(),
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ReadHeaderTimeout: 10 * time.Second,
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-stopping.Done():
+	}
+	router.drain()
+	bounded, cancel := context.WithTimeout(context.Background(), router.options.drain)
+	defer cancel()
+	if err := server.Shutdown(bounded); err != nil {
+		slog.Warn("requests are cut", "error", err)
+		cut() // each is cleaned up as if its client had hung up
+		bounded, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = server.Shutdown(bounded)
+	}
+	return nil
+}

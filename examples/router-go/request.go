@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"time"
+)
+
+// request is one completion.
+type request struct {
+	id string
+	// path and header are those that engines get.
+	path   string
+	header http.Header
+	// body is the client's, field by field, unread but for those below.
+	body   map[string]json.RawMessage
+	stream bool
+	// ttl is how long a prompt's KV waits for its decode engine.
+	ttl    time.Duration
+	answer *answer
+
+	attempts int
+	// avoid are engines that have failed the request.
+	avoid map[*engine]bool
+}
+
+// newRequest reads a request. Only an object with a prompt is one.
+func newRequest(id string, from *http.Request, body []byte, answer *answer) (*request, error) {
+	r := &request{id: id, path: from.URL.Path, header: http.Header{}, answer: answer, avoid: map[*engine]bool{}}
+	if given := from.Header.Get("Authorization"); given != "" {
+		r.header.Set("Authorization", given)
+	}
+	r.header.Set("Content-Type", "application/json")
+	r.header.Set("X-Request-Id", id)
+	if err := json.Unmarshal(body, &r.body); err != nil {
+		return nil, wrong("the body is no JSON object: %w", err)
+	}
+	if _, ok := r.body["prompt"]; !ok {
+		return nil, wrong("there is no prompt")
+	}
+	if err := r.read("stream", &r.stream); err != nil {
+		return nil, err
+	}
+	// What the engines tell each other is the router's word.
+	delete(r.body, "kv_transfer_params")
+	return r, nil
+}
+
+// read reads a field, if it is there.
+func (r *request) read(name string, into any) error {
+	value, ok := r.body[name]
+	if !ok {
+		return nil
+	}
+	if err := json.Unmarshal(value, into); err != nil {
+		return wrong("%s: %w", name, err)
+	}
+	return nil
+}
+
+// with is the body with other fields, and without some.
+func (r *request) with(fields map[string]any, without ...string) ([]byte, error) {
+	body := make(map[string]any, len(r.body)+len(fields))
+	for name, value := range r.body {
+		body[name] = value
+	}
+	for _, name := range without {
+		delete(body, name)
+	}
+	for name, value := range fields {
+		body[name] = value
+	}
+	return json.Marshal(body)
+}
+
+// prompt is the token ids, which a driven engine needs: it has no tokenizer.
+func (r *request) prompt() ([]uint32, error) {
+	var ids []uint32
+	if err := json.Unmarshal(r.body["prompt"], &ids); err != nil || len(ids) == 0 {
+		return nil, wrong("prompt is a list of token ids, not empty")
+	}
+	return ids, nil
+}
+
+// maxTokens is how many tokens are wanted at most.
+func (r *request) maxTokens() (int, error) {
+	wanted, answers := 16, 1
+	if err := r.read("max_tokens", &wanted); err != nil {
+		return 0, err
+	}
+	if err := r.read("n", &answers); err != nil {
+		return 0, err
+	}
+	if wanted < 1 || wanted > math.MaxInt32 || answers != 1 {
+		return 0, wrong("max_tokens is at least 1, and n is 1")
+	}
+	return wanted, nil
+}

@@ -1,0 +1,122 @@
+"""Two vLLM servers behind the router in Go: the tokens of one engine, and nothing that is left."""
+
+import json
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.servers import MODEL, Server, healthy, new_server, ours, running, serving
+
+GO = shutil.which("go")
+FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
+Servers = tuple[Server, Server]
+pytestmark = pytest.mark.skipif(GO is None, reason="go is not on the PATH")
+
+
+@pytest.fixture(scope="module")
+def servers(model_folder: Path) -> Iterator[Servers]:
+    p, d = new_server("P"), new_server("D")
+    with serving(p, 0, model_folder, ours(p), FLAGS), serving(d, 1, model_folder, ours(d), FLAGS):
+        for server in (p, d):
+            wait_until(lambda s=server: healthy(s.url), timeout_s=START_S)  # type: ignore[misc]
+        yield p, d
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("go") / "router"
+    subprocess.run([str(GO), "build", "-o", made, "."], cwd=ROOT / "examples" / "router-go", check=True)
+    return made
+
+
+@contextmanager
+def router(binary: Path, servers: Servers, folder: Path, mode: str) -> Iterator[str]:
+    """It relays, and looks at the leads."""
+    p, d = servers
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        str(binary), "-listen", url.removeprefix("http://"), "-mode", mode,
+        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
+    ]  # fmt: skip
+    with running(command, folder / f"router-go-{mode}.log"):
+        wait_until(lambda: takes_work(url))
+        yield url
+
+
+def takes_work(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def asked(prompt: list[int], **more: Any) -> bytes:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    return json.dumps({**body, "return_token_ids": True, **more}).encode()
+
+
+def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", asked(prompt, **more), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+    return tokens
+
+
+def received(server: Server) -> float:
+    """Tokens whose KV came."""
+    return server.counted("vllm:kvgrpc_received_tokens_total")
+
+
+def hang_up(url: str, prompt: list[int]) -> None:
+    """Sends a request, and leaves as soon as it is sent."""
+    body = asked(prompt, max_tokens=400)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_the_router_in_go_gives_equal_tokens_and_cleans_up(
+    servers: Servers, binary: Path, model_folder: Path, mode: str
+) -> None:
+    p, d = servers
+    with router(binary, servers, model_folder, mode) as url:
+        prompt, before = prompt_of(300, 210 + len(mode)), received(d)
+        assert complete(url, prompt) == complete(p.url, prompt)
+        assert received(d) - before == 300
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            complete(url, prompt, max_tokens=-1)
+        hang_up(url, prompt_of(1500, 220 + len(mode)))
+        for server in servers:
+            wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+        again = prompt_of(100, 230 + len(mode))
+        assert complete(url, again) == complete(p.url, again)
+
+
+def test_kv_that_comes_too_late_is_computed_by_the_decode_engine(
+    servers: Servers, binary: Path, model_folder: Path
+) -> None:
+    """The lease is released before it is read: vLLM answers 500, D's lead says why, and the router follows."""
+    p, d = servers
+    command = [
+        str(binary), "-listen", f"127.0.0.1:{free_port()}", "-ttl", "1ms",
+        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
+    ]  # fmt: skip
+    url = f"http://{command[2]}"
+    with running(command, model_folder / "router-go-late.log"):
+        wait_until(lambda: takes_work(url))
+        prompt = prompt_of(200, 240)
+        assert complete(url, prompt) == complete(p.url, prompt)
+    for server in servers:
+        wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
