@@ -11,7 +11,7 @@ from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import BY_CODE, NextStep, Reason
 from kvgrpc.integrations.params import Defaults, wanted
-from kvgrpc.service.rpc import admission, health, server, transfer
+from kvgrpc.service.rpc import admission, health, server
 from kvgrpc.service.status import next_step
 from kvgrpc.service.watchers import WATCHES_OF_CONNECTION_MAX
 from kvgrpc.v1 import common_pb2, handshake_pb2
@@ -88,7 +88,7 @@ def test_pings_and_waits_are_bounded_as_it_says() -> None:
     text = section(PAGE, "## Connections")
     (interval_ms,) = re.findall(r"min_ping_interval_without_data_ms\", (\d+)", Path(str(server.__file__)).read_text())
     assert f"ping every {int(interval_ms) / 1000:g} s while no data flows" in " ".join(text.split())
-    assert f"at most {transfer.WAIT_S_MAX:.0f} seconds" in text
+    assert f"at most {Limits().wait_s:.0f} seconds" in text
     assert f"at most {WATCHES_OF_CONNECTION_MAX} watches" in text
 
 
