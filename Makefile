@@ -241,6 +241,13 @@ soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothin
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
 
+# ---- clients
+
+# Every client against real servers, by one suite of cases. What is built here stays in the clients' own folders.
+.PHONY: conformance
+conformance: venv ## Play the conformance cases with every client (ARGS="--languages go --cases pull", ARGS=--json)
+	@PYTHONPATH=.:clients/conformance $(BIN)/python -m kvgrpc_conformance $(ARGS)
+
 # ---- to try it
 
 .PHONY: demo

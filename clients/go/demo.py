@@ -30,12 +30,12 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         binary = folder / "demo"
         build = [go, "build", "-o", binary, "./samples/demo"]
-        subprocess.run(build, cwd=HERE, check=True)  # noqa: S603 - the project's own programs, here and below
+        subprocess.run(build, cwd=HERE, check=True)
         ready = [folder / name for name in ("prefill", "decode")]
         servers = [start(stack, path) for path in ready]
         prefill, decode = (address(path, server) for path, server in zip(ready, servers, strict=True))
         command = [binary, "-prefill", prefill, "-decode", decode, *sys.argv[1:]]
-        return subprocess.run(command, check=False).returncode  # noqa: S603
+        return subprocess.run(command, check=False).returncode
 
 
 def start(stack: ExitStack, ready: Path) -> "subprocess.Popen[bytes]":
@@ -52,7 +52,7 @@ def start(stack: ExitStack, ready: Path) -> "subprocess.Popen[bytes]":
         "--weights-revision",
         "demo",
     ]
-    server = subprocess.Popen([*command, "--log-level", "warning"])  # noqa: S603
+    server = subprocess.Popen([*command, "--log-level", "warning"])
     stack.callback(server.wait)
     stack.callback(server.terminate)
     return server

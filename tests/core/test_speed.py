@@ -4,9 +4,6 @@ A step is one call of a Python or built-in function. It does not see what numpy 
 garbage; `kvgrpc bench` measures the seconds.
 """
 
-import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from kvgrpc.core import events
@@ -14,26 +11,11 @@ from kvgrpc.core.actions import SendOpen, SendSettle
 from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.limits import Limits
+from tests.core.counted import steps
 from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, lists
 
 D = describe("d", 2)
 MANY = 4_000
-
-
-def steps(do: Callable[[], object]) -> int:
-    """How many steps it takes."""
-    counted = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal counted
-        counted += event in {"call", "c_call"}
-
-    sys.setprofile(count)
-    try:
-        do()
-    finally:
-        sys.setprofile(None)
-    return counted
 
 
 class Quick(Lead):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
 from tests.e2e.conftest import PATHS, Pair, begin
 from tests.e2e.pushing import LIMITS, SLOW
 from tests.service.conftest import SETTINGS, Start, starting
@@ -183,7 +183,7 @@ class Offer:
         """Cancelled there, with bytes on their way."""
         transfer_id = self.begin(engine)
         wait_active(engine, transfer_id)
-        engine.cancel(transfer_id, "the user left")
+        engine.cancel(transfer_id, "the user left", scope=transfer_pb2.CANCEL_SCOPE_ON_ABORT)
         assert engine.wait(transfer_id).state == CANCELLED
 
 
@@ -245,7 +245,7 @@ def test_an_offer_that_every_consumer_gives_up_under_release_ends_as_cancelled(t
     for engine in (first, second):
         waiting = engine.pull(offer.grant, offer.tokens, None).transfer_id
         wait_until(lambda: offer.lease.open_access_count == 1, what=lambda: offer.lease)
-        engine.cancel(waiting)
+        engine.cancel(waiting, scope=transfer_pb2.CANCEL_SCOPE_ON_ABORT)
         wait_until(lambda: offer.lease.open_access_count == 0, what=lambda: offer.lease)
     offer.over(CANCELLED, consumers_done=2)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvgrpc.core.actions import Failed, Operation, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
-from kvgrpc.core.tables.accesses import AccessState, Verdict
+from kvgrpc.core.tables.accesses import AccessState, CloseOutcome, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
@@ -124,14 +124,14 @@ def any_life(settle: Any) -> Any:
 def revived(renew_one: Any) -> Any:
     """A renewal that comes too late makes the lease, and what was read under it, good again."""
 
-    def _renew_one(self: Any, ref: Any, ttl_s: float | None) -> Any:
+    def _renew_one(self: Any, ref: Any, ttl_s: float | None, *, validate_only: bool) -> Any:
         lease = self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
         if lease is None or lease.state is not LeaseState.EXPIRED:
-            return renew_one(self, ref, ttl_s)
+            return renew_one(self, ref, ttl_s, validate_only=validate_only)
         for access in self._state.accesses.values():
             if access.lease_id == lease.id and access.state is AccessState.STALE:
                 access.state, access.stale = AccessState.OPEN, None
-        return lease.ttl_s, None
+        return lease.ttl_s, None, LeaseState.LIVE
 
     return _renew_one
 
@@ -256,7 +256,7 @@ def drops_done(count: Any) -> Any:
     """Who gave up is done, whatever the grant says of it."""
 
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
-        if access.dropped:
+        if access.outcome is CloseOutcome.DROPPED:
             lease.finished.add(access.consumer)
         count(self, access, lease, received=received)
 
@@ -330,3 +330,38 @@ def rest_untold(at_rest: Any) -> Any:
             self._closes.close = close
 
     return kept
+
+
+def cancelled_for_all(count: Any) -> Any:
+    """One consumer that is cancelled ends the hand-over of all."""
+
+    def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
+        count(self, access, lease, received=received)
+        if access.outcome is CloseOutcome.CANCELLED and lease.live:
+            self._hand_overs.end(lease, LeaseState.DONE)
+
+    return _count
+
+
+def cancelled_for_good(cancel: Any) -> Any:
+    """What is cancelled leaves a tombstone, whatever comes under its key later."""
+
+    def _cancel(self: Any, transfer: Any, event: Any) -> None:
+        cancel(self, transfer, event)
+        self._state.tombstone_key(transfer.key, "cancelled")
+
+    return _cancel
+
+
+def cancels_are_failures(close: Any) -> Any:
+    """A side that was cancelled says that it has failed."""
+
+    def _close(self: Any, move: Any, outcome: CloseOutcome, message: str = "") -> None:
+        close(self, move, CloseOutcome.FAILED if outcome is CloseOutcome.CANCELLED else outcome, message)
+
+    return _close
+
+
+def deaf_reader(cancelled: Any) -> Any:
+    """A reader does not heed that its source was cancelled."""
+    return lambda self, peer, row: cancelled(self, peer, replace(row, outcome=CloseOutcome.FAILED))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgrpc.core import idempotency, node, state
-from kvgrpc.core.access import checksums, openings, serving
+from kvgrpc.core.access import cancels, checksums, openings, serving
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.moves import moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
@@ -92,7 +92,13 @@ MUTANTS = (
     Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 120),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "tombstone_key", bugs.always(None), Rule.R5),
-    Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(False), Rule.R5),
+    Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(None), Rule.R5),
+    Mutant("a retry under a key that was cancelled is refused", cancels.Cancels, "_cancel", bugs.cancelled_for_good,
+        Rule.R5),
+    Mutant("a cancel does not reach the readers", PendingCloses, "cancel_reader", bugs.always(None), Rule.R5),
+    Mutant("a cancel reaches the other side as a failure", PendingCloses, "close", bugs.cancels_are_failures, Rule.R5),
+    Mutant("a reader goes on though its source was cancelled", pulls.Pulls, "cancelled", bugs.deaf_reader, Rule.R5),
+    Mutant("one consumer that is cancelled ends all", serving.Serving, "_count", bugs.cancelled_for_all, Rule.R4),
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
     Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells no destination", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),

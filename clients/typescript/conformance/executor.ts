@@ -148,7 +148,7 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
   },
 
   close: ({ server }) => {
-    client(server).close();
+    clients.get(server)?.close();
     clients.delete(server);
     return {};
   },
@@ -196,15 +196,19 @@ function errorJson(error: unknown): Json {
   }
   return {
     code: error.codeName,
-    reason: error.reason,
+    reason: stated(error.reason),
     message: error.message,
-    next: error.next,
+    next: stated(error.next),
     engineId: error.engineId,
-    incarnation: String(error.incarnation),
+    incarnation: error.incarnation ? String(error.incarnation) : "",
     metadata: error.metadata,
     violations: error.violations,
     ...(error.retryDelayMs !== undefined && { retryDelayS: error.retryDelayMs / 1000 }),
   };
+}
+
+function stated(name: string): string {
+  return name === "UNSPECIFIED" ? "" : name;
 }
 
 async function handle(line: string): Promise<void> {

@@ -12,7 +12,8 @@ export interface Source {
   cancel(): void;
 }
 
-/** Reads one message after the other; one that comes after a timeout is the answer to the next call. */
+/** Reads one message after the other. One that comes after a timeout is the answer to the next call; the end and an error
+ * are the answer to all later ones. */
 class Reader {
   private pending: Promise<Json> | undefined;
 
@@ -30,15 +31,10 @@ class Reader {
   async next(timeoutMs: number): Promise<Json> {
     let timer: NodeJS.Timeout | undefined;
     const over = new Promise<undefined>((resolve) => (timer = setTimeout(() => resolve(undefined), timeoutMs)));
-    const taken = () => (this.pending = undefined);
     try {
       const answer = await Promise.race([this.start(), over]);
-      if (!answer) return { timeout: true };
-      taken();
-      return answer;
-    } catch (error) {
-      taken();
-      throw error;
+      if (answer?.message) this.pending = undefined;
+      return answer ?? { timeout: true };
     } finally {
       clearTimeout(timer);
     }

@@ -304,13 +304,14 @@ class Course(ABC, Generic[M]):
         state.timers.clear(Timer.QUEUE, move.name)
         state.timers.clear(Timer.REGISTRATION, move.name)
         state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
+        planned = move.planned * state.pool.world_size
         state.change(
             move.transfer_id,
             state=State.ACTIVE,
             waiting_for="",
             phases=self._phase(move, "wire"),
             blocks=move.block_count,
-            nbytes=move.planned * state.pool.world_size,
+            nbytes=max(move.expected, planned) if move.expected else planned,
             paths=self._paths(move),
         )
         self._post_slice(move)

@@ -57,6 +57,7 @@ class Pulls:
             peer_incarnation=claims.incarnation,
             peer_address=claims.address,
             use_tokens=claim.tokens,
+            nbytes=0 if taken is None else state.bytes_of([len(ids) for ids in taken[0]]),
             waiting_for="handshake",
             phases=(Phase("handshake", state.now),),
             priority=event.priority,
@@ -90,6 +91,7 @@ class Pulls:
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, skip, event.after_step)
+            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in blocks]))
             state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.name)
             self._course.try_post(pull)

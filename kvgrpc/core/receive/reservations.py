@@ -91,6 +91,7 @@ class Reservations:
             state.reply(event.call.id, Reserved(None, b""))
             return
         self._reserved, source = self._reserved + 1, event.source or PushSource("")
+        nbytes = state.bytes_of([len(ids) for ids in blocks])
         transfer = state.create(
             event.call,
             direction=Direction.RECEIVE,
@@ -100,6 +101,7 @@ class Reservations:
             peer_address=source.address,
             use_tokens=claim.tokens,
             blocks=count,
+            nbytes=nbytes,
             waiting_for="source",
             phases=(Phase("rendezvous", state.now),),
             priority=event.priority,
@@ -110,6 +112,7 @@ class Reservations:
             transfer_timeout_s=limits.transfer_timeout_s,
             target_id=target_id,
             registration_timeout_s=timeout_s,
+            expected=nbytes,
             cap=state.now + limits.lease_cap_s,
         )  # fmt: skip
         state.moves.add(reservation)

@@ -312,7 +312,6 @@ class HandOvers:
 
     def _send(self, lease: Lease, event: FinishedBlocks) -> Transfer:
         state = self._state
-        pool = state.pool.pool
         transfer = state.create(
             event.call,
             direction=Direction.SEND,
@@ -322,7 +321,7 @@ class HandOvers:
             waiting_for="readers",
             use_tokens=lease.content.tokens,
             blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
+            nbytes=state.bytes_of([len(ids) for ids in lease.blocks]),
             consumers=lease.consumers,
             priority=event.priority,
         )

@@ -108,14 +108,13 @@ class Pushes:
         if not first:
             state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
         self._hand_overs.extend(lease, state.limits.registration_timeout_s)
-        pool = state.pool.pool
         transfer = state.change(
             push.transfer_id,
             owner=event.call.principal,
             priority=event.priority,
             lease_id=lease.id,
             blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
+            nbytes=state.bytes_of([len(ids) for ids in lease.blocks]),
         )
         # Every part would list all blocks before it anew.
         state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
@@ -159,7 +158,7 @@ class Pushes:
         message = row.message or "the destination ended the push"
         if move.stage is not Stage.ENDED:
             self._ends.give_up(move, _REASONS[row.outcome], message, row.outcome)
-        elif row.outcome is CloseOutcome.CANCELLED and move.push.lacks(move.claims.engine_id):
+        elif row.outcome is not CloseOutcome.FAILED and move.push.lacks(move.claims.engine_id):
             self._ends.failed(move.push, move.claims.engine_id, message, row.outcome)
         return True
 

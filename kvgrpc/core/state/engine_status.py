@@ -1,10 +1,8 @@
-"""How an engine is, for whoever chooses among engines: what is free, and what waits."""
+"""How an engine is, for those that choose among engines: what is free, and what waits."""
 
 from dataclasses import dataclass
 
-from kvgrpc.core.state.move import AT_ISSUER
 from kvgrpc.core.state.node_state import NodeState
-from kvgrpc.core.values.layout import PoolKind
 
 
 @dataclass(frozen=True)
@@ -23,33 +21,23 @@ class EngineStatus:
     """An engine at one moment."""
 
     groups: tuple[GroupLoad, ...] = ()
+    """In the order of the pool's; none while there is no pool."""
     transfers: int = 0
     """That are not over."""
     waiting_turns: int = 0
+    """Moves that wait for their turn."""
     queued_bytes: int = 0
-    """Of transfers whose access is open, and that have not moved yet."""
+    """Of transfers whose access is open, what has not moved yet."""
     leases: int = 0
 
 
 def engine_status(state: NodeState) -> EngineStatus:
-    """The engine as it is now. Linear in its blocks, by numpy, and in its moves."""
-    queued = sum(
-        max(transfer.nbytes - transfer.nbytes_done, 0)
-        for move in state.moves
-        if move.stage in AT_ISSUER and (transfer := state.transfers.find(move.transfer_id)) is not None
-    )
+    """The engine as it is now. It costs a look at each group, however much there is in it."""
+    groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
-        groups=tuple(_group(state, index) for index in range(len(state.pool.pool.groups))) if state.description else (),
+        groups=tuple(GroupLoad(group.blocks, free) for group, free in zip(groups, state.pins.free, strict=True)),
         transfers=state.transfers.going_on,
-        waiting_turns=state.turns.left()["waiting"],
-        queued_bytes=queued,
+        waiting_turns=state.turns.waiting,
+        queued_bytes=state.transfers.queued_bytes,
         leases=len(state.leases),
     )
-
-
-def _group(state: NodeState, index: int) -> GroupLoad:
-    engine = state.pool
-    blocks = engine.pool.groups[index].blocks
-    if engine.pool_kind is PoolKind.SERVER_MANAGED:
-        return GroupLoad(blocks, state.allocator.free_count(index))
-    return GroupLoad(blocks, blocks - int(state.pins.pinned_mask(index).sum()))

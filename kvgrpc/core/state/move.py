@@ -167,6 +167,8 @@ class Move(ABC):
     """
     left: list[Slice] | None = field(default=None, kw_only=True)
     """What of the round is still to be posted."""
+    expected: int = field(default=0, kw_only=True)
+    """Bytes that it will move over all ranks, as far as that is known before they are planned."""
     planned: int = field(default=0, kw_only=True)
     """Bytes that were posted, by each rank."""
     descriptors: int = field(default=0, kw_only=True)

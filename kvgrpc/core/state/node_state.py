@@ -4,9 +4,9 @@ The rooms above hold the rules; they share this one object, and act on each othe
 makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
-from typing import Any, Unpack
+from typing import TypeVar, Unpack
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.state.push_table import PushTable
 from kvgrpc.core.state.reactions import Reactions
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, Tombstone, WaitingOpenings
+from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
@@ -42,6 +42,7 @@ from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tables.tombstones import Tombstone, digest_of, remember, too_late
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
 from kvgrpc.core.tables.turns import Turns
@@ -64,6 +65,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 
+T = TypeVar("T")
 ENGINE = "engine"
 """Principal of the attached engine's session."""
 
@@ -250,6 +252,11 @@ class NodeState:
             )
         return tuple(blocks)
 
+    def bytes_of(self, counts: Sequence[int]) -> int:
+        """Bytes of so many blocks of each group, over all ranks."""
+        assert self.description is not None, "only a pool has blocks"
+        return self.description.world_size * self.description.pool.bytes_of(counts)
+
     def check_life(self, incarnation: int) -> None:
         """Raises Aborted (INCARNATION_CHANGED) when block ids are of another life than this one; 0 is not checked."""
         if incarnation not in (0, self.incarnation):
@@ -286,7 +293,7 @@ class NodeState:
 
     def check_grant(self, token: bytes) -> None:
         """Raises PreconditionFailed for a WRITE grant whose push is over, as `check_key` does."""
-        known = self.ended_grants.get(_digest(token))
+        known = self.ended_grants.get(digest_of(token))
         if known is not None:
             raise PreconditionFailed(known.reason, known.message)
 
@@ -297,17 +304,12 @@ class NodeState:
         only parts of a push, until a destination registers for one.
         """
         check_transfer_key(key)
-        error = PreconditionFailed(reason, _SAID[reason] + message)
-        _make_room(self.tombstones, self.limits.tombstones, self.timers, Timer.TOMBSTONE, key)
-        self.tombstones[key] = Tombstone(error, parts_only)
-        self.timers.set(Timer.TOMBSTONE, key.hex(), self.now + self.limits.registration_timeout_s)
+        tombstone = Tombstone(too_late(reason, message), parts_only)
+        self._bury(self.tombstones, key, tombstone, Timer.TOMBSTONE)
 
     def end_grant(self, token: bytes, message: str, reason: Reason) -> None:
         """That WRITE grant is refused for a while; past the bound the oldest one is forgotten."""
-        digest = _digest(token)
-        _make_room(self.ended_grants, self.limits.tombstones, self.timers, Timer.ENDED_GRANT, digest)
-        self.ended_grants[digest] = PreconditionFailed(reason, _SAID[reason] + message)
-        self.timers.set(Timer.ENDED_GRANT, digest.hex(), self.now + self.limits.registration_timeout_s)
+        self._bury(self.ended_grants, digest_of(token), too_late(reason, message), Timer.ENDED_GRANT)
 
     def lift_tombstone(self, key: bytes) -> None:
         """The request of that key is begun anew."""
@@ -378,6 +380,11 @@ class NodeState:
                 metadata={"limit": str(self.limits.transfers)},
             )
 
+    def _bury(self, table: dict[bytes, T], name: bytes, row: T, timer: Timer) -> None:
+        if (oldest := remember(table, name, row, self.limits.tombstones)) is not None:
+            self.timers.clear(timer, oldest.hex())
+        self.timers.set(timer, name.hex(), self.now + self.limits.registration_timeout_s)
+
     def _lives(self, answer: Answer) -> bool:
         """Whether what an answer gave still lives."""
         if isinstance(answer, Allocated):
@@ -390,23 +397,3 @@ class NodeState:
             transfer = self.transfers.find(answer.transfer.id)
             return transfer is not None and not transfer.settled
         return False
-
-
-_SAID = {
-    Reason.CANCELLED: "this transfer was cancelled: ",
-    Reason.SOURCE_FAILED: "the source of this push has given up: ",
-    Reason.TRANSFER_ENDED: "this push is over: ",
-}
-"""How the text begins that is said of a tombstone's transfer."""
-
-
-def _make_room(table: dict[bytes, Any], most: int, timers: Timers, timer: Timer, name: bytes) -> None:
-    """The oldest row goes where there is no room for another one."""
-    if name not in table and len(table) >= most:
-        oldest = next(iter(table))
-        timers.clear(timer, oldest.hex())
-        del table[oldest]
-
-
-def _digest(token: bytes) -> bytes:
-    return sha256(token).digest()

@@ -66,8 +66,9 @@ class Push:
         return self.parts is not None and self.parts.complete and len(engines) >= self.consumers
 
     def lacks(self, engine_id: str) -> bool:
-        """It goes on, and that destination has not received everything."""
-        return not self.over and engine_id not in self.received
+        """It goes on, and that destination neither has received everything nor is about to."""
+        about_to = any(found.claims.engine_id == engine_id for found in self.live)
+        return not self.over and not about_to and engine_id not in self.received
 
     @property
     def all_cancelled(self) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import Opened
@@ -27,14 +26,6 @@ class Closes:
     """Closes by life, for issuers that were declared dead."""
     retries: dict[str, int] = field(default_factory=dict)
     """How often each of those was dialled again, of those that may wait for a proof."""
-
-
-class Tombstone(NamedTuple):
-    """What is said of a transfer key under which nothing may come for a while."""
-
-    error: KVGrpcError
-    parts_only: bool
-    """It is said of parts of a push only, until a destination registers for one."""
 
 
 @dataclass(eq=False)

@@ -56,8 +56,9 @@ class Allocator:
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
-        for holder, ids in zip(self._holder, blocks, strict=True):
+        for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last
+            self._pins.give_out(group, ids)
 
     def __len__(self) -> int:
         """Allocations that hold a block."""
@@ -66,7 +67,7 @@ class Allocator:
     def free(self, blocks: Blocks) -> list[str]:
         """Gives blocks back, all of which are allocated; returns the allocations that hold none any more."""
         ended = []
-        for holder, ids in zip(self._holder, blocks, strict=True):
+        for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             numbers, counts = np.unique(holder[ids], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                 self._left[number] -= count
@@ -74,16 +75,14 @@ class Allocator:
                     ended.append(self._ids[number])
                     self._forget(number)
             holder[ids] = 0
+            self._pins.take_back(group, ids)
         return ended
 
     def free_allocation(self, allocation_id: str) -> None:
         """Gives back what is left of an allocation, if it still exists."""
-        number = self._numbers.get(allocation_id)
-        if number is None:
-            return
-        self._forget(number)
-        for holder in self._holder:
-            holder[holder == number] = 0
+        blocks = self.find(allocation_id)
+        if blocks is not None:
+            self.free(blocks)
 
     def known(self, allocation_id: str) -> bool:
         """Whether an allocation still holds a block."""
@@ -113,7 +112,7 @@ class Allocator:
         return int((self._holder[group] > 0).sum())
 
     def free_count(self, group: int) -> int:
-        return int(((self._holder[group] == 0) & ~self._pins.pinned_mask(group)).sum())
+        return self._pins.free[group]
 
     def _forget(self, number: int) -> None:
         del self._numbers[self._ids.pop(number)]

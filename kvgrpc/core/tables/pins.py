@@ -47,6 +47,10 @@ class PinTable:
         self._pins: dict[tuple[str, PinKind], Pin] = {}
         self._shared = [np.zeros(n, dtype=np.int32) for n in blocks]
         self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
+        self._given = [np.zeros(n, dtype=bool) for n in blocks]
+        """Blocks that the allocator gave out."""
+        self.free = list(blocks)
+        """Blocks of each group that nothing pins and that were not given out; to be read only."""
         self.quarantined = [0] * len(blocks)
         """Blocks of each group that are in quarantine; to be read only."""
         self.quarantines = 0
@@ -85,6 +89,16 @@ class PinTable:
             joined = tuple(np.concatenate(both) for both in zip(pin.blocks, blocks, strict=True))
             self._pins[owner, kind] = Pin(owner, kind, joined, pin.since)
             self._count(kind, blocks, 1)
+
+    def give_out(self, group: int, ids: Ids) -> None:
+        """The allocator gives out blocks that are free."""
+        self._given[group][ids] = True
+        self.free[group] -= len(ids)
+
+    def take_back(self, group: int, ids: Ids) -> None:
+        """Blocks that were given out are the allocator's again; those that are pinned come free at their last unpin."""
+        self._given[group][ids] = False
+        self.free[group] += self.unpinned(group, ids).size
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
@@ -155,6 +169,7 @@ class PinTable:
             assert (counts[1] == exclusive).all()
             assert not (exclusive & (shared > 0)).any()
             assert self.quarantined[group] == self.count_blocks(group, PinKind.QUARANTINE)
+            assert self.free[group] == int((~self._given[group] & ~self.pinned_mask(group)).sum())
 
     def _count_quarantined(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
@@ -168,3 +183,7 @@ class PinTable:
                 self._exclusive[group][ids] = step > 0
             else:
                 self._shared[group][ids] += step
+            # Those whose first pin this is, or whose last one it was.
+            pins = self._shared[group][ids] + self._exclusive[group][ids]
+            changed = (pins == (step > 0)) & ~self._given[group][ids]
+            self.free[group] -= step * changed.nonzero()[0].size

@@ -44,6 +44,8 @@ class TransferTable:
     """Those in quarantine whose table was taken over: their blocks are of the memory of a life before."""
     _log: deque[Transfer] = field(default_factory=deque)
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+    queued_bytes: int = 0
+    """Of transfers whose access is open, what has not moved yet."""
 
     def create(self, now: float, **fields: Unpack[NewTransfer]) -> Transfer:
         """A new PENDING transfer."""
@@ -64,7 +66,13 @@ class TransferTable:
         self.counts[old.state] -= 1
         self.counts[state] += 1
         self.seq += 1
-        return self._store(_changed(old, changes, self.seq))
+        new = _changed(old, changes, self.seq)
+        left, phases = new.nbytes - new.nbytes_done, new.phases
+        waits = state is State.PENDING and phases and phases[-1].name == "queue"
+        queued = left if left > 0 and (waits or state is State.ACTIVE) else 0
+        self.queued_bytes += queued - old.queued_bytes
+        new.__dict__["queued_bytes"] = queued
+        return self._store(new)
 
     def get(self, transfer_id: str) -> Transfer:
         """Raises NotFound (TRANSFER_NOT_FOUND)."""
@@ -96,13 +104,16 @@ class TransferTable:
 
     def archive(self, transfer_id: str) -> bool:
         """Moves a settled transfer to the bounded history, if it is not there yet; False when it is not one."""
-        if not self.archivable(transfer_id):
-            return False
-        transfer = self._live.get(transfer_id)
-        if transfer is None:
+        if transfer_id in self._past or transfer_id in self._failed:
             return True
+        transfer = self._live.get(transfer_id)
+        if transfer is None or not transfer.settled:
+            return False
         del self._live[transfer_id]
-        _take_out(self._by_key, transfer)
+        ids = self._by_key[transfer.key]
+        del ids[transfer_id]
+        if not ids:
+            del self._by_key[transfer.key]
         self._past_by_key.setdefault(transfer.key, {})[transfer_id] = None
         past = self._failed if transfer.state is State.FAILED else self._past
         past[transfer_id] = transfer
@@ -110,7 +121,10 @@ class TransferTable:
             # The newest stays in any case: the event that ended it is about to read it.
             oldest = next(iter(self._past), transfer_id)
             _, gone = (self._past if oldest != transfer_id else self._failed).popitem(last=False)
-            _take_out(self._past_by_key, gone)
+            ids = self._past_by_key[gone.key]
+            del ids[gone.id]
+            if not ids:
+                del self._past_by_key[gone.key]
         return True
 
     def take_over(self, old: "TransferTable", failure: Failure, now: float) -> list[Transfer]:
@@ -126,6 +140,7 @@ class TransferTable:
             ends: Changes = {}
             if not transfer.over:
                 self.counts[transfer.state] += 1
+                self.queued_bytes += transfer.queued_bytes
                 phase = transfer.phases[-1].name if transfer.phases else ""
                 ends = {"state": State.FAILED, "failure": replace(failure, phase=phase), "ended": now}
                 ends |= {"phases": transfer.phases_ended(now), "waiting_for": ""}
@@ -189,14 +204,6 @@ class TransferTable:
         if len(self._log) > self.history:
             self._log.popleft()
         return transfer
-
-
-def _take_out(index: dict[bytes, dict[str, None]], transfer: Transfer) -> None:
-    """A transfer from an index by keys; no row is left empty."""
-    ids = index[transfer.key]
-    del ids[transfer.id]
-    if not ids:
-        del index[transfer.key]
 
 
 def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:

@@ -175,6 +175,8 @@ class Transfer:
     priority: int = 0
     seq: int = 0
     ended: float | None = None
+    queued_bytes: int = 0
+    """What has not moved yet, while its access is open; the table keeps it."""
     pair_id: str = ""
     """32 hex digits that both sides' transfers of one key have; they do not tell the key."""
 

@@ -42,6 +42,11 @@ class Turns:
         heapq.heappush(self._heap, (-priority, number, name))
         return False
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     def left(self) -> dict[str, int]:
         """How many moves have bytes in flight, and how many wait."""
         return {"in_flight": len(self._in_flight), "waiting": len(self._waiting)}

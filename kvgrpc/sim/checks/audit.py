@@ -61,13 +61,14 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import Reason
 from kvgrpc.sim.checks.beliefs import Beliefs, Layers, Lies
+from kvgrpc.sim.checks.cancels import CancelAudit
 from kvgrpc.sim.checks.closings import CloseAudit
 from kvgrpc.sim.checks.consumers import Consumers
 from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.checks.pinned import Uses, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
 from kvgrpc.sim.checks.waits import Waits
-from kvgrpc.sim.checks.writers import CanTell, WriterAudit
+from kvgrpc.sim.checks.writers import WriterAudit
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
@@ -87,7 +88,8 @@ class Audit:
         self._vouched = vouched
         self._consumers = Consumers(state.peers)
         self._closes = CloseAudit(state.limits, state.peers)
-        self._proven = WriterAudit()
+        self._cancels = CancelAudit(node)
+        self.proven = WriterAudit()
         self._waits = Waits(state.limits)
         self._leases = LeaseTimes(state)
         self._overdue = QuarantineAudit(state)
@@ -130,7 +132,8 @@ class Audit:
     def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event."""
         self._beliefs.hears(event)
-        self._proven.hears(event, self._node.state)
+        self._cancels.hears(event, now)
+        self.proven.hears(event, self._node.state)
         self._consumers.time_passes(self._node.state.timers, now)
         hear = self._ears.get(type(event))
         if hear is not None:
@@ -145,6 +148,7 @@ class Audit:
     def says(self, actions: list[Action]) -> None:
         """After the node handled it, and before anything is done of what it asks for."""
         self._overdue.look(actions)
+        self._cancels.says(actions)
         for action in actions:
             if isinstance(action, Reply):
                 call = self._calls.pop(action.call_id, None)
@@ -195,7 +199,7 @@ class Audit:
         """All of the last life is over."""
         self._beliefs.life_began()
         self._closes.life_began()
-        self._proven.life_began()
+        self.proven.life_began()
         self._overdue.life_began()
         self._waits.life_began()
 
@@ -216,11 +220,11 @@ class Audit:
 
     def expects(self, action: Expect) -> None:
         """A source may write from now on, or is believed not to any more."""
-        self._proven.expects(action)
+        self.proven.expects(action)
 
     def unmaps(self, action: UnmapPeer, open_writes: frozenset[str]) -> None:
         """A rank forgets a peer."""
-        if not action.watch and self._proven.may_write(action.peer, open_writes):
+        if not action.watch and self.proven.may_write(action.peer, open_writes):
             broken(Rule.END, f"rank {action.rank} forgets {action.peer}, which may write here", action.peer)
 
     def changed(self, action: TransferChanged) -> None:
@@ -228,24 +232,16 @@ class Audit:
         transfer = action.transfer
         self._consumers.check(transfer)
         self._waits.changed(transfer, self._node.state.now)
-        self._proven.changed(transfer)
+        self.proven.changed(transfer)
         self._leases.touched(transfer.lease_id)
         if transfer.over:
             self._closes.ended(transfer.id, self._node.state.now)
         if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
             self._check_vouched(transfer)
 
-    def check_heeded(self, open_writes: frozenset[str]) -> None:
-        """See `WriterAudit.check_heeded`."""
-        self._proven.check_heeded(open_writes)
-
     def check_quarantine(self, open_writes: frozenset[str]) -> None:
         """See `WriterAudit.check`."""
-        self._proven.check(self._node.state.transfers, open_writes)
-
-    def check_told(self, open_writes: frozenset[str], can_tell: CanTell, missed: Callable[[str], bool]) -> None:
-        """See `WriterAudit.check_told`."""
-        self._proven.check_told(open_writes, can_tell, missed)
+        self.proven.check(self._node.state.transfers, open_writes)
 
     def saw_rest(self, transfer_id: str) -> bool:
         """Whether nothing that fills that transfer of a peer ended in a way that leaves it open whether more lands."""
@@ -307,11 +303,10 @@ class Audit:
             token = access.opening.token if access is not None and own else row.token
             claims = self._came(token, event.engine_id, event.incarnation)
             known = self._consumer.get(row.access_id, (b"", ""))
-            gone = row.outcome is not CloseOutcome.FAILED
-            if gone and known[1] == event.engine_id:  # whatever grant it names
-                self._consumers.gave_up(*known)
-            if gone and claims is not None:
-                self._consumers.gave_up(claims.transfer_key, event.engine_id)
+            if known[1] == event.engine_id:  # whatever grant it names
+                self._consumers.closes(*known, row.outcome)
+            if claims is not None:
+                self._consumers.closes(claims.transfer_key, event.engine_id, row.outcome)
             self._closes.over(self._pushed.get(row.access_id, row.access_id))
 
     def _register(self, event: RegisterPush) -> None:
@@ -352,7 +347,7 @@ class Audit:
     def _refused(self, access_id: bytes, reason: Reason | None) -> None:
         """The destination of a push says that it has given up for good."""
         if reason is Reason.CANCELLED and access_id in self._consumer:
-            self._consumers.gave_up(*self._consumer[access_id])
+            self._consumers.closes(*self._consumer[access_id], CloseOutcome.CANCELLED)
 
     def _over(self, access_id: bytes, verdict: Verdict) -> None:
         """The last verdict on an access is given."""
@@ -392,7 +387,7 @@ class Audit:
             self._access[row.transfer_id] = access_id
             self._closes.granted(access_id, row.transfer_id, peer)
             if not opening.reverse_access_id:
-                self._proven.granted(access_id, row.transfer_id, peer)
+                self.proven.granted(access_id, row.transfer_id, peer)
 
     def _gave_verdicts(self, event: SettleAccess, answer: Verdicts) -> None:
         for settling, verdict in zip(event.settlings, answer.rows, strict=True):

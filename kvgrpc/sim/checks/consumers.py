@@ -1,12 +1,13 @@
 """Which engines are done with what a lead offers: by what they were told, by what they said, and by their deaths.
 
-A consumer is done when it was told that all it moved is valid; under a grant that says so (RELEASE) also when it gave
-up for good, or died. How often it came, and how often it failed, does not count.
+A consumer is done when it was told that all it moved is valid, or was cancelled; under a grant that says so (RELEASE)
+also when it gave up for good, or died. How often it came, and how often it failed, does not count.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
 
+from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.transfers import Direction, Transfer
@@ -23,6 +24,7 @@ class Consumers:
         """Lives that had to do with a key."""
         self._received: defaultdict[bytes, set[str]] = defaultdict(set)
         self._gave_up: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._cancelled: defaultdict[bytes, set[str]] = defaultdict(set)
         self._keys: defaultdict[str, set[bytes]] = defaultdict(set)
         """Those keys, by engine."""
         self._died: defaultdict[bytes, set[str]] = defaultdict(set)
@@ -46,9 +48,12 @@ class Consumers:
         """What an engine has is valid, and is all of it."""
         self._received[key].add(engine_id)
 
-    def gave_up(self, key: bytes, engine_id: str) -> None:
-        """An engine will not come again."""
-        self._gave_up[key].add(engine_id)
+    def closes(self, key: bytes, engine_id: str, outcome: CloseOutcome) -> None:
+        """An engine has nothing more to do with a key."""
+        if outcome is CloseOutcome.DROPPED:
+            self._gave_up[key].add(engine_id)
+        elif outcome is CloseOutcome.CANCELLED:
+            self._cancelled[key].add(engine_id)
 
     def hung_up(self, life: str) -> None:
         """The lead has done with that life."""
@@ -76,10 +81,11 @@ class Consumers:
 
     def done(self, key: bytes) -> set[str]:
         """The engines that are done with what a key stands for."""
+        done = self._received[key] | self._cancelled[key]
         if key in self._kept:
-            return self._received[key]
+            return done
         died = {_engine(life) for life in self._came[key] if life in self._dead or self._is_dead(life)}
-        return self._received[key] | self._gave_up[key] | self._died[key] | died
+        return done | self._gave_up[key] | self._died[key] | died
 
     def _is_dead(self, life: str) -> bool:
         peer = self._peers.get(life)

@@ -17,7 +17,8 @@ from kvgrpc.core.actions import (
     PartsReturned,
     Received,
 )
-from kvgrpc.core.events import Call, CancelTransfer, FinishedBlocks, PushSource
+from kvgrpc.core.events import Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
+from kvgrpc.core.node import TOMBSTONED
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -101,7 +102,7 @@ class Engine:
         """Reserves blocks for a push; `relay` is given the grant, `ended` is as for `pull`."""
         self._fetches.reserve(wish, key, source, relay, ended)
 
-    def cancel(self, key: bytes) -> None:
+    def cancel(self, key: bytes, scope: CancelScope) -> None:
         """Cancels by transfer key."""
 
         def give(result: Result) -> None:
@@ -110,10 +111,11 @@ class Engine:
             for transfer in result.transfers:
                 if not transfer.over:
                     broken(Rule.R5, f"{transfer.id} was cancelled and goes on", transfer.id)
-            if self._limits.tombstones >= TOMBSTONES_SURE:
-                self._fetches.cancelled(key, self._lead.clock() + self._limits.registration_timeout_s)
+            if result.outcome == TOMBSTONED:
+                sure = self._limits.tombstones >= TOMBSTONES_SURE
+                self._plant.cancelled(key, self._limits.registration_timeout_s if sure else 0.0)
 
-        self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, give)
+        self._lead.call(lambda call: CancelTransfer(call, key=key, scope=scope), ENGINE, give)
 
     def preempt(self, number: int) -> None:
         """Takes the blocks of one of its hand-overs back at once. A push may start over then."""
@@ -202,7 +204,7 @@ class Engine:
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
-                self._plant.refused[result.reason] += 1
+                self._plant.was_refused(result, offer.key)
                 self._plant.free(made.blocks)
                 return
             assert isinstance(result, HandedOver)

@@ -40,8 +40,6 @@ class Fetches:
         """By their transfer."""
         self._used: list[Fetch] = []
         """Those that brought KV with which the engine computes."""
-        self._cancelled: dict[bytes, float] = {}
-        """Keys that were cancelled before any transfer came, and until when none may come."""
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
         """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
@@ -99,10 +97,6 @@ class Fetches:
                 relay(result.token)
 
         self._plant.lead.call(ask, ENGINE, give)
-
-    def cancelled(self, key: bytes, until: float) -> None:
-        """The lead said that no transfer will come under that key before `until`."""
-        self._cancelled[key] = until
 
     def shares(self, prompt: Prompt) -> Blocks | None:
         """The blocks of a request that was received and is still in use, for the very same prompt."""
@@ -220,7 +214,7 @@ class Fetches:
 
     def _pulling(self, fetch: Fetch, result: Result) -> None:
         if isinstance(result, KVGrpcError):
-            self._plant.refused[result.reason] += 1
+            self._plant.was_refused(result, fetch.key)
             fetch.over = True
             if fetch.blocks is not None:
                 self._plant.free(fetch.blocks)
@@ -228,8 +222,7 @@ class Fetches:
         assert isinstance(result, Pulling | Reserved)
         assert result.transfer is not None
         fetch.transfer_id = result.transfer.id
-        if result.transfer.created < self._cancelled.get(fetch.key, 0.0):
-            broken(Rule.R5, f"{fetch.transfer_id} came although its key had been cancelled", fetch.transfer_id)
+        self._plant.came(fetch.key, result.transfer)
         self._fetches[fetch.transfer_id] = fetch
         if fetch.blocks is not None:
             self._hand_in(fetch)

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.engine.jobs import Lead
 from kvgrpc.sim.engine.requests import Offer
@@ -27,12 +29,29 @@ class Worker:
         """Blocks that were handed over, by their lease."""
         self._voided: dict[str, Blocks] = {}
         """Those that were taken back, until the lead knows it."""
+        self._cancelled: dict[bytes, float] = {}
+        """Keys that were cancelled before anything came under them, and until when nothing may come."""
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
         self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
         layers = max(group.layers for group in description.pool.groups)
         self._steps = Steps(self.rng, description.world_size, layers, lead.later, lead.handle)
+
+    def cancelled(self, key: bytes, for_s: float) -> None:
+        """The lead said that what comes under that key is refused, for so long at least."""
+        self._cancelled[key] = self.lead.clock() + for_s
+
+    def came(self, key: bytes, transfer: Transfer) -> None:
+        """A call has made a transfer."""
+        if transfer.created < self._cancelled.get(key, 0.0):
+            broken(Rule.R5, f"{transfer.id} came although its key had been cancelled", transfer.id)
+
+    def was_refused(self, error: KVGrpcError, key: bytes) -> None:
+        """A call was refused: as cancelled only where its key was cancelled before anything came under it."""
+        self.refused[error.reason] += 1
+        if error.reason is Reason.CANCELLED and key not in self._cancelled:
+            broken(Rule.R5, f"a retry is refused although what its key stood for is over: {error.message}")
 
     def compute(self, blocks: Blocks, offer: Offer) -> int:
         """Computes the KV of a prompt, now or in a step; the step's number, or 0."""

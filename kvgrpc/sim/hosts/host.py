@@ -281,7 +281,7 @@ class Host:
             return
         self.ledger.check_waits(self.node.state.now)
         life = self._life
-        self.audit.check_heeded(self.ledger.writes)
+        self.audit.proven.check_heeded(self.ledger.writes)
         self.audit.everything(self.uses, life.memories, self._world.pool, voided=bool(self._flags))
 
     def check_idle(self) -> None:

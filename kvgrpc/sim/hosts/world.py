@@ -144,7 +144,7 @@ class World:
                 return False
             return _admits(source, host.life) and _admits(host, life)
 
-        host.audit.check_told(host.ledger.writes, can_tell, host.mover.ends.missed)
+        host.audit.proven.check_told(host.ledger.writes, can_tell, host.mover.ends.missed)
 
     def _come_to_rest(self) -> None:
         self._go(self.agenda.now + IDLE_AFTER_S)

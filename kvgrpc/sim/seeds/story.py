@@ -8,7 +8,16 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Failed
-from kvgrpc.core.events import ConnectPeer, Event, LeaseRef, PushSource, RegisterPush, ReleaseLease, RenewLeases
+from kvgrpc.core.events import (
+    CancelScope,
+    ConnectPeer,
+    Event,
+    LeaseRef,
+    PushSource,
+    RegisterPush,
+    ReleaseLease,
+    RenewLeases,
+)
 from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.grants import OnAbort
@@ -241,7 +250,7 @@ class Story:
                 lead.call(ask, "router", lambda _: None)
 
         deeds: list[Callable[[], None]] = [
-            lambda: host.engine.cancel(offer.key) if host.ready else None,
+            lambda: self._cancel(source, host, offer, token),
             lambda: source.engine.preempt(number) if source.ready else None,
             lambda: routed(source, lambda call: RenewLeases(call, (ref,), float(1 + number))),
             lambda: routed(source, lambda call: ReleaseLease(call, ref)),
@@ -249,6 +258,21 @@ class Story:
             lambda: self._operate(host),
         ]
         return self._rng.choice(deeds)
+
+    def _cancel(self, source: Host, host: Host, offer: Offer, token: bytes) -> None:
+        """Cancels at one of the sides; what is pulled may be tried again under the same key."""
+        rng = self._rng
+        if not host.ready:
+            return
+        host.engine.cancel(offer.key, rng.choice((CancelScope.BOTH, *CancelScope)))
+        if token and rng.randrange(2):
+            others = [other for other in self._world.hosts if other is not source]
+            self._after(self._relay_s(), lambda: self._offer_again(source, rng.choice(others), offer))
+
+    def _offer_again(self, source: Host, host: Host, offer: Offer) -> None:
+        again = source.engine.offer(offer) if source.ready and not self._world.closing else None
+        if again is not None:
+            self._after(self._relay_s(), self._pull(source, host, offer, again, 0))
 
     def _operate(self, host: Host) -> None:
         """An operator wants memory back, where some is in quarantine."""

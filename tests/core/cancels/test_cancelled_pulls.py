@@ -209,6 +209,24 @@ def test_a_source_that_aborts_ends_its_readers_cancelled() -> None:
     both_cancelled(pair)
 
 
+@ON_ABORTS
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_an_aborted_reader_means_is_what_its_grant_says(stage: str, on_abort: OnAbort) -> None:
+    pair = at_stage(stage, on_abort=on_abort)
+    cancel(pair, pair.d, CancelScope.ON_ABORT)
+    assert newest(pair.d).state is State.CANCELLED
+    assert newest(pair.p).over is (on_abort is OnAbort.RELEASE)
+    if on_abort is OnAbort.RELEASE:
+        assert newest(pair.p).state is State.CANCELLED
+        nothing_left(pair)
+
+
+def test_a_source_that_is_aborted_ends_its_readers() -> None:
+    pair = at_stage("wire")
+    cancel(pair, pair.p, CancelScope.ON_ABORT)
+    both_cancelled(pair)
+
+
 # -- what peers may say
 
 

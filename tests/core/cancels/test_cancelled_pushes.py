@@ -220,16 +220,37 @@ def test_a_source_that_is_cancelled_ends_all_its_destinations(writers: Writers) 
     nothing_left(pair)
 
 
-def test_a_destination_that_failed_and_is_cancelled_then_is_done() -> None:
-    pair = at_stage("parts", frozenset(), on_abort=OnAbort.KEEP)
+@pytest.mark.parametrize("outcome", CloseOutcome)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_destination_that_failed_and_then_gives_up_is_done_unless_it_has_come_again(
+    outcome: CloseOutcome, again: bool
+) -> None:
+    pair = at_stage("parts", frozenset())
     failed = events.Closing(access_id(31), CloseOutcome.FAILED, quiesced=True)
     pair.deaf = {SendClose}
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (failed,)), "peer")
     assert newest(pair.p).waiting_for == "registration"
     token = next(token for push in pair.p.state.pushes for token in push.registrations)
-    row = events.Closing(access_id(70), CloseOutcome.CANCELLED, quiesced=True, token=token, message="the user left")
+    if again:
+        cancel(pair, pair.d, THIS_SIDE)
+        reserve(pair, pair.d, 5, 6)
+    row = events.Closing(access_id(70), outcome, quiesced=True, token=token, message="the user left")
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
-    both_cancelled(pair, pair.p)
+    assert newest(pair.p).over is (outcome is not CloseOutcome.FAILED and not again)
+
+
+@MODES
+@pytest.mark.parametrize("on_abort", OnAbort)
+@pytest.mark.parametrize("stage", ["opening", "parts", "wire", "between parts"])
+def test_what_an_aborted_destination_means_is_what_the_hand_over_says(
+    stage: str, on_abort: OnAbort, writers: Writers
+) -> None:
+    pair = at_stage(stage, writers, on_abort=on_abort)
+    cancel(pair, pair.d, CancelScope.ON_ABORT)
+    assert newest(pair.d).state is State.CANCELLED
+    pair.recover()
+    pair.moved()
+    assert newest(pair.p).over is (on_abort is OnAbort.RELEASE)
 
 
 # -- one side only

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import TransferChanged
-from kvgrpc.core.events import Call, Event, HandshakeReceived, OpenAccess, PeerSilent
+from kvgrpc.core.events import Call, CloseOutcome, Event, HandshakeReceived, OpenAccess, PeerSilent
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer, Timers
@@ -40,7 +40,8 @@ def test_who_came_is_not_done_for_it() -> None:
 def test_one_engine_is_one_consumer_however_often_it_is_done() -> None:
     consumers = Consumers(peers())
     consumers.received(KEY, "D")
-    consumers.gave_up(KEY, "D")
+    consumers.closes(KEY, "D", CloseOutcome.DROPPED)
+    consumers.closes(KEY, "D", CloseOutcome.CANCELLED)
     consumers.received(KEY, "D")
     consumers.check(send(1))
     with pytest.raises(Violated):
@@ -54,7 +55,7 @@ def test_who_gives_up_or_dies_is_done_where_the_grant_says_so(on_abort: OnAbort,
     consumers.handed_over(KEY, on_abort)
     consumers.came(KEY, LIFE)
     if how == "gives up":
-        consumers.gave_up(KEY, "D")
+        consumers.closes(KEY, "D", CloseOutcome.DROPPED)
     elif how == "was dead":
         consumers.hung_up(LIFE)
     assert consumers.done(KEY) == ({"D"} if on_abort is OnAbort.RELEASE else set())

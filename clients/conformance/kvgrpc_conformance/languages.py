@@ -1,0 +1,78 @@
+"""The languages: what each needs, how it is built and started. All of it is data, in languages.toml."""
+
+import asyncio
+import shutil
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .process import bound, stop
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = Path(__file__).resolve().parents[1] / "languages.toml"
+BUILD_S = 1_800.0
+
+
+@dataclass(frozen=True)
+class Language:
+    """One row of languages.toml."""
+
+    name: str
+    start: str
+    """The command that starts the executor; `{python}` is the interpreter of the runner."""
+    cwd: str = "."
+    """From the root of the repository."""
+    needs: tuple[str, ...] = ()
+    """Commands that must be on the PATH."""
+    build: str = ""
+    """The command that builds it, in a shell; empty: nothing to build."""
+    built: str = ""
+    """A file that is there once it is built, below `cwd`."""
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / self.cwd
+
+    @property
+    def command(self) -> str:
+        return self.start.replace("{python}", sys.executable)
+
+    def missing(self) -> str:
+        """Why it cannot be built, or nothing."""
+        for command in self.needs:
+            if shutil.which(command) is None:
+                return f"{command} is not on the PATH"
+        return "" if self.folder.is_dir() else f"there is no folder {self.cwd}"
+
+    def unbuilt(self) -> str:
+        """Why it cannot be started, or nothing."""
+        return f"{self.cwd}/{self.built} is not built" if self.built and not (self.folder / self.built).exists() else ""
+
+
+def load(path: Path = FILE) -> list[Language]:
+    """All languages, in the order of the file."""
+    rows = tomllib.loads(path.read_text())["language"]
+    return [Language(**{**row, "needs": tuple(row.get("needs", ()))}) for row in rows]
+
+
+async def build(language: Language) -> str:
+    """Builds a client; why it could not be, or nothing."""
+    if not language.build:
+        return ""
+    process = await asyncio.create_subprocess_exec(
+        *bound("/bin/sh", "-c", language.build),
+        cwd=language.folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), BUILD_S)
+    except TimeoutError:
+        await stop(process)
+        return f"`{language.build}` took more than {BUILD_S:g} s"
+    if process.returncode == 0:
+        return ""
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return f"`{language.build}` failed: {lines[-1] if lines else process.returncode}"

@@ -1,0 +1,113 @@
+"""The schema, as cases need it: which methods there are, and whether what a case says fits its message."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    scheduler_pb2,
+    transfer_pb2,
+)
+
+from .matching import TEST_NAMES
+from .values import Json, names_in
+
+PACKAGE = "kvgrpc.v1"
+_FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2)
+
+
+@cache
+def methods() -> dict[str, MethodDescriptor]:
+    """Every RPC of kvgrpc.v1, by `kvgrpc.v1.Service/Method`."""
+    services = [service for file in _FILES for service in file.DESCRIPTOR.services_by_name.values()]
+    return {f"{service.full_name}/{method.name}": method for service in services for method in service.methods}
+
+
+def full_name(method: str) -> str:
+    """Cases may leave the package out."""
+    return method if "." in method else f"{PACKAGE}.{method}"
+
+
+def reasons() -> list[str]:
+    """Every reason of a failure, without its prefix."""
+    names = [name.removeprefix("FAILURE_REASON_") for name in common_pb2.FailureReason.DESCRIPTOR.values_by_name]
+    return [name for name in names if name != "UNSPECIFIED"]
+
+
+def request(method: str, value: Json) -> Message:
+    """The request message of a method. Raises json_format.ParseError."""
+    return parsed(methods()[method].input_type, value)
+
+
+def reply(method: str, value: Json) -> Message:
+    """The reply message of a method. Raises json_format.ParseError."""
+    return parsed(methods()[method].output_type, value)
+
+
+def parsed(descriptor: Descriptor, value: Json) -> Message:
+    """A message from its JSON. Raises json_format.ParseError."""
+    return json_format.ParseDict(value, GetMessageClass(descriptor)())
+
+
+def request_faults(method: str, value: Json) -> Iterator[str]:
+    """What of a request cannot be, as far as that is known before its variables are."""
+    yield from _faults(methods()[method].input_type, value, "request", expected=False)
+
+
+def reply_faults(method: str, value: Json) -> Iterator[str]:
+    """What a case expects that its message does not have."""
+    yield from _faults(methods()[method].output_type, value, "reply", expected=True)
+
+
+def _faults(message: Descriptor, value: Json, where: str, *, expected: bool) -> Iterator[str]:
+    if not isinstance(value, Mapping) or any(name.startswith("$") for name in value):
+        if expected and isinstance(value, Mapping):
+            yield from _unknown_tests(value, where)
+        return
+    if message.full_name.startswith("google.protobuf.") or message.GetOptions().map_entry:
+        return
+    fields = {field.json_name: field for field in message.fields}
+    for name, item in value.items():
+        if name not in fields:
+            yield f"{where}.{name}: {message.name} has no such field"
+        else:
+            yield from _field_faults(message, fields[name], item, f"{where}.{name}", expected=expected)
+
+
+def _field_faults(
+    message: Descriptor, field: FieldDescriptor, value: Json, where: str, *, expected: bool
+) -> Iterator[str]:
+    rows = value if isinstance(value, list) else [value]
+    if expected and isinstance(value, Mapping):
+        rows = [value.get(name, value) for name in ("$has", "$all", "$none", "$not") if name in value] or [value]
+    if isinstance(value, list) != field.is_repeated and not isinstance(value, str | Mapping):
+        yield f"{where}: a list and its field, or neither, holds several"
+    if field.message_type is not None:
+        for row in rows:
+            yield from _faults(field.message_type, row, where, expected=expected)
+    elif field.enum_type is not None:
+        known = field.enum_type.values_by_name
+        for row in rows:
+            if isinstance(row, str) and not row.startswith("$") and row not in known:
+                yield f"{where}: {row} is no {field.enum_type.name}"
+    elif not expected and not any(isinstance(row, Mapping) or names_in(row) for row in rows):
+        try:
+            parsed(message, {field.json_name: value})
+        except json_format.ParseError as error:
+            yield f"{where}: {error}"
+
+
+def _unknown_tests(value: Mapping[str, Json], where: str) -> Iterator[str]:
+    for name in value:
+        if name not in TEST_NAMES and name.startswith("$"):
+            yield f"{where}: no test is called {name}"

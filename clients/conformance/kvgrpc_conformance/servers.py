@@ -1,0 +1,121 @@
+"""Real servers: `kvgrpc serve` in a process of its own, behind two proxies: for clients, and for other servers."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .process import bound, stop, tail
+from .proxy import Proxy
+from .values import Json
+
+READY_S = 60.0
+BASE: dict[str, Json] = {
+    "data_paths": ["shm"],
+    "copy_threads": 1,
+    "drain_s": 1.0,
+    "pool": {"layers": 2, "kv_heads": 1, "head_dim": 16, "block_tokens": 16, "blocks": 64},
+}
+"""Settings of every server, unless a case says otherwise: a block has 2 KiB."""
+
+
+class ServerFailedError(Exception):
+    """A server did not start, or ended."""
+
+
+class Server:
+    """One server, through all its lives: a restart keeps both addresses."""
+
+    def __init__(self, name: str, settings: Mapping[str, Json], folder: Path) -> None:
+        self.name = name
+        self.clients, self.peers = Proxy(), Proxy()
+        self._settings = {**BASE, "engine_id": name, **settings}
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self._logged = 0
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return self.clients.address
+
+    @property
+    def peer_address(self) -> str:
+        """Where other servers find it; grants name this one."""
+        return self.peers.address
+
+    async def start(self) -> None:
+        """Starts the proxies and the first life. Raises ServerFailedError."""
+        self._folder.mkdir(parents=True)
+        await self.clients.start()
+        await self.peers.start()
+        await self.begin()
+
+    async def begin(self) -> None:
+        """Begins a life. Raises ServerFailedError."""
+        port = free_port()
+        config = self._folder / "server.toml"
+        config.write_text(to_toml({**self._settings, "listen": f"127.0.0.1:{port}", "advertise": self.peers.address}))
+        with (self._folder / "log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *bound(sys.executable, "-m", "kvgrpc", "serve", "--config", str(config), "--log-level", "warning"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={name: value for name, value in os.environ.items() if not name.startswith("KVGRPC_")},
+            )
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), READY_S)
+        except TimeoutError:
+            line = b""
+        if not line.startswith(b"kvgrpc serving"):
+            await stop(self._process, signal.SIGKILL)
+            raise ServerFailedError(f"server {self.name} did not start: {self.log()}")
+        self.clients.target = self.peers.target = port
+
+    async def end(self, number: int = signal.SIGTERM) -> None:
+        """Ends its life; `begin` begins another one."""
+        if self._process is not None:
+            await stop(self._process, number)
+            self._process = None
+
+    async def close(self) -> None:
+        """Ends everything."""
+        await self.end()
+        await self.clients.close()
+        await self.peers.close()
+
+    def mark_log(self) -> None:
+        """What it has logged so far is of another case."""
+        log = self._folder / "log"
+        self._logged = log.stat().st_size if log.exists() else 0
+
+    def log(self) -> str:
+        """The last of what it logged since then, warnings and worse."""
+        return tail(self._folder / "log", self._logged)
+
+    def alive(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.returncode is None
+
+
+def free_port() -> int:
+    """A port that nobody listens at. A server that takes it a moment later is the only one that looks for it."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def to_toml(settings: Mapping[str, Json]) -> str:
+    """Settings as TOML; tables last, as it wants them. JSON writes these values as TOML does."""
+    values = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
+    tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
+    for key, table in tables.items():
+        values += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+    return "\n".join(values) + "\n"

@@ -1,0 +1,20 @@
+"""The Python client passes the conformance cases that share two servers."""
+
+import pytest
+
+from clients.conformance.kvgrpc_conformance.cases import Case
+from clients.conformance.kvgrpc_conformance.run import Outcome
+from tests.clients.playing import SHARED, played
+
+# The first test waits for all of them: they are played together.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    return played(SHARED, tmp_path_factory.mktemp("conformance"))
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+def test_the_python_client_conforms(case: Case, outcomes: dict[str, Outcome]) -> None:
+    assert not outcomes[case.name].failure, outcomes[case.name].failure

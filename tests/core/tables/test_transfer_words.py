@@ -1,0 +1,37 @@
+"""Words of transfers: what runs produce is among those that are stated, and each of these is produced."""
+
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.state.move import Stage
+from kvgrpc.core.tables.transfer_table import TransferTable
+from kvgrpc.core.tables.transfers import PHASES, WAITS, Transfer
+from kvgrpc.sim import drawn, run
+from tests.core.cancels.pulled import at_stage
+
+SEEDS = range(12)
+STEPS = 600
+
+
+def test_the_stages_of_moves_are_phases() -> None:
+    assert {stage.value for stage in Stage if stage is not Stage.ENDED} <= set(PHASES)
+
+
+def test_runs_produce_the_phases_and_waits_that_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases, waits = set[str](), set[str]()
+    store = TransferTable._store
+
+    def seen(self: TransferTable, transfer: Transfer) -> Any:
+        phases.update(phase.name for phase in transfer.phases)
+        if transfer.failure is not None:
+            phases.add(transfer.failure.phase)
+        waits.add(transfer.waiting_for)
+        return store(self, transfer)
+
+    monkeypatch.setattr(TransferTable, "_store", seen)
+    for seed in SEEDS:
+        run(drawn(seed, STEPS))
+    at_stage("blocks")
+    assert phases == set(PHASES)
+    assert waits == set(WAITS)
