@@ -3,6 +3,7 @@
 Whatever happens, nothing is left at the end: no pin, no lease, no transfer that goes on, no block that is allocated.
 """
 
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from kvgrpc.v1.transfer_pb2 import TRANSFER_STATE_CANCELLED as CANCELLED, TRANSFER_STATE_SUCCEEDED as SUCCEEDED
 from tests.e2e.otlp import Collector, collecting
-from tests.examples.go_router import KINDS, MODES, NEEDS_GO, Begin, begin, binary, moving, prompt
+from tests.examples.go_router import GO, HERE, KINDS, MODES, NEEDS_GO, Begin, begin, binary, moving, prompt
 from tests.examples.http_engines import HttpEngine, until
 from tests.service.conftest import start
 
@@ -20,6 +21,12 @@ __all__ = ["begin", "binary", "start"]
 ALLOCATION_TTL_S = 60
 """`allocationTTL` of the router."""
 pytestmark = NEEDS_GO
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass_and_vet_finds_nothing() -> None:
+    for command in ("vet", "test"):
+        subprocess.run([str(GO), command, "./..."], cwd=HERE, check=True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -76,6 +83,7 @@ def test_an_engine_that_drains_ends_what_it_has_and_gets_nothing_new(begin: Begi
     router.at_rest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decode_lead_that_is_killed_is_replaced_with_the_same_grant(begin: Begin, kind: str) -> None:
     router = begin(kind, "pull", decodes=2, slow=True)

@@ -18,7 +18,7 @@ __all__ = ["binary", "start"]
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = ("Hello, KV!", "Thirty-one bytes and one start.", "The lease is a promise with an end, known from the start.")
 COUNT = 12
-pytestmark = NEEDS_GO
+pytestmark = [*NEEDS_GO, pytest.mark.slow]
 
 Engines = dict[str, tuple[str, str]]
 """Name to URL and lead."""
