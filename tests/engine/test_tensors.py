@@ -14,7 +14,7 @@ from tests.engine.support import Side, failure, received, tokens
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 HALF = LAYER_BYTES // 2
-KEYS_FIRST, VALUES_FIRST = (TensorKind.KEY, TensorKind.VALUE), (TensorKind.VALUE, TensorKind.KEY)
+KEYS_FIRST, VALUES_FIRST = (TensorKind.K, TensorKind.V), (TensorKind.V, TensorKind.K)
 
 
 def apart(tensors: tuple[TensorKind, TensorKind]) -> PoolLayout:
