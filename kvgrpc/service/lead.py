@@ -71,9 +71,9 @@ class Lead:
         """Leases in one call."""
         return self.config.limits.renewals_per_call
 
-    def check_dial(self, address: str) -> None:
+    def check_dial(self, address: str, field: str = "address") -> None:
         """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
-        if not self._may_dial(text("address", address)):
+        if not self._may_dial(text(field, address)):
             raise PermissionDenied(
                 Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
             )

@@ -143,7 +143,8 @@ class SchedulerServiceServicer:
 
     def MatchTokens(self, request, context):
         """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-        like. None for a request that is unknown, or takes nothing, or not any more.
+        like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+        counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 
         Errors: none of its own.
         """

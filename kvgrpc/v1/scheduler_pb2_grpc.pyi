@@ -69,7 +69,8 @@ class SchedulerServiceStub:
     """
     MatchTokens: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.MatchTokensRequest, _scheduler_pb2.MatchTokensResponse]
     """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-    like. None for a request that is unknown, or takes nothing, or not any more.
+    like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+    counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 
     Errors: none of its own.
     """
@@ -183,7 +184,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     MatchTokens: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.MatchTokensRequest, _scheduler_pb2.MatchTokensResponse]  # type: ignore[assignment]
     """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-    like. None for a request that is unknown, or takes nothing, or not any more.
+    like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+    counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 
     Errors: none of its own.
     """
@@ -306,7 +308,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.MatchTokensResponse, _abc.Awaitable[_scheduler_pb2.MatchTokensResponse]]:
         """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-        like. None for a request that is unknown, or takes nothing, or not any more.
+        like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+        counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 
         Errors: none of its own.
         """

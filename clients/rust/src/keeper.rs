@@ -162,6 +162,7 @@ impl Keeping {
         let request = KeepAliveRequest {
             leases: batch.iter().map(|(_, renewal)| renewal.kept.lease.clone()).collect(),
             ttl: self.ttl.map(proto_duration),
+            ..Default::default()
         };
         let batch: Vec<_> = batch.into_iter().map(|(index, _)| index).collect();
         match timeout(half.clamp(SHORTEST_ANSWER, LONGEST_ANSWER), self.ask(request, batch.len())).await {

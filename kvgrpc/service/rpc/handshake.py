@@ -13,7 +13,6 @@ from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
-from kvgrpc.wire.bounds import text
 from kvgrpc.wire.values import data_path, seconds
 
 
@@ -109,7 +108,8 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         self, request: handshake_pb2.ConnectPeerRequest, trace: str
     ) -> handshake_pb2.ConnectPeerResponse:
         lead = self._lead
-        address = text("peer.address", request.peer.address)
+        address = request.peer.address
+        lead.check_dial(address, "peer.address")
         header, answer = await lead.ask(
             actions.PeerConnected,
             "ConnectPeer",

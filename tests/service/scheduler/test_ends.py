@@ -134,7 +134,7 @@ def test_what_is_gone_before_blocks_are_there_is_computed_here(start: Start) -> 
     p.told("send_ended", id_)
     d.arrived(id_, offer=grant)
     lost = d.told("take_lost", id_)
-    assert (reason(lost.failure), lost.on_loss) == ("LEASE_RELEASED", scheduler_pb2.ON_LOSS_RECOMPUTE)
+    assert (reason(lost.failure), lost.on_loss) == ("CANCELLED", scheduler_pb2.ON_LOSS_RECOMPUTE)
     assert d.match(id_) == 0
 
 

@@ -72,7 +72,8 @@ type SchedulerServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
 	RequestArrived(ctx context.Context, in *RequestArrivedRequest, opts ...grpc.CallOption) (*RequestArrivedResponse, error)
 	// How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-	// like. None for a request that is unknown, or takes nothing, or not any more.
+	// like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+	// counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 	//
 	// Errors: none of its own.
 	MatchTokens(ctx context.Context, in *MatchTokensRequest, opts ...grpc.CallOption) (*MatchTokensResponse, error)
@@ -297,7 +298,8 @@ type SchedulerServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
 	RequestArrived(context.Context, *RequestArrivedRequest) (*RequestArrivedResponse, error)
 	// How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-	// like. None for a request that is unknown, or takes nothing, or not any more.
+	// like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
+	// counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
 	//
 	// Errors: none of its own.
 	MatchTokens(context.Context, *MatchTokensRequest) (*MatchTokensResponse, error)
