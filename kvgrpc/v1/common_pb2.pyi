@@ -25,8 +25,9 @@ Conventions, valid in all files of this package:
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
-  `block_count`, `group`, `engine`, as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
-  call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+  `block_count`, `group`, `engine`, as docs/protocol.md lists them. Wherever a field is named there is also
+  google.rpc.BadRequest, and where the same call can succeed later, google.rpc.RetryInfo. Clients retry only
+  UNAVAILABLE by themselves.
 * Of a stream of replies the initial metadata comes at once, before the first reply.
 * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
 * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is

@@ -114,8 +114,9 @@ class HandoffServiceStub:
     RegisterPush: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]
     """Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-    A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
-    with a grant of its own, for as long as the blocks are there.
+    A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
+    another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
+    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
 
     Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
     The same grant again is the same registration.
@@ -219,8 +220,9 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     RegisterPush: _aio.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]  # type: ignore[assignment]
     """Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-    A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
-    with a grant of its own, for as long as the blocks are there.
+    A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
+    another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
+    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
 
     Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
     The same grant again is the same registration.
@@ -345,8 +347,9 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_handoff_pb2.RegisterPushResponse, _abc.Awaitable[_handoff_pb2.RegisterPushResponse]]:
         """Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-        A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
-        with a grant of its own, for as long as the blocks are there.
+        A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
+        another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
+        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
 
         Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
         The same grant again is the same registration.

@@ -348,8 +348,8 @@ class Transfer(_message.Message):
     event_seq: _builtins.int
     """Sequence number of its last change."""
     part_epoch: _builtins.int
-    """The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
-    an earlier one is to be discarded.
+    """The epoch that `layers_done` are of, 0 where there are none: it grows when the prefill has started over, and what was
+    computed from layers of an earlier one is to be discarded.
     """
     pair_id: _builtins.str
     """Both sides' transfers of one request have the same: 32 hex digits, a digest of the transfer key that does not tell

@@ -1,41 +1,27 @@
-"""Requests of the public and the peer API to the core's events."""
+"""Requests of the public API to the core's events."""
 
 import hashlib
 import os
-from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
 from kvgrpc.core import events
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import invalid, note
-from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
-    BLOCK_ROWS_MAX,
     GROUPS_MAX,
     IDS_MAX,
     NAMES_MAX,
-    RANGES_MAX,
-    ROWS_MAX,
-    check_blocks,
     check_count,
-    check_counts,
     text,
 )
 from kvgrpc.wire.values import (
-    block_lists,
     claims_of,
-    close_outcome,
     content,
-    core_data_path,
     layer_range,
     lists_of,
     on_abort,
-    push_content,
     seconds,
     timeout_s,
 )
@@ -293,90 +279,6 @@ def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: i
     return events.FreeBlocks(call, lists, request.blocks.allocation_id, request.validate_only)
 
 
-def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
-    """OpenAccess."""
-    rows = request.openings
-    check_count("openings", len(rows), ROWS_MAX)
-    check_counts("openings.data_paths", (row.data_paths for row in rows), RANGES_MAX)
-    _check_ready("openings.parts", [part for row in rows for part in row.parts], limit)
-    openings = tuple(_opening(row, limit) for row in rows)
-    return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
-
-
-def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
-    return Opening(
-        access_id=row.access_id,
-        token=row.token,
-        claim=_claim(row.content) if row.HasField("content") else None,
-        transfer_id=text("openings.transfer_id", row.transfer_id),
-        request_id=text("openings.request_id", row.request_id),
-        data_paths=tuple(core_data_path(number) for number in row.data_paths),
-        reverse_access_id=row.reverse_access_id,
-        push_content=push_content(row.push_content) if row.HasField("push_content") else None,
-        part_epoch=row.part_epoch,
-        parts=_parts(row.parts, limit),
-    )
-
-
-def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
-    """SettleAccess."""
-    check_count("settlings", len(request.settlings), ROWS_MAX)
-    check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), RANGES_MAX)
-    rows = tuple(
-        events.Settling(
-            row.access_id,
-            row.last,
-            row.moved_bytes,
-            row.part,
-            tuple((layers.first, layers.count) for layers in row.layers_done),
-        )
-        for row in request.settlings
-    )
-    return events.SettleAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
-
-
-def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
-    """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
-    check_count("closings", len(request.closings), ROWS_MAX)
-    rows = tuple(
-        events.Closing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
-        for row in request.closings
-    )
-    return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
-
-
-def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
-    """PartsReady."""
-    _check_ready("parts", request.parts, limit)
-    parts = _parts(request.parts, limit)
-    return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
-
-
-def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
-    """ChecksumBlocks: at most `limit` blocks in all."""
-    check_count("blocks", len(request.blocks), RANGES_MAX)
-    check_blocks("blocks.blocks", [row.blocks for row in request.blocks], BLOCK_ROWS_MAX, limit)
-    blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
-    caller = request.caller
-    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
-
-
-def _check_ready(field: str, rows: Sequence[peer_pb2.ReadyPart], limit: int) -> None:
-    """Raises OutOfRange for too many parts, too many groups in them, or blocks listed by all of them."""
-    check_count(field, len(rows), BATCH_PARTS)
-    check_counts(f"{field}.known", (row.known_block_counts for row in rows), BLOCK_ROWS_MAX)
-    check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, limit)
-
-
-def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
-    return tuple(
-        events.ReadyPart(
-            row.number, block_lists(row.blocks, limit), tuple(row.known_block_counts), layer_range(row), row.last
-        )
-        for row in rows
-    )
-
-
 def _life(request: Message) -> int:
     """The life of the engine that a request names blocks of, or is meant for; 0 where it says none."""
     match request:
@@ -389,10 +291,6 @@ def _life(request: Message) -> int:
             return request.blocks.incarnation
     life: int = getattr(request, "incarnation", 0)
     return life
-
-
-def _claim(value: peer_pb2.ContentClaim) -> Claim:
-    return Claim(value.token_count, value.digest, value.opaque_id)
 
 
 def consumers(value: int) -> int:

@@ -37,13 +37,9 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
 """Command lines: see `Engine.tree`."""
 HELD = (
-    "pending_transfer_count",
-    "active_transfer_count",
-    "lease_count",
-    "open_access_count",
-    "pinned_block_count",
+    "pending_transfer_count", "active_transfer_count", "lease_count", "open_access_count", "pinned_block_count",
     "quarantined_block_count",
-)
+)  # fmt: skip
 """Of a lead's counts, those that are 0 at rest."""
 
 Params = Mapping[str, Any]

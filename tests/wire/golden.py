@@ -9,11 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    pool_types_pb2,
+    scheduler_pb2,
+    transfer_pb2,
+)
+
+PUBLIC: list[FileDescriptor] = [
+    module.DESCRIPTOR
+    for module in (
+        admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, scheduler_pb2,
+        transfer_pb2,
+    )
+]  # fmt: skip
 VECTORS = Path(__file__).parents[2] / "proto" / "vectors" / "messages.json"
 DEPTH = 3
 """Messages within messages are set down to here: some hold themselves."""
@@ -76,8 +95,6 @@ def row(name: str, message: Message) -> dict[str, Any]:
 
 
 def main() -> None:
-    from tests.wire.test_schema import PUBLIC
-
     known = json.loads(VECTORS.read_text())["cases"] if VECTORS.exists() else []
     names = {case["name"] for case in known}
     added = [row(name, message) for name, message in examples(PUBLIC) if name not in names]

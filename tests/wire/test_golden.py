@@ -8,8 +8,7 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.wire.golden import VECTORS, examples
-from tests.wire.test_schema import PUBLIC
+from tests.wire.golden import PUBLIC, VECTORS, examples
 
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])

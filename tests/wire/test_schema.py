@@ -15,26 +15,9 @@ from grpc_health.v1 import health_pb2
 
 from kvgrpc.peer.v1 import peer_pb2, rank_pb2 as peer_rank_pb2
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.v1 import (
-    admin_pb2,
-    common_pb2,
-    handoff_pb2,
-    handshake_pb2,
-    lease_pb2,
-    pool_pb2,
-    pool_types_pb2,
-    scheduler_pb2,
-    transfer_pb2,
-)
 from kvgrpc.wire.fields import INTEGER_MAX, Kind, bounds_of
+from tests.wire.golden import PUBLIC
 
-PUBLIC: list[FileDescriptor] = [
-    module.DESCRIPTOR
-    for module in (
-        admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, scheduler_pb2,
-        transfer_pb2,
-    )
-]  # fmt: skip
 ALL = [*PUBLIC, *(module.DESCRIPTOR for module in (peer_pb2, peer_rank_pb2, rank_pb2, session_pb2))]
 LONG = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_INT64}
 MEASURES = {"block_tokens", "use_tokens", "have_tokens", "computed_tokens", "external_tokens", "prompt_tokens"}

@@ -27,7 +27,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.rpc.converse import put_openings, put_verdicts, put_widened
 from kvgrpc.v1 import handoff_pb2, transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, requests
+from kvgrpc.wire import accesses, answers, peer_requests, requests
 from kvgrpc.wire.values import grant
 
 _LIMITS = Limits()
@@ -84,15 +84,15 @@ FINISH = Method(
     ),
 )
 _OPEN = Method(
-    "OpenAccess", peer_pb2.OpenAccessRequest, lambda request, call: requests.open_access(request, call, _MOST),
+    "OpenAccess", peer_pb2.OpenAccessRequest, lambda request, call: peer_requests.open_access(request, call, _MOST),
     _peer_reply(peer_pb2.OpenAccessResponse, put_openings),
 )  # fmt: skip
 _PARTS = Method(
-    "PartsReady", peer_pb2.PartsReadyRequest, lambda request, call: requests.parts_ready(request, call, _MOST),
+    "PartsReady", peer_pb2.PartsReadyRequest, lambda request, call: peer_requests.parts_ready(request, call, _MOST),
     _peer_reply(peer_pb2.PartsReadyResponse, put_widened),
 )  # fmt: skip
 _SETTLE = Method(
-    "SettleAccess", peer_pb2.SettleAccessRequest, requests.settle_access,
+    "SettleAccess", peer_pb2.SettleAccessRequest, peer_requests.settle_access,
     _peer_reply(peer_pb2.SettleAccessResponse, put_verdicts),
 )  # fmt: skip
 

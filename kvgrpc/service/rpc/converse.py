@@ -20,7 +20,7 @@ from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.rpc.method import check_request
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, fields, requests
+from kvgrpc.wire import accesses, answers, fields, peer_requests
 from kvgrpc.wire.accesses import call_error
 
 _log = logging.getLogger(__name__)
@@ -74,25 +74,25 @@ def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_
 def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
     """OpenAccess, of a peer that is known: nothing is made of the blocks that another one names."""
     lead.check_caller(request.caller)
-    return requests.open_access(request, call, lead.block_limit)
+    return peer_requests.open_access(request, call, lead.block_limit)
 
 
 def parts_ready(lead: Lead, request: peer_pb2.PartsReadyRequest, call: events.Call) -> events.PartsReady:
     """PartsReady, likewise."""
     lead.check_caller(request.caller)
-    return requests.parts_ready(request, call, lead.block_limit)
+    return peer_requests.parts_ready(request, call, lead.block_limit)
 
 
 def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: events.Call) -> events.ChecksumBlocks:
     """ChecksumBlocks, likewise."""
     lead.check_caller(request.caller)
-    return requests.checksum_blocks(request, call, lead.block_limit)
+    return peer_requests.checksum_blocks(request, call, lead.block_limit)
 
 
 _METHODS = {
     "open_access": _Method("OpenAccess", open_access, put_openings),
-    "settle_access": _Method("SettleAccess", lambda _, row, call: requests.settle_access(row, call), put_verdicts),
-    "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
+    "settle_access": _Method("SettleAccess", lambda _, row, call: peer_requests.settle_access(row, call), put_verdicts),
+    "close_access": _Method("CloseAccess", lambda _, row, call: peer_requests.close_access(row, call), put_closings),
     "parts_ready": _Method("PartsReady", parts_ready, put_widened),
     "checksum_blocks": _Method("ChecksumBlocks", checksum_blocks, put_checksums),
 }

@@ -16,7 +16,7 @@ from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.rpc import converse as conversation
 from kvgrpc.service.rpc.converse import Conversation, put_checksums, put_closings, put_openings, put_verdicts
 from kvgrpc.service.rpc.method import streaming, unary
-from kvgrpc.wire import requests
+from kvgrpc.wire import peer_requests
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
@@ -41,7 +41,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
         lead = self._lead
         header, answer = await lead.ask(
-            actions.Verdicts, "SettleAccess", request, trace, lambda call: requests.settle_access(request, call)
+            actions.Verdicts, "SettleAccess", request, trace, lambda call: peer_requests.settle_access(request, call)
         )
         reply = peer_pb2.SettleAccessResponse()
         put_verdicts(header, answer, reply)
@@ -51,7 +51,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
         lead = self._lead
         header, answer = await lead.ask(
-            actions.Closings, "CloseAccess", request, trace, lambda call: requests.close_access(request, call)
+            actions.Closings, "CloseAccess", request, trace, lambda call: peer_requests.close_access(request, call)
         )
         reply = peer_pb2.CloseAccessResponse()
         put_closings(header, answer, reply)

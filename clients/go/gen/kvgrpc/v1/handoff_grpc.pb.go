@@ -111,8 +111,9 @@ type HandoffServiceClient interface {
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
 	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
-	// with a grant of its own, for as long as the blocks are there.
+	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
+	// another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
+	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
 	// The same grant again is the same registration.
@@ -263,8 +264,9 @@ type HandoffServiceServer interface {
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)
 	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
-	// with a grant of its own, for as long as the blocks are there.
+	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
+	// another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
+	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
 	// The same grant again is the same registration.

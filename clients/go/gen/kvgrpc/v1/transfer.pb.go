@@ -561,8 +561,8 @@ type Transfer struct {
 	Priority int32 `protobuf:"varint,21,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Sequence number of its last change.
 	EventSeq uint64 `protobuf:"varint,22,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
-	// The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
-	// an earlier one is to be discarded.
+	// The epoch that `layers_done` are of, 0 where there are none: it grows when the prefill has started over, and what was
+	// computed from layers of an earlier one is to be discarded.
 	PartEpoch uint32 `protobuf:"varint,23,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	// Both sides' transfers of one request have the same: 32 hex digits, a digest of the transfer key that does not tell
 	// it.
