@@ -134,7 +134,8 @@ MUTANTS = (
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", bugs.dead_mover, Rule.R1),
     Mutant(
-        "a re-key is trusted where it proves nothing", quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 120
+        "a re-key is trusted where it proves nothing",
+        quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 120
     ),
     Mutant(
         "what a dead process sent is believed to have arrived",
