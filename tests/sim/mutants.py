@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
     Mutant("the other side of a push is waited for without an end", timers.Timers, "set",
         bugs.never(Timer.REGISTRATION, Timer.RENDEZVOUS), Rule.R7),
-    Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.CHECKSUMS), Rule.R7, 60),
+    Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.CHECKSUMS), Rule.R7, 120),
     Mutant("a handshake is waited for without an end", timers.Timers, "set", bugs.never(Timer.CONNECT), Rule.R7, 60),
     Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
     Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),
@@ -134,7 +134,8 @@ MUTANTS = (
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", bugs.dead_mover, Rule.R1),
     Mutant(
-        "a re-key is trusted where it proves nothing", quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 60
+        "a re-key is trusted where it proves nothing",
+        quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 120
     ),
     Mutant(
         "what a dead process sent is believed to have arrived",

@@ -38,9 +38,11 @@ class CancelAudit:
             self._cancelled(event)
         elif isinstance(event, CloseAccess):
             life = peer_key(event.engine_id, event.incarnation)
-            for row in event.closings if self._node.state.lives_on(life) else ():
-                if row.outcome is CloseOutcome.CANCELLED:
-                    self._heard(life, row)
+            row = (
+                event.closings[0] if len(event.closings) == 1 else None
+            )  # one of several may be over by an earlier one
+            if row is not None and row.outcome is CloseOutcome.CANCELLED and self._node.state.lives_on(life):
+                self._heard(life, row)
 
     def says(self, actions: list[Action]) -> None:
         """After the node handled it."""
