@@ -150,7 +150,8 @@ export class Keeper {
   }
 
   private fail(error: unknown): void {
-    const failed = error instanceof KvGrpcError ? error : new KvGrpcError(status.UNKNOWN, String(error), {}, { cause: error });
+    const failed =
+      error instanceof KvGrpcError ? error : new KvGrpcError(status.UNKNOWN, String(error), {}, { cause: error });
     const end = { state: LeaseState.LEASE_STATE_UNSPECIFIED, reason: failed.reason, error: failed };
     for (const lease of this.held) lease.finish(end);
     this.held.clear();
