@@ -27,14 +27,15 @@ type Json = Record<string, any>;
 class ExecutorError extends Error {}
 
 const clients = new Map<string, Client>();
-const sources = new Map<string, Source>();
-const keepers = new Map<string, { keeper: Keeper; leases: HeldLease[] }>();
+/** With the name of their server: they end with its client. */
+const sources = new Map<string, { server: string; source: Source }>();
+const keepers = new Map<string, { server: string; keeper: Keeper; leases: HeldLease[] }>();
 
 const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
   hello: () => ({ language: "typescript", version: process.versions.node }),
 
   connect: ({ server, address }) => {
-    clients.get(server)?.close();
+    disconnect(server);
     clients.set(server, connect(address));
     return {};
   },
@@ -59,7 +60,7 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
       (message) => toJson(method.responseType, message),
       (json) => type.fromPartial(fromJson(method.requestType, json)),
     );
-    sources.set(name, opened);
+    sources.set(name, { server, source: opened });
     if (method.definition.requestStream && request) await opened.send(request);
     const initial = await stream.initialMetadata;
     return { metadata: Object.fromEntries(Object.entries(initial.getMap()).map(([k, v]) => [k, String(v)])) };
@@ -100,7 +101,7 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
       after: after && { eventSeq: Number(after.eventSeq ?? 0), incarnation: Number(after.incarnation ?? 0) },
     });
     const asJson = (message: WatchTransfersResponse) => toJson(".kvgrpc.v1.WatchTransfersResponse", message);
-    sources.set(stream, iteratorSource(changes, stop, asJson));
+    sources.set(stream, { server, source: iteratorSource(changes, stop, asJson) });
     return {};
   },
 
@@ -111,14 +112,14 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
       for await (const { reachable, ...message } of news) if (reachable) yield message as WatchEngineResponse;
     }
     const asJson = (message: WatchEngineResponse) => toJson(".kvgrpc.v1.WatchEngineResponse", message);
-    sources.set(stream, iteratorSource(messages(), stop, asJson));
+    sources.set(stream, { server, source: iteratorSource(messages(), stop, asJson) });
     return {};
   },
 
   keepAlive: ({ server, keeper: name, leases, ttlS }) => {
     const refs = (leases as Json[]).map((lease) => fromJson(".kvgrpc.v1.LeaseRef", lease) as unknown as LeaseRef);
     const keeper = client(server).keepAlive([], { ttlMs: ttlS === undefined ? undefined : ttlS * 1000 });
-    keepers.set(name, { keeper, leases: refs.map((ref) => keeper.add(ref)) });
+    keepers.set(name, { server, keeper, leases: refs.map((ref) => keeper.add(ref)) });
     return {};
   },
 
@@ -148,8 +149,7 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
   },
 
   close: ({ server }) => {
-    clients.get(server)?.close();
-    clients.delete(server);
+    disconnect(server);
     return {};
   },
 };
@@ -157,6 +157,14 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
 function outcomeName({ outcome, error }: { outcome?: CancelOutcome; error?: KvGrpcError }): string | number {
   if (error) return error.reason === "UNSPECIFIED" ? error.codeName : error.reason;
   return nameOf(CancelOutcome, "CANCEL_OUTCOME_", outcome!) ?? outcome!;
+}
+
+function disconnect(name: string): void {
+  clients.get(name)?.close();
+  clients.delete(name);
+  for (const owned of [sources, keepers]) {
+    for (const [key, { server }] of owned) if (server === name) owned.delete(key);
+  }
 }
 
 function client(name: string): Client {
@@ -168,7 +176,7 @@ function client(name: string): Client {
 function source(name: string): Source {
   const found = sources.get(name);
   if (!found) throw new ExecutorError(`no stream ${name} is open`);
-  return found;
+  return found.source;
 }
 
 /** The method of the client that makes a unary call. */

@@ -31,6 +31,7 @@ type Object_ = Record<string, unknown>;
 
 const DURATION = ".google.protobuf.Duration";
 const LONG = new Set(["TYPE_INT64", "TYPE_UINT64", "TYPE_SINT64", "TYPE_FIXED64", "TYPE_SFIXED64"]);
+const LARGEST = 2 ** 64 - 2 ** 11;
 const messages = new Map<string, Message>();
 const enums = new Map<string, Enum>();
 
@@ -103,7 +104,8 @@ function valueFromJson(field: Field, value: unknown): unknown {
   if (field.type === "TYPE_ENUM") return typeof value === "string" ? numberOf(field, value) : value;
   if (field.type === "TYPE_BYTES") return new Uint8Array(Buffer.from(value as string, "base64"));
   if (field.type === "TYPE_STRING" || field.type === "TYPE_BOOL") return value;
-  return Number(value);
+  // A number has no room for the largest integers of 64 bits: what stands for them is the largest one below.
+  return Math.min(Number(value), LARGEST);
 }
 
 function numberOf(field: Field, name: string): number {

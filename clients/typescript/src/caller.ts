@@ -26,6 +26,8 @@ export interface CallOptions {
   metadata?: Record<string, string>;
   /** W3C trace context of the request that the call is for. */
   traceparent?: string;
+  /** Waits for a connection, up to the deadline, instead of failing with UNAVAILABLE while there is none. */
+  waitForReady?: boolean;
 }
 
 /** Options of all calls of a client. */
@@ -138,7 +140,7 @@ export class Caller {
   }
 
   private metadata(options: CallOptions): Metadata {
-    const metadata = new Metadata();
+    const metadata = new Metadata({ waitForReady: options.waitForReady ?? false });
     for (const [key, value] of Object.entries({ ...this.defaults.metadata, ...options.metadata })) {
       metadata.set(key, value);
     }

@@ -32,7 +32,7 @@ export class HeldLease {
   dueAt = 0;
   private end: LeaseEnd | undefined;
   private leftUntil = 0;
-  private lastState = LeaseState.LEASE_STATE_UNSPECIFIED;
+  private lastState = LeaseState.LEASE_STATE_LIVE;
   private expiry: NodeJS.Timeout | undefined;
   private resolve!: (end: LeaseEnd) => void;
 
@@ -41,7 +41,7 @@ export class HeldLease {
     this.over = new Promise((resolve) => (this.resolve = resolve));
   }
 
-  /** As it was told last; UNSPECIFIED before the first answer. */
+  /** As it was told last; LIVE before the first answer. */
   get state(): LeaseState {
     return this.end?.state ?? this.lastState;
   }

@@ -120,7 +120,9 @@ export class Keeper {
   /** One row a lease, in order. */
   private async renew(batch: HeldLease[]): Promise<RenewedLease[]> {
     const { ttlMs, ...call } = this.options;
-    const stream = (this.stream ??= this.caller.stream(LeaseServiceService.keepAlive, undefined, call));
+    // It waits for the connection: a lease has no time for two pauses, ours and the channel's.
+    const waiting = { ...call, waitForReady: true };
+    const stream = (this.stream ??= this.caller.stream(LeaseServiceService.keepAlive, undefined, waiting));
     const ttl = ttlMs === undefined ? undefined : duration(ttlMs);
     const timer = setTimeout(() => stream.cancel(), answerMs(batch));
     try {
@@ -148,7 +150,8 @@ export class Keeper {
   }
 
   private fail(error: unknown): void {
-    const failed = error instanceof KvGrpcError ? error : new KvGrpcError(status.UNKNOWN, String(error), {}, { cause: error });
+    const failed =
+      error instanceof KvGrpcError ? error : new KvGrpcError(status.UNKNOWN, String(error), {}, { cause: error });
     const end = { state: LeaseState.LEASE_STATE_UNSPECIFIED, reason: failed.reason, error: failed };
     for (const lease of this.held) lease.finish(end);
     this.held.clear();

@@ -212,5 +212,8 @@ test("waits, watches, renewals and clean-ups are the wrapper's", async (t) => {
   const sides = [{ server, transferKey: "AAAAAAAAAAAAAAAAAAAAAA==", freeAllocationIds: ["a"] }, { server, transferId: "t" }];
   const cleaned = await executor.ok("cleanUp", { sides, message: "over" });
   assert.deepEqual(cleaned, { outcomes: ["TOMBSTONED", "TRANSFER_NOT_FOUND"] });
+
   await executor.ok("close", { server });
+  await executor.ok("close", { server });
+  assert.match((await executor.do("next", { stream: "e" })).error.message, /no stream e/);
 });
