@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from kvgrpc.config import PoolConfig
+from kvgrpc.core.tables import tombstones
 from kvgrpc.core.tables.leases import END_REASON, LeaseState
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
 from kvgrpc.core.values.layout import PoolKind
@@ -26,7 +27,7 @@ _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 def codes() -> dict[str, set[str]]:
     """Reason to codes, for all that are raised in the packages that answer."""
     found: dict[str, set[str]] = {}
-    for reason, code in {*raised(), *_ends_of_leases(), *_outdated(), *_incompatible()}:
+    for reason, code in {*raised(), *_ends_of_leases(), *_too_late(), *_outdated(), *_incompatible()}:
         found.setdefault(reason, set()).add(code)
     return found
 
@@ -55,6 +56,12 @@ def _ends_of_leases() -> Iterator[tuple[str, str]]:
     """Raised with a reason out of a table."""
     for state, reason in END_REASON.items():
         yield reason, (InternalError if state is LeaseState.LOST else PreconditionFailed).code
+
+
+def _too_late() -> Iterator[tuple[str, str]]:
+    """Raised with a reason out of a table."""
+    for reason in tombstones._SAID:
+        yield reason, tombstones.too_late(reason, "").code
 
 
 def _outdated() -> Iterator[tuple[str, str]]:
