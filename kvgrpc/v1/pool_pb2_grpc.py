@@ -125,7 +125,7 @@ class PoolServiceServicer:
         Errors:
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -76,7 +76,7 @@ class PoolServiceStub:
     Errors:
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
     """
 
 @_typing.type_check_only
@@ -127,7 +127,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     Errors:
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
     """
 
 class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -205,7 +205,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
         """
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

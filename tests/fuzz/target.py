@@ -130,7 +130,7 @@ class Target:
         service = method.containing_service
         path = f"/{service.full_name}/{method.name}"
         streams = method.client_streaming, method.server_streaming
-        waits = method.server_streaming or method.name in ("WaitTransfer", "PollSchedulerNews")
+        waits = method.server_streaming or method.name in ("WaitTransfer", "WaitTransfers", "PollSchedulerNews")
         timeout = WATCH_S + sum(map(len, bodies)) / SENT_BYTES_PER_S if waits else ANSWER_S
         call = self._stub(path, streams)
         try:
@@ -166,6 +166,8 @@ class Target:
         if not method.full_name.startswith("kvgrpc."):
             return  # reflection says requests again in its replies, which are one level too deep then
         message = GetMessageClass(method.output_type).FromString(reply)
+        if isinstance(message, admin_pb2.DrainResponse):  # the inputs after it are to be taken
+            self.engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
         if isinstance(message, pool_pb2.AllocateBlocksResponse):
             self.engine._allocated.update(ids_of(message.blocks))
 

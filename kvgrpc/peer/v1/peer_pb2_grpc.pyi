@@ -89,7 +89,7 @@ class PeerServiceStub:
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-      MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
     * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
     * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
@@ -171,7 +171,7 @@ class PeerServiceAsyncStub(PeerServiceStub):
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-      MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
     * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
     * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
@@ -280,7 +280,7 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-          MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+          CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
         * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
         * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
         * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.

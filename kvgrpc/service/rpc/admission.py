@@ -18,7 +18,8 @@ def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
     if state.description is None:
         return handshake_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"
     if state.draining:
-        return handshake_pb2.ADMISSION_DRAINING, "the server is shutting down"
+        why = "the server is shutting down" if state.stopping else "the server was told to take no new work"
+        return handshake_pb2.ADMISSION_DRAINING, why
     if (age_s := lead.progress_age_s()) > WEDGED_S:
         return handshake_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
     anew = f"the memory is being registered again: {state.rekeying}" if state.rekeying else ""

@@ -7,7 +7,7 @@ for, is found out.
 from collections.abc import Callable
 
 from kvgrpc.core.actions import BlocksReturned, Cancelled, EngineNews, Failed, LayersReceived, PartsReturned, Received
-from kvgrpc.core.events import AcknowledgeTransfers, CancelTransfer
+from kvgrpc.core.events import AcknowledgeTransfers, CancelScope, CancelTransfer
 from kvgrpc.core.state import ENGINE
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import Job
@@ -30,14 +30,14 @@ class ScriptEngine:
         self.sending = Sending(host, self.shop, self.jobs, self._say)
         self.receiving = Receiving(host, self.shop, self.jobs, self._say)
 
-    def abort(self, name: str, key: bytes) -> None:
+    def cancel(self, name: str, key: bytes, scope: CancelScope) -> None:
         """Cancels by transfer key."""
 
         def give(result: Result) -> None:
             assert isinstance(result, Cancelled)
             self._say(name, f"the cancelling is answered {result.outcome}")
 
-        self._host.call(lambda call: CancelTransfer(call, key=key), ENGINE, give)
+        self._host.call(lambda call: CancelTransfer(call, key=key, scope=scope), ENGINE, give)
 
     def told(self, news: EngineNews) -> None:
         """Something that the lead says."""

@@ -1,7 +1,7 @@
 """The commands of scenarios by which engines and their router do something with requests; see `verbs`."""
 
 from kvgrpc.core.actions import Released, Renewed
-from kvgrpc.core.events import ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
+from kvgrpc.core.events import CancelScope, ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.sim.script.jobs import LATER, LOCAL, NOW, Part, Terms, Wanted
@@ -92,9 +92,16 @@ def give(stage: Stage, line: Line) -> None:
 
 @REQUESTS.named
 def abort(stage: Stage, line: Line) -> None:
-    """`abort A NAME`: A's engine cancels a request, by its key."""
+    """`abort A NAME`: A's engine cancels a request that its user has left, by its key."""
     address, name = line.word(), line.word()
-    stage.engines[address].abort(name, stage.key(name))
+    stage.engines[address].cancel(name, stage.key(name), CancelScope.ON_ABORT)
+
+
+@REQUESTS.named
+def cancel(stage: Stage, line: Line) -> None:
+    """`cancel A NAME`: the request is cancelled on both sides, by its key at A."""
+    address, name = line.word(), line.word()
+    stage.engines[address].cancel(name, stage.key(name), CancelScope.BOTH)
 
 
 @REQUESTS.named

@@ -299,10 +299,10 @@ def test_validating_a_reservation_or_a_part_changes_nothing(source: Engine, dest
 
 
 def test_what_was_cancelled_before_it_came_is_refused_on_both_sides(source: Engine, destination: Engine) -> None:
-    key = new_key()
+    key, other = new_key(), new_key()
     reserved = reserve(destination, key, TOKENS, destination.allocate(3))
-    for engine in (source, destination):
-        cancel_key(engine, key, "the client went away")
+    cancel_key(source, key, "the client went away")
+    cancel_key(destination, other, "the client went away")
     blocks, target = source.allocate(3), destination.allocate(3)
     with unchanged(source, destination):
         with refuses(source.api, NOT_NOW, "CANCELLED", "the client went away"):
@@ -310,4 +310,4 @@ def test_what_was_cancelled_before_it_came_is_refused_on_both_sides(source: Engi
         with refuses(source.api, NOT_NOW, "CANCELLED", "the client went away"):
             finish(source, key, TOKENS, blocks)
         with refuses(destination.api, NOT_NOW, "CANCELLED", "the client went away"):
-            reserve(destination, key, TOKENS, target)
+            reserve(destination, other, TOKENS, target)

@@ -128,6 +128,7 @@ def calls_about_blocks(engine: Engine) -> Calls:
     yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
     yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
     yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
+    yield "Drain", api.admin.Drain(admin_pb2.DrainRequest(validate_only=True))
     yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
     yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
     yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
@@ -142,6 +143,8 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
     consumer = Consumer(engine)
     yield "FinishedBlocks", handed
     yield "GetCapabilities", described
+    yield "GetEngine", api.handshake.GetEngine(handshake_pb2.GetEngineRequest())
+    yield "WatchEngine", next(api.handshake.WatchEngine(handshake_pb2.WatchEngineRequest(), timeout=10))
     yield (
         "CheckCompatibility",
         api.handshake.CheckCompatibility(handshake_pb2.CheckCompatibilityRequest(engine=described.engine)),

@@ -72,7 +72,7 @@ type PoolServiceClient interface {
 	// Errors:
 	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
 	ReadBlocks(ctx context.Context, in *ReadBlocksRequest, opts ...grpc.CallOption) (*ReadBlocksResponse, error)
 }
 
@@ -178,7 +178,7 @@ type PoolServiceServer interface {
 	// Errors:
 	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
 	ReadBlocks(context.Context, *ReadBlocksRequest) (*ReadBlocksResponse, error)
 	mustEmbedUnimplementedPoolServiceServer()
 }
