@@ -103,6 +103,7 @@ class Player:
         request, timeout_s = self._request(op, step)
         if "start" in step:
             self._started[step["start"]] = asyncio.create_task(self._ask(request, timeout_s))
+            await asyncio.sleep(0)  # the executor hears of it before the next step
             return {"started": True, "request": request}
         return await self._ask(request, timeout_s)
 
@@ -117,6 +118,9 @@ class Player:
                 del request["request"]
         else:
             request[subject] = filled[op]
+        for kind in ("stream", "keeper"):  # a name of this case only: one of the last case may not be closed yet
+            if kind in request:
+                request[kind] = f"{self.variables['id']}-{request[kind]}"
         timeout_s = filled.get("timeoutS", filled.get("deadlineS", CALL_S))
         return request, float(timeout_s) + MARGIN_S
 

@@ -38,6 +38,8 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
             return error.untraced()
         case grpc.aio.AioRpcError():
             return status.from_rpc_error(error)
+        case grpc.aio.UsageError() | grpc.aio.InternalError():  # gRPC's own, for a channel that closes as a call begins
+            return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not sent: the connection closed")
         case TimeoutError():
             return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
     _log.error("%s failed", what, exc_info=error)

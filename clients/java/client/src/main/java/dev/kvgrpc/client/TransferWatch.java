@@ -92,8 +92,8 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
   boolean isPassing(KvgrpcException error) {
     return switch (error.code()) {
       case UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED -> true;
-      // Of a proxy that reset the stream.
-      case CANCELLED, INTERNAL -> !error.isServers();
+      // Of a connection that was cut, or a proxy that reset the stream.
+      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
       default -> false;
     };
   }

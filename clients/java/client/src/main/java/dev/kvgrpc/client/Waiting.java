@@ -48,6 +48,8 @@ final class Waiting {
   private boolean isPassing(KvgrpcException error) {
     return switch (error.code()) {
       case UNAVAILABLE, DEADLINE_EXCEEDED -> !client.isClosed();
+      // Of a connection that was cut, or a proxy that reset the call.
+      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers() && !client.isClosed();
       default -> false;
     };
   }
