@@ -102,8 +102,11 @@ class Cancels:
             self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
 
     def _outcome(self, transfer: Transfer, scope: CancelScope) -> CloseOutcome:
-        """What a destination says to its source. A source that pushes has no grant that says what an abort means."""
-        if scope is CancelScope.ON_ABORT and type(self._state.receives[transfer.id]) is Reservation:
+        """What a destination says to its source. One whose source is not known to have handed anything over has it stop
+        computing: nobody has said what an abort means.
+        """
+        move = self._state.receives[transfer.id]
+        if scope is CancelScope.ON_ABORT and type(move) is Reservation and not move.access_id:
             return CloseOutcome.CANCELLED
         return _OUTCOMES[scope]
 

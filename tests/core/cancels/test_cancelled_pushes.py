@@ -241,7 +241,7 @@ def test_a_destination_that_failed_and_then_gives_up_is_done_unless_it_has_come_
 
 @MODES
 @pytest.mark.parametrize("on_abort", OnAbort)
-@pytest.mark.parametrize("stage", ["opening", "parts", "wire", "between parts"])
+@pytest.mark.parametrize("stage", ["parts", "wire", "between parts"])
 def test_what_an_aborted_destination_means_is_what_the_hand_over_says(
     stage: str, on_abort: OnAbort, writers: Writers
 ) -> None:
