@@ -217,9 +217,21 @@ def test_the_matrix_goes_between_its_markers(tmp_path: Path) -> None:
 async def test_a_language_that_is_not_there_is_skipped(tmp_path: Path) -> None:
     missing = languages.Language("cobol", start="cobol-executor", needs=("no-such-command",))
     unbuilt = languages.Language("python", start="{python} -c pass", built="no-such-file")
-    runs = await Run(SUITE[:1], tmp_path).languages([missing, unbuilt])
-    assert [run.why for run in runs] == ["no-such-command is not on the PATH", "./no-such-file is not built"]
-    assert [run.outcomes for run in runs] == [[], []]
+    alone = languages.Language("ada", start="ada-executor", fetch="echo no network; false", build="true")
+    runs = await Run(SUITE[:1], tmp_path).languages([missing, unbuilt, alone])
+    assert [run.why for run in runs] == [
+        "no-such-command is not on the PATH",
+        "./no-such-file is not built",
+        "`echo no network; false` failed: no network",
+    ]
+    assert [run.outcomes for run in runs] == [[], [], []]
+
+
+async def test_a_language_that_does_not_build_has_failed_all_cases(tmp_path: Path) -> None:
+    broken = languages.Language("python", start="{python} -c pass", build="echo line 3: no such method; false")
+    (run,) = await Run(SUITE[:2], tmp_path).languages([broken])
+    assert (run.why, run.failed) == ("", 2)
+    assert "line 3: no such method" in run.outcomes[0].failure
 
 
 def test_languages_have_names_and_folders_of_their_own() -> None:

@@ -25,6 +25,8 @@ class Language:
     """From the root of the repository."""
     needs: tuple[str, ...] = ()
     """Commands that must be on the PATH."""
+    fetch: str = ""
+    """Brings what the build needs, or looks for it, in a shell; where it fails, the language is skipped."""
     build: str = ""
     """The command that builds it, in a shell; empty: nothing to build."""
     built: str = ""
@@ -56,12 +58,12 @@ def load(path: Path = FILE) -> list[Language]:
     return [Language(**{**row, "needs": tuple(row.get("needs", ()))}) for row in rows]
 
 
-async def build(language: Language) -> str:
-    """Builds a client; why it could not be, or nothing."""
-    if not language.build:
+async def failing(language: Language, command: str) -> str:
+    """Runs its `fetch` or `build`, which give way to all else on the machine; why it failed, or nothing."""
+    if not command:
         return ""
     process = await asyncio.create_subprocess_exec(
-        *bound("/bin/sh", "-c", language.build),
+        *bound("nice", "/bin/sh", "-c", command),
         cwd=language.folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -71,8 +73,8 @@ async def build(language: Language) -> str:
         output, _ = await asyncio.wait_for(process.communicate(), BUILD_S)
     except TimeoutError:
         await stop(process)
-        return f"`{language.build}` took more than {BUILD_S:g} s"
+        return f"`{command}` took more than {BUILD_S:g} s"
     if process.returncode == 0:
         return ""
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return f"`{language.build}` failed: {lines[-1] if lines else process.returncode}"
+    return f"`{command}` failed: {lines[-1] if lines else process.returncode}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .cases import Case
 from .executor import Executor, ExecutorFailedError
-from .languages import ROOT, Language, build
+from .languages import ROOT, Language, failing
 from .play import Failure, Player
 from .servers import ServerFailedError
 from .stage import Stage
@@ -113,7 +113,13 @@ class Run:
     async def language(self, language: Language, stages: Stages) -> LanguageRun:
         """All cases of one language."""
         run = LanguageRun(language.name)
-        run.why = language.missing() or (await build(language) if self.build else "") or language.unbuilt()
+        run.why = language.missing() or (await failing(language, language.fetch) if self.build else "")
+        broken = await failing(language, language.build) if self.build and not run.why else ""
+        if broken:
+            run.outcomes = [Outcome(case, f"not played: {broken}") for case in self.cases]
+            self.told(f"{language.name}: {broken}")
+            return run
+        run.why = run.why or language.unbuilt()
         if run.why:
             self.told(f"{language.name}: SKIP: {run.why}")
             return run

@@ -1,0 +1,30 @@
+"""Keepalive pings: a client that pings often, because a proxy drops idle connections, keeps its streams."""
+
+import grpc
+
+from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
+from tests.service.engines import Engine
+
+PING_MS = 1_500
+"""Twice as often as any client that docs/routers.md speaks of, and more than the server's least interval."""
+OPEN_S = 9.0
+"""gRPC forgives two pings that come too soon, and ends the connection at the third: time for six."""
+
+
+def test_pings_do_not_end_a_watch_on_which_nothing_happens(source: Engine) -> None:
+    options = [
+        ("grpc.keepalive_time_ms", PING_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(source.address, options=options) as channel:
+        stub = transfer_pb2_grpc.TransferServiceStub(channel)
+        watch = stub.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=OPEN_S)
+        ends = []
+        try:
+            for _ in watch:
+                pass
+        except grpc.RpcError as error:
+            ends.append(error.code())
+    assert ends == [grpc.StatusCode.DEADLINE_EXCEEDED]
