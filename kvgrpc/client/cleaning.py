@@ -31,9 +31,16 @@ async def clean_up(
     sides: Sequence[CleanUp[Client]], *, message: str = "", timeout_s: float | None = None
 ) -> list[CleanedUp]:
     """Cancels and frees at all sides at once, and gives what each said, in their order. A side that cannot be reached,
-    or refuses, keeps no other from being told; its error is in its place.
+    or refuses, keeps no other from being told; its error is in its place. Nor does a caller that is cancelled: its
+    cancellation goes on once all have been told, or their deadlines are over.
     """
-    return list(await asyncio.gather(*(_one(side, message, timeout_s) for side in sides)))
+    telling = asyncio.gather(*(_one(side, message, timeout_s) for side in sides))
+    try:
+        return list(await asyncio.shield(telling))
+    except asyncio.CancelledError:
+        # Whoever cancels may close the clients next, and with them the calls.
+        await asyncio.wait([telling])
+        raise
 
 
 async def _one(side: CleanUp[Client], message: str, timeout_s: float | None) -> CleanedUp:

@@ -47,6 +47,8 @@ from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 TIMEOUT_S = 10.0
 """Deadline of a call that states none, retries included."""
+RELEASE_QUARANTINE_TIMEOUT_S = 60.0
+"""That of ReleaseQuarantine, which waits for the transfers in flight: their own limit is 30 s by default."""
 
 
 def connect(
@@ -291,9 +293,11 @@ class Client(HandoffCalls, TransferCalls):
     async def release_quarantine(
         self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Effect]
     ) -> admin_pb2.ReleaseQuarantineResponse:
-        """Gets memory out of quarantine: by re-key, which takes as long as a transfer may (give it a `timeout_s` above
-        that), or with `force` at your word, which `message` explains.
+        """Gets memory out of quarantine: by re-key, which takes as long as a transfer may (the deadline is a minute;
+        give it a `timeout_s` above that limit where it is longer), or with `force` at your word, which `message`
+        explains.
         """
+        options = {"timeout_s": RELEASE_QUARANTINE_TIMEOUT_S, **options}
         request = admin_pb2.ReleaseQuarantineRequest(
             force=force, message=message, transfer_ids=transfer_ids, **fields(options)
         )

@@ -18,6 +18,8 @@ from grpc import aio
 
 from kvgrpc.errors import (
     BY_CODE,
+    DeadlineExceeded,
+    Exhausted,
     FieldViolation,
     InternalError,
     KVGrpcError,
@@ -29,6 +31,10 @@ from kvgrpc.errors import (
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvgrpc.dev"
+TOO_LARGE = "larger than max"
+"""What gRPC itself says, in every language, of a message that is longer than its reader takes: with the code of what
+passes, though this does not.
+"""
 _LENGTH_DELIMITED = 2
 INCARNATION_DIGITS = 20
 """Of the largest number of 64 bits."""
@@ -80,10 +86,22 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
         metadata=metadata,
     )
     if _text(info, 2) == DOMAIN:
-        error.next = _next(metadata.get("next", ""))
+        # A step after a reason that this version does not know is not to be taken, whatever it is.
+        error.next = _next(metadata.get("next", "")) if _text(info, 1) in Reason.__members__ else None
         error.engine_id = metadata.get("engine_id", "")
         error.incarnation = _incarnation(metadata.get("incarnation", ""))
     return error
+
+
+def passes(error: KVGrpcError) -> bool:
+    """Whether a wait or a watch goes on after an error: its server is away, silent or full, or something between failed
+    that is no server of kvgrpc and says nothing of the transfer.
+    """
+    if isinstance(error, Exhausted):
+        return TOO_LARGE not in error.message
+    if isinstance(error, Unavailable | DeadlineExceeded):
+        return True
+    return isinstance(error, InternalError) and error.reason is Reason.INTERNAL and not error.engine_id
 
 
 def _details(failed: aio.AioRpcError) -> Iterator[tuple[str, bytes]]:

@@ -42,7 +42,7 @@ class TransferCalls(ServerCalls):
     async def wait_transfers(
         self, transfer_ids: Sequence[str], *, returned: bool = False, any_of: bool = False, timeout_s: float = WAIT_S
     ) -> transfer_pb2.WaitTransfersResponse:
-        """As `wait`, for at most 1,024 at once: the reply comes when all of them, or `any_of` them, have met the
+        """As `wait`, for at most 512 at once: the reply comes when all of them, or `any_of` them, have met the
         condition, or the time is over; `condition_met` says which, of all and of each. One that is unknown is a row
         without a transfer and counts as met.
         """

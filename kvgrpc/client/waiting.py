@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from grpc import aio
 
+from kvgrpc.client import pauses
 from kvgrpc.client.calls import Caller, checked_timeout
+from kvgrpc.client.status import passes
 from kvgrpc.client.values import duration, is_over, name_of
-from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.v1.common_pb2 import TransferPhase
 from kvgrpc.v1.transfer_pb2 import (
     WAIT_FOR_ALL,
@@ -31,9 +33,6 @@ ONE_WAIT_S = 30.0
 """Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass."""
 ANSWER_S = 5.0
 """How long the answer may take after the server's own timer."""
-PAUSE_FIRST_S = 0.1
-PAUSE_MAX_S = 2.0
-
 
 Asked = TypeVar("Asked", WaitTransferRequest, WaitTransfersRequest)
 Answered = TypeVar("Answered", WaitTransferResponse, WaitTransfersResponse)
@@ -66,26 +65,31 @@ class Wait:
         return await self._asked(self.stub.WaitTransfers, request)
 
     async def _asked(self, method: "aio.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked) -> Answered:
-        """The last answer before the time is over. Raises what the server refuses the wait with; Unavailable only when
-        it could not be reached to the end.
+        """The last answer before the time is over. Raises what the server refuses the wait with; what passes only when
+        it lasts to the end.
         """
-        until, pause_s = time.monotonic() + self.timeout_s, PAUSE_FIRST_S
+        until, failures = time.monotonic() + self.timeout_s, 0
         while True:
-            left_s = max(until - time.monotonic(), 0.001)  # zero would mean the server's own maximum
-            once_s = min(left_s, ONE_WAIT_S)
+            begun = time.monotonic()
+            once_s = min(max(until - begun, 0.0), ONE_WAIT_S)  # of zero the answer comes at once: a last look
             request.timeout.CopyFrom(duration(once_s))
+            asked_s = None
             try:
                 reply = await self.caller.read(method, request, {"timeout_s": once_s + ANSWER_S})
-            except Unavailable as error:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
+            except KVGrpcError as error:
+                if time.monotonic() >= until or not passes(error):
                     raise
-                await asyncio.sleep(min(max(pause_s, error.retry_delay_s or 0.0), left_s))
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
-                continue
-            pause_s = PAUSE_FIRST_S
-            if reply.condition_met or time.monotonic() >= until:
-                return reply
+                asked_s = error.retry_delay_s
+            else:
+                now = time.monotonic()
+                if reply.condition_met or now >= until:
+                    return reply
+                if now - begun >= once_s / 2:
+                    failures = 0
+                    continue
+            # The server is away, or does not wait: no loop without a pause.
+            failures += 1
+            await asyncio.sleep(max(min(pauses.growing(failures, asked_s), until - time.monotonic()), 0.0))
 
 
 def _not_yet(transfer: Transfer, timeout_s: float) -> DeadlineExceeded:

@@ -10,7 +10,6 @@ Rules:
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,8 +17,10 @@ from typing import Protocol
 
 from grpc import aio
 
+from kvgrpc.client import pauses
 from kvgrpc.client.calls import Caller
-from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
+from kvgrpc.client.status import passes
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersRequest, WatchTransfersResponse
 
@@ -86,9 +87,7 @@ class Pace:
 
     def pause_s(self, failures: int, asked_s: float | None) -> float:
         """Before the next stream, after so many failures in a row. A server's wish counts when it is longer."""
-        longest = min(self.pause_max_s, self.pause_first_s * 2.0 ** min(failures - 1, 30))
-        # Jitter keeps watchers of one server from coming back all at once. Not a secret, so any generator will do.
-        return max(longest * random.uniform(0.5, 1.0), asked_s or 0.0)  # noqa: S311
+        return pauses.growing(failures, asked_s, first_s=self.pause_first_s, max_s=self.pause_max_s)
 
 
 @dataclass
@@ -180,8 +179,7 @@ class Watch:
         if isinstance(ended, DeadlineExceeded):
             ended.metadata["phase"] = "watch"
         unknown = ended.reason in (Reason.INCARNATION_CHANGED, Reason.HISTORY_LOST)
-        passing = unknown or isinstance(ended, Unavailable | Exhausted | DeadlineExceeded)
-        if not passing or away_s > self.pace.give_up_s:
+        if not (unknown or passes(ended)) or away_s > self.pace.give_up_s:
             raise ended
         if unknown:
             self.cursor.start_over()

@@ -9,13 +9,13 @@ Rules:
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from grpc import aio
 
+from kvgrpc.client import pauses
 from kvgrpc.client.calls import Caller
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.handshake_pb2 import WatchEngineRequest, WatchEngineResponse
@@ -24,8 +24,6 @@ STREAM_S = 60.0
 """Deadline of one stream."""
 SILENCE_S = 15.0
 """Three times what a server lets pass at most."""
-PAUSE_FIRST_S = 0.1
-PAUSE_MAX_S = 2.0
 
 _PASSING = Unavailable | Exhausted | DeadlineExceeded | InternalError
 
@@ -66,7 +64,7 @@ async def watch_engine(
         failures += 1
         if failures == 1:
             yield EngineUnreachable(ended)
-        await asyncio.sleep(_pause_s(failures, ended.retry_delay_s))
+        await asyncio.sleep(pauses.growing(failures, ended.retry_delay_s))
 
 
 async def _stream(
@@ -89,10 +87,3 @@ async def _stream(
         raise caller.error(failed, request) from failed
     finally:
         call.cancel()
-
-
-def _pause_s(failures: int, asked_s: float | None) -> float:
-    """Before the next stream, after so many failures in a row. A server's wish counts when it is longer."""
-    longest = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(failures - 1, 30))
-    # Jitter keeps watchers of one server from coming back all at once. Not a secret, so any generator will do.
-    return max(longest * random.uniform(0.5, 1.0), asked_s or 0.0)  # noqa: S311

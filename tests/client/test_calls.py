@@ -125,9 +125,9 @@ async def test_every_call_has_a_deadline(server: FakeServer, client: Client, nam
     await ALL[name](client)()
     await ALL[name](client)(timeout_s=3.0)
     usual, chosen = (seen.time_s for seen in server.seen)
-    # gRPC rounds up what it sends, by at most a hundredth.
+    most_s = 60.1 if name == "release_quarantine" else 10.1  # gRPC rounds up what it sends, by at most a hundredth
     assert usual is not None
-    assert 3.1 < usual <= 10.1
+    assert 3.1 < usual <= most_s
     assert chosen is not None
     assert chosen <= 3.1
 

@@ -63,6 +63,37 @@ async def test_a_side_that_fails_keeps_no_other_from_being_told(
     assert refused.reason is Reason.TRANSFER_NOT_FOUND
 
 
+async def test_a_caller_that_is_cancelled_tells_all_sides_first(
+    server: FakeServer, other: FakeServer, client: Client
+) -> None:
+    asked, go_on, told = asyncio.Barrier(3), asyncio.Event(), list[FakeServer]()
+
+    def answering(fake: FakeServer) -> Any:
+        async def answer(request: CancelTransferRequest, context: Any) -> CancelTransferResponse:
+            await asked.wait()
+            await go_on.wait()
+            told.append(fake)
+            return DONE
+
+        return answer
+
+    async def request() -> None:
+        async with connect(other.address) as second:  # closed as soon as the cancellation gets here
+            await clean_up([CleanUp(client, KEY), CleanUp(second, KEY)])
+
+    for fake in (server, other):
+        fake.answers["CancelTransfer"] = answering(fake)
+    async with asyncio.timeout(20):
+        task = asyncio.ensure_future(request())
+        await asked.wait()
+        task.cancel()
+        await asyncio.sleep(0.01)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(told) == 2
+
+
 async def test_without_an_event_loop_it_is_the_same(server: FakeServer, other: FakeServer) -> None:
     for fake in (server, other):
         fake.answers["CancelTransfer"] = lambda *_: DONE

@@ -212,6 +212,9 @@ async def test_pins_of_one_block(server: FakeServer, client: Client) -> None:
 async def test_quarantine_is_released_by_proof_or_by_an_operator(server: FakeServer, client: Client) -> None:
     await client.release_quarantine()
     assert not last(server).force
+    assert 50 < (server.seen[-1].time_s or 0) <= 61
+    await client.release_quarantine(timeout_s=90)
+    assert 80 < (server.seen[-1].time_s or 0) <= 91
     await client.release_quarantine(force=True, message="its host is off", transfer_ids=["t-1"])
     assert (last(server).force, last(server).message, list(last(server).transfer_ids)) == (
         True,

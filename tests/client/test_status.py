@@ -104,6 +104,12 @@ def test_what_is_not_said_or_not_known_is_none(said: dict[str, str]) -> None:
     assert (error.next, error.engine_id, error.incarnation) == (None, "", 0)
 
 
+@pytest.mark.parametrize("next_", list(NextStep))
+def test_after_a_reason_that_is_not_known_no_step_helps(next_: NextStep) -> None:
+    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "m", info("FROM_THE_FUTURE", next=next_, engine_id="P"))
+    assert (error.next, error.metadata["next"], error.engine_id) == (None, next_, "P")
+
+
 def test_another_domain_says_nothing_of_an_engine() -> None:
     said = info("QUEUE_FULL", domain="example.com", next="RETRY_HERE", engine_id="P", incarnation="7")
     error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "m", said)

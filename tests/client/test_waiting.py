@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.client import Client, connect, is_over, is_returned, waiting
-from kvgrpc.errors import DeadlineExceeded, NotFound, Reason, Unavailable
+from kvgrpc.client import Client, connect, is_over, is_returned, pauses, waiting
+from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, NotFound, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import TRANSFER_PHASE_OPEN, TRANSFER_PHASE_WIRE
 from kvgrpc.v1.transfer_pb2 import (
     MEMORY_DISPOSITION_QUARANTINED,
@@ -29,7 +29,7 @@ from kvgrpc.v1.transfer_pb2 import (
     WaitTransfersRequest,
     WaitTransfersResponse,
 )
-from tests.client.fake import FakeServer, failing
+from tests.client.fake import FakeServer, fail, failing, retry_info
 
 MOVING = [PhaseTiming(phase=phase) for phase in (TRANSFER_PHASE_OPEN, TRANSFER_PHASE_WIRE)]
 
@@ -96,7 +96,7 @@ async def test_a_timeout_names_the_phase(server: FakeServer, client: Client, tra
 async def test_a_wait_outlasts_a_server_that_is_away(
     server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "PAUSE_FIRST_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
     server.answers["WaitTransfer"] = failing(grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
     waited = asyncio.ensure_future(client.wait("t", timeout_s=60))
     while len(server.seen) < 5:  # noqa: ASYNC110 - more often than gRPC repeats one call
@@ -118,6 +118,89 @@ async def test_a_wait_for_what_is_unknown_ends_at_once(server: FakeServer, clien
     server.answers["WaitTransfer"] = failing(grpc.StatusCode.NOT_FOUND, "TRANSFER_NOT_FOUND")
     with pytest.raises(NotFound):
         await client.wait("t", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
+        (grpc.StatusCode.CANCELLED, ""),
+        (grpc.StatusCode.INTERNAL, ""),
+        (grpc.StatusCode.UNKNOWN, ""),
+    ],
+)
+async def test_a_wait_goes_on_through_what_passes(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, reason: str
+) -> None:
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    done = Transfer(state=TRANSFER_STATE_SUCCEEDED)
+
+    async def answer(request: WaitTransferRequest, context: Any) -> WaitTransferResponse:
+        if len(server.seen) < 3:
+            await fail(context, code, reason)
+        return WaitTransferResponse(transfer=done, condition_met=True)
+
+    server.answers["WaitTransfer"] = answer
+    assert await client.wait("t", timeout_s=20) == done
+    assert len(server.seen) == 3
+
+
+async def test_a_call_that_is_not_answered_does_not_end_a_wait(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    monkeypatch.setattr(waiting, "ONE_WAIT_S", 0.05)
+    monkeypatch.setattr(waiting, "ANSWER_S", 0.05)
+    done = Transfer(state=TRANSFER_STATE_SUCCEEDED)
+
+    async def answer(request: WaitTransferRequest, context: Any) -> WaitTransferResponse:
+        if len(server.seen) == 1:
+            await asyncio.Event().wait()
+        return WaitTransferResponse(transfer=done, condition_met=True)
+
+    server.answers["WaitTransfer"] = answer
+    assert await client.wait("t", timeout_s=20) == done
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "kind"),
+    [
+        (grpc.StatusCode.INTERNAL, "INTERNAL", "a defect", InternalError),
+        (grpc.StatusCode.INTERNAL, "INTERNAL_DEFECT", "this life is over", InternalError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "", "Received message larger than max (5 vs. 4)", Exhausted),
+    ],
+)
+async def test_a_wait_ends_with_what_asking_again_cannot_help(
+    server: FakeServer, client: Client, code: grpc.StatusCode, reason: str, message: str, kind: type[Exception]
+) -> None:
+    who = {"engine_id": "P", "incarnation": "7"}
+    server.answers["WaitTransfer"] = failing(code, reason, message=message, metadata=who)
+    with pytest.raises(kind):
+        await client.wait("t", timeout_s=60)
+    assert len(server.seen) == 1
+
+
+async def test_a_server_that_is_full_says_when_to_come_back(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "FIRST_S", 0.001)
+    full = failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", details=(retry_info(0.1),))
+    server.answers["WaitTransfer"] = full
+    with pytest.raises(Exhausted):
+        await client.wait("t", timeout_s=0.3)
+    assert 2 <= len(server.seen) <= 5
+
+
+async def test_a_server_that_does_not_wait_is_not_asked_without_a_pause(server: FakeServer, client: Client) -> None:
+    active = Transfer(state=TRANSFER_STATE_ACTIVE)
+    server.answers["WaitTransfer"] = lambda *_: WaitTransferResponse(transfer=active)
+    with pytest.raises(DeadlineExceeded):
+        await client.wait("t", timeout_s=0.5)
+    # Pauses of 0.05 s and 0.1 s at least, then one to the end.
+    assert 2 <= len(server.seen) <= 5
 
 
 # ---- many at once

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from kvgrpc.client import Client, HistoryLost, IncarnationChanged, Pace, WatchEvent, connect
 from kvgrpc.client.watch import Cursor
-from kvgrpc.errors import DeadlineExceeded, PermissionDenied, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, InternalError, PermissionDenied, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.handoff_pb2 import PullBlocksResponse
 from kvgrpc.v1.transfer_pb2 import (
@@ -170,6 +170,24 @@ async def test_a_watch_survives_a_lost_connection(server: FakeServer) -> None:
             assert seqs(first + await rest) == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED])
+async def test_a_watch_survives_what_no_server_of_kvgrpc_says(
+    server: FakeServer, client: Client, code: grpc.StatusCode
+) -> None:
+    """A stream that a proxy resets, say."""
+    log = Log(seq=9, ends=[(2, code, "")])
+    server.answers["WatchTransfers"] = log.watch
+    assert seqs(await read(client.watch(after=after(5), pace=BRISK), 9)) == [6, 7, 8, 9]
+
+
+async def test_a_defect_of_the_server_is_raised(server: FakeServer, client: Client) -> None:
+    who = {"engine_id": "P", "incarnation": "7"}
+    server.answers["WatchTransfers"] = Refusing(grpc.StatusCode.INTERNAL, "INTERNAL", who).watch
+    with pytest.raises(InternalError):
+        await anext(client.watch(pace=BRISK))
+    assert len(server.seen) == 1
+
+
 async def test_a_slow_reader_that_the_server_drops_resumes(server: FakeServer, client: Client) -> None:
     log = Log(seq=9, ends=[(3, grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")])
     server.answers["WatchTransfers"] = log.watch
@@ -264,9 +282,10 @@ async def test_an_error_that_does_not_pass_is_raised(server: FakeServer, client:
 class Refusing:
     code: grpc.StatusCode
     reason: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
     async def watch(self, request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
-        await fail(context, self.code, self.reason, details=(retry_info(0.001),))
+        await fail(context, self.code, self.reason, details=(retry_info(0.001),), metadata=self.metadata)
         yield stands(0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.client import Client, EngineUnreachable, connect, watch_engine
+from kvgrpc.client import Client, EngineUnreachable, connect, pauses, watch_engine
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Unavailable, Unimplemented
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.handshake_pb2 import ADMISSION_OPEN, EngineStatus, GetEngineResponse, WatchEngineResponse
@@ -19,8 +19,8 @@ UNTIL_S = 30
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_engine, "PAUSE_FIRST_S", 0.01)
-    monkeypatch.setattr(watch_engine, "PAUSE_MAX_S", 0.02)
+    monkeypatch.setattr(pauses, "FIRST_S", 0.01)
+    monkeypatch.setattr(pauses, "MAX_S", 0.02)
 
 
 def reply(incarnation: int) -> WatchEngineResponse:
