@@ -11,8 +11,8 @@ from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import CloseOutcome, Closing
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move
-from kvgrpc.core.tables.transfers import Failure, Next, Transfer
-from kvgrpc.errors import Reason
+from kvgrpc.core.tables.transfers import Failure, Transfer
+from kvgrpc.errors import NextStep, Reason
 
 MESSAGE = "a defect of kvgrpc ended this life of the engine"
 
@@ -27,7 +27,7 @@ def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> l
     new.defect = f"{MESSAGE}, and the next one has not begun"
     new.leases.take_over(old.leases)
     return new.transfers.take_over(
-        old.transfers, Failure(Reason.INTERNAL_DEFECT, MESSAGE, next=Next.RECOMPUTE), new.now
+        old.transfers, Failure(Reason.INTERNAL_DEFECT, MESSAGE, next=NextStep.RECOMPUTE), new.now
     )
 
 

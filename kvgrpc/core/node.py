@@ -54,10 +54,10 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.peers import Peer, PeerView
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, Transfer
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Side, Transfer
 from kvgrpc.core.values.grants import Access as AccessKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 
 Handler = Callable[[Any], None]
 
@@ -368,7 +368,7 @@ class Node:
         state = self.state
         state.attached = False
         gone = Failure(
-            Reason.ENGINE_LOST, "the engine was attached anew or is gone", "", Side.SOURCE, next=Next.RECOMPUTE
+            Reason.ENGINE_LOST, "the engine was attached anew or is gone", "", Side.SOURCE, next=NextStep.RECOMPUTE
         )
         changed = "the engine behind this lead changed"
         error = Unavailable(Reason.ENGINE_LOST, changed)

@@ -46,9 +46,11 @@ class Places:
         """Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
         held = self._held.get(connection, 0)
         if held >= self._each:
-            self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first")
+            self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first", self._each)
         if self._taken >= self._most and held >= self._own:
-            self._refuse(f"this server has {self._taken} {self._what}; its limit is {self._most}: come back later")
+            self._refuse(
+                f"this server has {self._taken} {self._what}; its limit is {self._most}: come back later", self._most
+            )
         self._held[connection] = held + 1
         self._taken += 1
 
@@ -61,8 +63,9 @@ class Places:
         else:
             del self._held[connection]
 
-    def _refuse(self, message: str) -> None:
-        raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s)
+    def _refuse(self, message: str, limit: int) -> None:
+        metadata = {"limit": str(limit)}
+        raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s, metadata=metadata)
 
     def bounding(self, method: Method, who: Callable[[], common_pb2.ResponseHeader]) -> Method:
         """A method of a service, which has a place while it is served; else the lead in `who` refuses it. How it

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from kvgrpc.core.tables.transfers import Transfer
@@ -19,7 +20,14 @@ WATCH_BACKLOG_MAX = 8_192
 PROGRESS_SHARE = 4
 """A watcher is told how far it is after this part of the history without news for it, so that it can always resume."""
 
+WAITED_MAX = 512
+"""Transfers that one call or filter names: their ids fit into a request that may stand."""
+WAITED_OF_ALL_MAX = 65_536
+"""Transfers that all calls that wait for several wait for."""
+
 Condition = Callable[[Transfer], bool]
+Waiter = tuple[Condition, Callable[[Transfer | None], None]]
+"""When to be called, and what; with None when the life of the transfer is over."""
 
 
 class News(NamedTuple):
@@ -35,7 +43,8 @@ class Watchers:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._waiters: dict[str, list[tuple[Condition, asyncio.Future[Transfer | None]]]] = {}
+        self._waiters: dict[str, list[Waiter]] = {}
+        self._waited = 0
         self._watches: list[Watch] = []
         self._places = Places("watches", WATCHES_OF_CONNECTION_MAX, WATCHES_MAX, 1.0, own=0)
         runner.on_transfer.append(self._changed)
@@ -48,7 +57,7 @@ class Watchers:
             return transfer
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Transfer | None] = loop.create_future()
-        entry = (condition, future)
+        entry: Waiter = (condition, partial(_wake, future))
         self._waiters.setdefault(transfer_id, []).append(entry)
         timer = loop.call_later(timeout_s, _wake, future)
         try:
@@ -65,43 +74,46 @@ class Watchers:
         self, transfer_ids: Sequence[str], condition: Condition, least: int, timeout_s: float
     ) -> dict[str, Transfer | None]:
         """The transfers as they are when `condition` holds of at least so many of them, or when the time is over. An
-        unknown one is None, and counts: nothing can become of it.
+        unknown one is None, and counts: nothing can become of it. Raises Exhausted when too many are waited for.
         """
         found = {id_: self._runner.node.state.transfers.find(id_) for id_ in transfer_ids}
-        left = least - sum(1 for transfer in found.values() if transfer is None or condition(transfer))
-        if left <= 0 or timeout_s <= 0:
+        pending = {id_ for id_, transfer in found.items() if transfer is not None and not condition(transfer)}
+        may_pend = len(found) - least
+        if len(pending) <= may_pend or timeout_s <= 0:
             return found
+        if self._waited + len(pending) > WAITED_OF_ALL_MAX:
+            message = f"{self._waited} transfers are waited for; the limit is {WAITED_OF_ALL_MAX}: come back later"
+            limit = {"limit": str(WAITED_OF_ALL_MAX)}
+            raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=1.0, metadata=limit)
         loop = asyncio.get_running_loop()
         enough: asyncio.Future[Transfer | None] = loop.create_future()
-        entries: dict[str, tuple[Condition, asyncio.Future[Transfer | None]]] = {}
 
-        def met(future: "asyncio.Future[Transfer | None]") -> None:
-            nonlocal left
-            if future.cancelled():
-                return
-            transfer = future.result()
-            if transfer is not None:
-                found[transfer.id] = transfer
-            left -= 1
-            if left <= 0 or transfer is None:
+        def met(transfer: Transfer | None) -> None:
+            if transfer is None:  # all of them are unknown now
                 _wake(enough)
+            elif transfer.id in pending:
+                pending.discard(transfer.id)
+                found[transfer.id] = transfer
+                if len(pending) <= may_pend:
+                    _wake(enough)
 
-        for id_, transfer in found.items():
-            if transfer is not None and not condition(transfer):
-                future: asyncio.Future[Transfer | None] = loop.create_future()
-                future.add_done_callback(met)
-                entries[id_] = condition, future
-                self._waiters.setdefault(id_, []).append(entries[id_])
+        entry: Waiter = (condition, met)
+        waited = list(pending)
+        self._waited += len(waited)
+        for id_ in waited:
+            self._waiters.setdefault(id_, []).append(entry)
         timer = loop.call_later(timeout_s, _wake, enough)
         try:
             await enough
         finally:
             timer.cancel()
-            for id_, entry in entries.items():
+            self._waited -= len(waited)
+            for id_ in waited:
                 self._leave(id_, entry)
         self._runner.advance()
+        # What met the condition did so, though its life may be over with it; what did not is what it is now.
         transfers = self._runner.node.state.transfers
-        return {id_: transfers.find(id_) or seen for id_, seen in found.items()}  # its life may be over with it
+        return {id_: transfers.find(id_) or (None if id_ in pending else seen) for id_, seen in found.items()}
 
     @contextmanager
     def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:
@@ -116,21 +128,21 @@ class Watchers:
                 self._watches.remove(watch)
 
     def _changed(self, transfer: Transfer) -> None:
-        for condition, future in self._waiters.get(transfer.id, ()):
+        for condition, wake in self._waiters.get(transfer.id, ()):
             if condition(transfer):
-                _wake(future, transfer)
+                wake(transfer)
         for watch in self._watches:
             watch.add(transfer)
 
     def _life_over(self) -> None:
         """The transfers that were waited for are unknown now."""
         for waiters in self._waiters.values():
-            for _, future in waiters:
-                _wake(future)
+            for _, wake in waiters:
+                wake(None)
         for watch in self._watches:
             watch.end()
 
-    def _leave(self, transfer_id: str, entry: tuple[Condition, asyncio.Future[Transfer | None]]) -> None:
+    def _leave(self, transfer_id: str, entry: Waiter) -> None:
         waiters = self._waiters[transfer_id]
         waiters.remove(entry)
         if not waiters:
@@ -188,5 +200,7 @@ class Watch:
             self._news.clear()
             await self._news.wait()
         if self._overflow and len(self._queue) == 1:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, "this watch fell too far behind; resume it", retry_delay_s=0.1)
+            behind = "this watch fell too far behind; resume it"
+            limit = {"limit": str(WATCH_BACKLOG_MAX)}
+            raise Exhausted(Reason.LIMIT_EXCEEDED, behind, retry_delay_s=0.1, metadata=limit)
         return self._queue.popleft()

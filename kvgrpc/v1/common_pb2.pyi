@@ -20,8 +20,9 @@ Conventions, valid in all files of this package:
   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
   nothing, and the same call may succeed the next time.
 * `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
-  call, without ids and grants: they would name nothing. Every mutating request has it, but for those of
-  SchedulerService, whose meaning depends on the calls before.
+  call, without ids and grants: they would name nothing; messages that are nothing else are unset. Every mutating
+  request has it, but for Handshake and KeepAlive, and those of SchedulerService, whose meaning depends on the calls
+  before.
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
@@ -332,7 +333,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_LIMIT_EXCEEDED: _FailureReason.ValueType  # 50
     """A limit of GetCapabilities is exceeded."""
     FAILURE_REASON_DRAINING: _FailureReason.ValueType  # 51
-    """The server takes no new work and will end: choose another."""
+    """The server takes no new work: choose another."""
     FAILURE_REASON_QUARANTINED: _FailureReason.ValueType  # 52
     """The blocks may still be written by a lost transfer."""
     FAILURE_REASON_ENGINE_LOST: _FailureReason.ValueType  # 53
@@ -472,7 +473,7 @@ FAILURE_REASON_QUEUE_FULL: FailureReason.ValueType  # 49
 FAILURE_REASON_LIMIT_EXCEEDED: FailureReason.ValueType  # 50
 """A limit of GetCapabilities is exceeded."""
 FAILURE_REASON_DRAINING: FailureReason.ValueType  # 51
-"""The server takes no new work and will end: choose another."""
+"""The server takes no new work: choose another."""
 FAILURE_REASON_QUARANTINED: FailureReason.ValueType  # 52
 """The blocks may still be written by a lost transfer."""
 FAILURE_REASON_ENGINE_LOST: FailureReason.ValueType  # 53

@@ -156,7 +156,8 @@ class HandoffServiceServicer:
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
         A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
         another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+        gives.
 
         Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
         The same grant again is the same registration.

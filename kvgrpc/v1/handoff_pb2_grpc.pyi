@@ -116,7 +116,8 @@ class HandoffServiceStub:
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
     A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
     another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+    gives.
 
     Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
     The same grant again is the same registration.
@@ -222,7 +223,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
     A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
     another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+    the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+    gives.
 
     Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
     The same grant again is the same registration.
@@ -349,7 +351,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
         A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
         another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+        gives.
 
         Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
         The same grant again is the same registration.

@@ -69,7 +69,7 @@ class _AdmissionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Admission.V
     ADMISSION_OPEN: _Admission.ValueType  # 1
     """Yes."""
     ADMISSION_DRAINING: _Admission.ValueType  # 2
-    """No: the server is on its way out."""
+    """No: the server ends, or was told to take no new work (Drain)."""
     ADMISSION_OVERLOADED: _Admission.ValueType  # 3
     """Not now: queues are full."""
     ADMISSION_QUARANTINE_FULL: _Admission.ValueType  # 4
@@ -87,7 +87,7 @@ ADMISSION_UNSPECIFIED: Admission.ValueType  # 0
 ADMISSION_OPEN: Admission.ValueType  # 1
 """Yes."""
 ADMISSION_DRAINING: Admission.ValueType  # 2
-"""No: the server is on its way out."""
+"""No: the server ends, or was told to take no new work (Drain)."""
 ADMISSION_OVERLOADED: Admission.ValueType  # 3
 """Not now: queues are full."""
 ADMISSION_QUARANTINE_FULL: Admission.ValueType  # 4
@@ -526,7 +526,7 @@ class GroupLoad(_message.Message):
     """Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned."""
     soft_block_count: _builtins.int
     """Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
-    time.
+    time. 0 from servers without such leases.
     """
     def __init__(
         self,
@@ -759,7 +759,9 @@ class ConnectPeerRequest(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
-    """See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply then has no peer."""
+    """See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply has a peer only
+    where it is connected already.
+    """
     @_builtins.property
     def peer(self) -> _common_pb2.PeerAddress:
         """Required. Where its lead listens."""

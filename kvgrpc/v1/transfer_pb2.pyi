@@ -336,7 +336,7 @@ class Transfer(_message.Message):
     block_count: _builtins.int
     """Blocks that move."""
     total_bytes: _builtins.int
-    """Bytes that move, over all ranks; known once the access is open."""
+    """Bytes that move, over all ranks; known as soon as its blocks are."""
     moved_bytes: _builtins.int
     """Bytes that have moved."""
     done_consumer_count: _builtins.int
@@ -673,7 +673,7 @@ class WaitTransfersRequest(_message.Message):
     """Of how many."""
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Required. At most 1,024."""
+        """Required. At most 512."""
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
@@ -710,7 +710,7 @@ class WaitedTransfer(_message.Message):
     """Its condition was met."""
     @_builtins.property
     def transfer(self) -> Global___Transfer:
-        """The transfer; unset where it is unknown."""
+        """The transfer, without its `paths`; unset where it is unknown."""
 
     def __init__(
         self,
@@ -744,7 +744,7 @@ class WaitTransfersResponse(_message.Message):
 
     @_builtins.property
     def waited_transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitedTransfer]:
-        """In the order of the request."""
+        """In the order of the request, each once."""
 
     def __init__(
         self,
@@ -803,7 +803,7 @@ class TransferFilter(_message.Message):
 
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Any of these; at most 1,024."""
+        """Any of these; at most 512."""
 
     def __init__(
         self,

@@ -104,7 +104,8 @@ class TransferServiceServicer:
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

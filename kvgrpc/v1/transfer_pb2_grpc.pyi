@@ -53,7 +53,8 @@ class TransferServiceStub:
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
     """
     ListTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -122,7 +123,8 @@ class TransferServiceAsyncStub(TransferServiceStub):
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
     """
     ListTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]  # type: ignore[assignment]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -206,7 +208,8 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
         """
 
     @_abc_1.abstractmethod

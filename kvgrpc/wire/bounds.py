@@ -6,7 +6,7 @@ everything, texts the memory of their keeper.
 
 from collections.abc import Iterable, Sequence, Sized
 
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2
 
 ROWS_MAX = 256
@@ -62,6 +62,7 @@ def check_count(field: str, count: int, most: int) -> None:
             Reason.LIMIT_EXCEEDED,
             f"{field} has {count} rows; the limit is {most}",
             violations=(FieldViolation(field, f"at most {most} in one message"),),
+            metadata={"limit": str(most)},
         )
 
 
@@ -81,15 +82,12 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
             Reason.LIMIT_EXCEEDED,
             f"{field} names {named} blocks; the limit is {ids}",
             violations=(FieldViolation(field, f"at most {ids} blocks in one message"),),
+            metadata={"limit": str(ids)},
         )
 
 
 def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
     """A text that is kept. Raises InvalidRequest for a long one."""
     if len(value) > most or len(value.encode()) > most:
-        raise InvalidRequest(
-            Reason.INVALID_FIELD,
-            "the request has a wrong field",
-            violations=(FieldViolation(field, f"has at most {most} bytes"),),
-        )
+        raise invalid(field, f"has at most {most} bytes")
     return value

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
-from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.wire import bounds
 
 INTEGER_MAX = 2**53 - 1
@@ -144,7 +144,7 @@ class Budget:
                 self._count(field, plan.rows, value, path)
             if plan.fits is not None:
                 if not plan.fits(value):
-                    raise _wrong(_name((path, plan.name)), plan.most)
+                    raise invalid(_name((path, plan.name)), plan.most)
             elif plan.one:
                 self.take(value, (path, plan.name))
             elif plan.many:
@@ -161,6 +161,7 @@ class Budget:
                 Reason.LIMIT_EXCEEDED,
                 f"{name} has {spent} {row.kind.value}; the limit is {row.most}",
                 violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
+                metadata={"limit": str(row.most)},
             )
 
 
@@ -223,12 +224,6 @@ def _name(path: _Path) -> str:
         path, name = path
         found.append(name)
     return ".".join(reversed(found))
-
-
-def _wrong(field: str, most: str) -> InvalidRequest:
-    return InvalidRequest(
-        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, most),)
-    )
 
 
 def _aspects(field: Field) -> Iterator[str]:

@@ -276,6 +276,10 @@ def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: i
     if freed == "allocation_id":
         return events.FreeBlocks(call, allocation_id=request.allocation_id, validate_only=request.validate_only)
     lists = lists_of("blocks", request.blocks, limit)
+    if not lists:  # to the core that would be the whole allocation
+        raise invalid(
+            "blocks.groups", "is required: which; `allocation_id` in place of `blocks` frees all that is left"
+        )
     return events.FreeBlocks(call, lists, request.blocks.allocation_id, request.validate_only)
 
 

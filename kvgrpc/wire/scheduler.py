@@ -164,7 +164,7 @@ def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
         raise InvalidRequest(Reason.GROUP_MISMATCH, text)
     if sum(dropped) > limit:
         text = f"dropped_block_counts: {sum(dropped)} blocks in one request; the limit is {limit}"
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, text)
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(limit)})
     counts = [*dropped, *[0] * (len(blocks) - len(dropped))]
     return tuple(np.concatenate((np.full(count, DROPPED), ids)) for ids, count in zip(blocks, counts, strict=True))
 

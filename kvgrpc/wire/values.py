@@ -8,22 +8,22 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from kvgrpc.core.tables.accesses import CloseOutcome
-from kvgrpc.core.tables.transfers import Failure, Next, Side
+from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks, Ids, expand_runs
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
-from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, Reason, invalid, note
+from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, NextStep, Reason, invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count
 from kvgrpc.wire.packed import put_runs
 
 NEXT = {
-    Next.RETRY_HERE: common_pb2.NEXT_STEP_RETRY_HERE,
-    Next.RETRY_OTHER_CONSUMER: common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
-    Next.RECOMPUTE: common_pb2.NEXT_STEP_RECOMPUTE,
-    Next.FIX_REQUEST: common_pb2.NEXT_STEP_FIX_REQUEST,
+    NextStep.RETRY_HERE: common_pb2.NEXT_STEP_RETRY_HERE,
+    NextStep.RETRY_OTHER_CONSUMER: common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
+    NextStep.RECOMPUTE: common_pb2.NEXT_STEP_RECOMPUTE,
+    NextStep.FIX_REQUEST: common_pb2.NEXT_STEP_FIX_REQUEST,
 }
 SIDE = {Side.SOURCE: common_pb2.SIDE_SOURCE, Side.DESTINATION: common_pb2.SIDE_DESTINATION}
 ON_ABORT = {

@@ -8,9 +8,9 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.leases import LeaseState, ended_error
-from kvgrpc.core.tables.transfers import Disposition, Next, State
+from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, key_of, lists, refused
 from tests.core.pairs import WRITING, Pair
 
@@ -52,7 +52,7 @@ def test_what_was_under_way_has_failed_and_says_so(lead: Lead) -> None:
         assert (transfer.state, transfer.memory) == (State.FAILED, Disposition.QUARANTINED)
         failure = transfer.failure
         assert failure is not None
-        assert (failure.reason, failure.next) == (Reason.INTERNAL_DEFECT, Next.RECOMPUTE)
+        assert (failure.reason, failure.next) == (Reason.INTERNAL_DEFECT, NextStep.RECOMPUTE)
         assert transfer.ended == lead.now
         assert not transfer.waiting_for
     assert [transfer.failure.phase for transfer in ended] == ["", "handshake"]

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.grants import OnAbort, from_json
 from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, PullOpened, Received, content
 from kvgrpc.engine.session import session
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
 from tests.engine.conftest import SETTINGS
 from tests.engine.support import (
@@ -240,7 +239,7 @@ def test_swapped_grants_give_no_request_the_kv_of_another(pair: Pair) -> None:
         failed = failure(destination.finish(pull))
         assert failed.reason is reason
         if reason is Reason.CONTENT_MISMATCH:
-            assert failed.next is Next.FIX_REQUEST
+            assert failed.next is NextStep.FIX_REQUEST
         assert np.array_equal(destination.view(), before)
 
 

@@ -136,7 +136,8 @@ def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine
     now = status(defective)
     assert now.admission == handshake_pb2.ADMISSION_NO_ENGINE
     assert "defect" in now.admission_reason
-    refusal = defective.api.refusal(lambda: defective.hand_over(TOKENS, [1, 2]))
+    # A call that names no life: the next one may begin, and fail, at any moment.
+    refusal = defective.api.refusal(lambda: defective.allocate(1))
     assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "INTERNAL_DEFECT")
     lives_again(defective)
     assert next(seen).status == health_pb2.HealthCheckResponse.SERVING

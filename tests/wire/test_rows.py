@@ -7,9 +7,9 @@ from kvgrpc.core.actions import LeaseView
 from kvgrpc.core.policy.values import LoadEnded, Loss, News, OnLoss, Save
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.peers import PeerState, PeerView
-from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, RankPath, Side, Transfer, TransferPath
+from kvgrpc.core.tables.transfers import Direction, Failure, Phase, RankPath, Side, Transfer, TransferPath
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import KVGrpcError, NextStep, Reason
 from kvgrpc.v1 import scheduler_pb2
 from kvgrpc.wire import answers, description, scheduler
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, TEXT_BYTES_MAX
@@ -55,7 +55,7 @@ def test_a_lease_of_scattered_blocks_fits() -> None:
 
 def test_news_fit_into_one_reply_however_many_there_are_and_the_rest_comes_later() -> None:
     blocks = (tuple(SCATTERED.tolist()),)
-    loss = Loss(Reason.NO_DATA_PATH, LONG, Next.RECOMPUTE, "handshake", Side.SOURCE, 0)
+    loss = Loss(Reason.NO_DATA_PATH, LONG, NextStep.RECOMPUTE, "handshake", Side.SOURCE, 0)
     rows: list[News] = [Save("r", blocks), LoadEnded("r", 0, loss, blocks, OnLoss.RECOMPUTE)] * 8
     left, replies = list(enumerate(rows, 1)), 0
     while left:

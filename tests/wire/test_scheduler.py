@@ -24,17 +24,17 @@ from kvgrpc.core.policy.values import (
     Take,
     TakeLost,
 )
-from kvgrpc.core.tables.transfers import Next, Side
+from kvgrpc.core.tables.transfers import Side
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import Content, chain
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler
 from kvgrpc.wire.scheduler import NamedRequest
 from tests.wire.messages import messages, outcome
 
 KEY = b"k" * 16
-LOST = Loss(Reason.PEER_LOST, "gone", Next.RETRY_OTHER_CONSUMER, "wire", Side.DESTINATION, 0)
+LOST = Loss(Reason.PEER_LOST, "gone", NextStep.RETRY_OTHER_CONSUMER, "wire", Side.DESTINATION, 0)
 
 
 def token(access: grants.Access) -> bytes:

@@ -7,8 +7,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.tables.transfers import Failure, Next, Side
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.core.tables.transfers import Failure, Side
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire import values
 from tests.wire.messages import outcome
@@ -119,9 +119,11 @@ def test_any_number_reads_as_a_reason_and_an_unknown_one_as_internal(number: int
 
 
 @pytest.mark.parametrize("side", [*Side, None])
-@pytest.mark.parametrize("next_", [*Next, None])
+@pytest.mark.parametrize("next_", [*NextStep, None])
 @pytest.mark.parametrize("rank", [0, 3, None])
-def test_a_failure_says_what_it_knows_and_nothing_else(side: Side | None, next_: Next | None, rank: int | None) -> None:
+def test_a_failure_says_what_it_knows_and_nothing_else(
+    side: Side | None, next_: NextStep | None, rank: int | None
+) -> None:
     message = values.failure(Failure(Reason.PEER_LOST, "gone", "wire", side, rank, next_))
     assert (message.reason, message.message) == (common_pb2.FAILURE_REASON_PEER_LOST, "gone")
     assert message.phase == common_pb2.TRANSFER_PHASE_WIRE

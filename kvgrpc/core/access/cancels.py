@@ -15,9 +15,9 @@ from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.leases import Lease, LeaseState
-from kvgrpc.core.tables.transfers import Direction, Failure, Next, Side, Transfer
+from kvgrpc.core.tables.transfers import Direction, Failure, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import Reason, invalid
+from kvgrpc.errors import NextStep, Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
 CANCELLED_IN_FLIGHT = "cancelled_in_flight"
@@ -115,7 +115,7 @@ class Cancels:
         readers = [self._state.accesses[access_id] for access_id in lease.accesses]
         if both:
             lease.cancelled = message
-        failure = Failure(Reason.CANCELLED, message, "readers", Side.SOURCE, next=Next.RECOMPUTE)
+        failure = Failure(Reason.CANCELLED, message, "readers", Side.SOURCE, next=NextStep.RECOMPUTE)
         self._hand_overs.end(lease, LeaseState.RELEASED, failure, cancelled=True)
         if both:
             for access in readers:

@@ -3,28 +3,28 @@
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.state.move import Move
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Failure, Next, Side
-from kvgrpc.errors import Reason
+from kvgrpc.core.tables.transfers import Failure, Side
+from kvgrpc.errors import NextStep, Reason
 
-NEXT_STEPS: dict[Reason, Next] = {
-    Reason.CONTENT_MISMATCH: Next.FIX_REQUEST,
-    Reason.CONTENT_RANGE: Next.FIX_REQUEST,
-    Reason.CONTENT_REQUIRED: Next.FIX_REQUEST,
-    Reason.GRANT_INVALID: Next.FIX_REQUEST,
-    Reason.GRANT_FOREIGN: Next.FIX_REQUEST,
-    Reason.GRANT_WRONG_ACCESS: Next.FIX_REQUEST,
-    Reason.ACCESS_REUSED: Next.FIX_REQUEST,
-    Reason.DIAL_REFUSED: Next.FIX_REQUEST,
-    Reason.INCOMPATIBLE_POOLS: Next.RETRY_OTHER_CONSUMER,
-    Reason.PROTOCOL_UNSUPPORTED: Next.RETRY_OTHER_CONSUMER,
-    Reason.NO_DATA_PATH: Next.RETRY_OTHER_CONSUMER,
-    Reason.PEER_UNREACHABLE: Next.RETRY_OTHER_CONSUMER,
-    Reason.QUEUE_TIMEOUT: Next.RETRY_HERE,
-    Reason.TRANSFER_TIMEOUT: Next.RETRY_HERE,
-    Reason.SETTLE_TIMEOUT: Next.RETRY_HERE,
-    Reason.DATA_PATH_FAILED: Next.RETRY_HERE,
-    Reason.CHECKSUM_MISMATCH: Next.RETRY_HERE,
-    Reason.DEADLINE: Next.RETRY_HERE,
+NEXT_STEPS: dict[Reason, NextStep] = {
+    Reason.CONTENT_MISMATCH: NextStep.FIX_REQUEST,
+    Reason.CONTENT_RANGE: NextStep.FIX_REQUEST,
+    Reason.CONTENT_REQUIRED: NextStep.FIX_REQUEST,
+    Reason.GRANT_INVALID: NextStep.FIX_REQUEST,
+    Reason.GRANT_FOREIGN: NextStep.FIX_REQUEST,
+    Reason.GRANT_WRONG_ACCESS: NextStep.FIX_REQUEST,
+    Reason.ACCESS_REUSED: NextStep.FIX_REQUEST,
+    Reason.DIAL_REFUSED: NextStep.FIX_REQUEST,
+    Reason.INCOMPATIBLE_POOLS: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.PROTOCOL_UNSUPPORTED: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.NO_DATA_PATH: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.PEER_UNREACHABLE: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.QUEUE_TIMEOUT: NextStep.RETRY_HERE,
+    Reason.TRANSFER_TIMEOUT: NextStep.RETRY_HERE,
+    Reason.SETTLE_TIMEOUT: NextStep.RETRY_HERE,
+    Reason.DATA_PATH_FAILED: NextStep.RETRY_HERE,
+    Reason.CHECKSUM_MISMATCH: NextStep.RETRY_HERE,
+    Reason.DEADLINE: NextStep.RETRY_HERE,
 }
 """What would help after a failed pull; RECOMPUTE where nothing is listed."""
 
@@ -64,7 +64,7 @@ def move_failure(move: Move, reason: Reason, message: str, rank: int | None = No
     """The failure of a move in its present stage."""
     reads = move.operation is Operation.READ
     side = Side.DESTINATION if (reason in OWN_FAILURES) is reads else Side.SOURCE
-    step = NEXT_STEPS.get(reason, Next.RECOMPUTE)
-    if step is Next.RETRY_HERE and not move.retried_here:
-        step = Next.RECOMPUTE
+    step = NEXT_STEPS.get(reason, NextStep.RECOMPUTE)
+    if step is NextStep.RETRY_HERE and not move.retried_here:
+        step = NextStep.RECOMPUTE
     return Failure(reason, message, move.stage.value, side, rank, step)

@@ -34,8 +34,7 @@ from kvgrpc.core.policy.values import (
     Table,
     Task,
 )
-from kvgrpc.core.tables.transfers import Next
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import KVGrpcError, NextStep
 
 Spec = TypeVar("Spec", bound=RequestSpec[Any])
 Name = TypeVar("Name")
@@ -190,7 +189,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         """Cancels a transfer; what comes of it is reported."""
 
     def _loss(self, error: KVGrpcError) -> Loss:
-        return Loss(error.reason, error.message, Next.RECOMPUTE)
+        return Loss(error.reason, error.message, NextStep.RECOMPUTE)
 
     # ---- tasks
 

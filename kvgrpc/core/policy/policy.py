@@ -47,8 +47,7 @@ from kvgrpc.core.policy.values import (
     Task,
     Told,
 )
-from kvgrpc.core.tables.transfers import Next
-from kvgrpc.errors import AlreadyExists, Exhausted, Reason, invalid
+from kvgrpc.errors import AlreadyExists, Exhausted, NextStep, Reason, invalid
 
 
 class Policy:
@@ -204,7 +203,7 @@ class Policy:
             return Finished(keep=False, handed_over=False)
         self._end_take(request, 0, message)
         if request.over and request.give is Stage.BUSY and request.give_loss is None:
-            request.give_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+            request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
             self._tasks.append(Cancel(request_id, Side.GIVE, message))
         elif not request.over:
             self._give_up(request, message)
@@ -247,7 +246,7 @@ class Policy:
         if request is None:
             return
         if side is Side.TAKE and request.take is Stage.BUSY:
-            gone = Loss(Reason.CANCELLED, "the transfer ended without a word", Next.RECOMPUTE)
+            gone = Loss(Reason.CANCELLED, "the transfer ended without a word", NextStep.RECOMPUTE)
             request.take_loss = request.take_loss or gone
             self._load_ended(request)
         elif side is Side.GIVE and request.give is Stage.BUSY:
@@ -267,7 +266,7 @@ class Policy:
         request.take, request.use_tokens = Stage.OPEN, usable(self.rules, arrival)
         if not arrival.prompt_tokens:
             request.use_tokens = 0
-            loss = Loss(Reason.CONTENT_REQUIRED, "a prompt without token ids takes no KV", Next.RECOMPUTE)
+            loss = Loss(Reason.CONTENT_REQUIRED, "a prompt without token ids takes no KV", NextStep.RECOMPUTE)
             request.take = Stage.OVER
             self._told.append(TakeLost(arrival.request_id, loss, self.rules.on_loss))
         elif not request.use_tokens:
@@ -308,7 +307,7 @@ class Policy:
         wanted = request.take_loss is None
         if wanted and (request.take is Stage.BUSY or arrival.take.mode is Mode.PULL):
             self._tasks.append(Cancel(arrival.request_id, Side.TAKE, message))
-            request.take_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+            request.take_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
         elif wanted and not arrival.take.keep:
             self._let_go(request, step)
         if request.take is Stage.OPEN:
@@ -361,7 +360,7 @@ class Policy:
         assert arrival.give is not None
         if arrival.give.mode is Mode.PUSH:
             self._tasks.append(GiveUp(arrival.request_id, message))
-            request.give_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+            request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
         if request.give is Stage.OPEN:
             request.give = Stage.OVER
 

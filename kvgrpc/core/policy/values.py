@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from kvgrpc.core.tables.transfers import Next, Side as End
+from kvgrpc.core.tables.transfers import Side as End
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.layout import Group
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 
 Table: TypeAlias = Sequence[Sequence[int]]
 """The blocks of a request, for each group in token order from its first token on; of a state, the running one last."""
@@ -113,7 +113,7 @@ class Loss:
 
     reason: Reason
     message: str
-    next: Next
+    next: NextStep
     phase: str = ""
     """The transfer's failure; empty where there was no transfer, or it did not fail."""
     side: End | None = None

@@ -39,13 +39,17 @@ def check_key(stated: bytes, key: bytes, what: str) -> None:
         raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
 
 
-def check_destination(state: NodeState, destination: Destination, tokens: int) -> tuple[Blocks, list[int]]:
-    """The destination's blocks and how many of the source's each group skips."""
+def check_destination(
+    state: NodeState, destination: Destination, tokens: int, prefix: str = "destination."
+) -> tuple[Blocks, list[int]]:
+    """The destination's blocks and how many of the source's each group skips. `prefix`: where its fields are in the
+    request.
+    """
     have = destination.have_tokens
     if have < 0:
-        raise invalid("have_tokens", f"counts tokens; got {have}")
+        raise invalid(f"{prefix}have_tokens", f"counts tokens; got {have}")
     groups = state.pool.pool.groups
-    blocks = state.resolve(destination.blocks, "destination.blocks")
+    blocks = state.resolve(destination.blocks, f"{prefix}blocks")
     skip = [group.held_of(tokens, have) for group in groups]
     if any(len(ids) for ids in blocks):
         for i, group in enumerate(groups):

@@ -17,9 +17,9 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Stage
 from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
+from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.errors import NotFound, PreconditionFailed, Reason
+from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
 
 
 class Pulls:
@@ -114,7 +114,7 @@ class Pulls:
         return True
 
     def _cancel(self, pull: Pull, message: str, side: Side, outcome: CloseOutcome) -> None:
-        failure = Failure(Reason.CANCELLED, message or "cancelled", pull.stage.value, side, next=Next.RECOMPUTE)
+        failure = Failure(Reason.CANCELLED, message or "cancelled", pull.stage.value, side, next=NextStep.RECOMPUTE)
         self._ends[type(pull)].end(pull, State.CANCELLED, failure, outcome)
 
     def end_all(self, failure: Failure) -> None:

@@ -1,8 +1,8 @@
 """Why a SEND did not succeed."""
 
 from kvgrpc.core.tables.leases import Lease, LeaseState
-from kvgrpc.core.tables.transfers import Failure, Next, Side
-from kvgrpc.errors import Reason
+from kvgrpc.core.tables.transfers import Failure, Side
+from kvgrpc.errors import NextStep, Reason
 
 
 def send_failure(lease: Lease) -> Failure | None:
@@ -23,10 +23,10 @@ def send_failure(lease: Lease) -> Failure | None:
     if lease.pushed and lease.state is LeaseState.EXPIRED:
         reason = Reason.REGISTRATION_TIMEOUT
     message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
-    return Failure(reason, message, phase, Side.SOURCE, next=Next.RECOMPUTE)
+    return Failure(reason, message, phase, Side.SOURCE, next=NextStep.RECOMPUTE)
 
 
 def consumer_cancelled(engine_id: str, why: str, phase: str) -> Failure:
     """Why a SEND ends whose last consumer was cancelled."""
     message = f"engine {engine_id} cancelled it: {why}"
-    return Failure(Reason.CANCELLED, message, phase, Side.DESTINATION, next=Next.RECOMPUTE)
+    return Failure(Reason.CANCELLED, message, phase, Side.DESTINATION, next=NextStep.RECOMPUTE)

@@ -267,7 +267,7 @@ class HandOvers:
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
-        blocks = state.resolve(event.blocks, "blocks")
+        blocks = state.resolve(event.blocks, "for_readers.blocks" if event.transfer else "blocks")
         check_covers(blocks, event.content, state.pool.pool.groups)
         state.check_owned(blocks, event.allocation_id)
         state.check_key(event.key)
@@ -290,7 +290,7 @@ class HandOvers:
         """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
         state = self._state
         if len(lease_id) > LEASE_ID_BYTES_MAX:
-            raise invalid("lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
+            raise invalid("for_readers.lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
         if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 

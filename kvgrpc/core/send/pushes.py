@@ -18,7 +18,7 @@ from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, Side, State
+from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State
 from kvgrpc.core.values.calls import Call
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
@@ -30,6 +30,7 @@ from kvgrpc.errors import (
     AlreadyExists,
     InvalidRequest,
     KVGrpcError,
+    NextStep,
     OutOfRange,
     PreconditionFailed,
     Reason,
@@ -129,7 +130,7 @@ class Pushes:
     def cancel(self, push: Push, message: str, outcome: CloseOutcome) -> None:
         """Ends a push. `outcome` is what that means for its destinations."""
         push.outcome = outcome
-        failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+        failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
         self._ends.end(push, State.CANCELLED, failure)
 
     def end_all(self, failure: Failure) -> None:
@@ -189,7 +190,7 @@ class Pushes:
         message = "no destination came, or not all parts"
         if push.trouble:
             message += f"; the last destination failed: {push.trouble}"
-        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
         self._ends.end(push, State.FAILED, failure)
 
     def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
@@ -315,7 +316,7 @@ class Pushes:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
             )
-        blocks = state.resolve(event.blocks, "blocks")
+        blocks = state.resolve(event.blocks, "part.blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         content = _content(event, push)
@@ -347,7 +348,7 @@ class Pushes:
             return
         if not event.validate_only:
             state.change(push.transfer_id, owner=event.call.principal)
-            failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+            failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
             self._ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))
 

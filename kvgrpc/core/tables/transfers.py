@@ -9,7 +9,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import NotRequired, TypedDict
 
-from kvgrpc.errors import Reason, note
+from kvgrpc.errors import NextStep, Reason, note
 
 WHY_BYTES_MAX = 512
 """Bytes of text that say why a data path was taken or not, for each rank."""
@@ -43,15 +43,6 @@ class Disposition(Enum):
     HELD = "held"
     RETURNED = "returned"
     QUARANTINED = "quarantined"
-
-
-class Next(Enum):
-    """What would help after a failure."""
-
-    RETRY_HERE = "retry_here"
-    RETRY_OTHER_CONSUMER = "retry_other_consumer"
-    RECOMPUTE = "recompute"
-    FIX_REQUEST = "fix_request"
 
 
 class Side(Enum):
@@ -99,7 +90,7 @@ class Failure:
     """One of `PHASES`."""
     side: Side | None = None
     rank: int | None = None
-    next: Next | None = None
+    next: NextStep | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", note(self.message))

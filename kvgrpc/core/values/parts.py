@@ -236,7 +236,7 @@ class Parts:
             return
         most = max(group.layers for group in self._pool.groups)
         if layers[0] < 0 or layers[1] < 1 or sum(layers) > most:
-            raise invalid("layers", f"{layers[0]} +{layers[1]} are not within the {most} of the pool")
+            raise invalid("part.layers", f"{layers[0]} +{layers[1]} are not within the {most} of the pool")
         for region in self._pool.regions:
             holds(region, layers)
 

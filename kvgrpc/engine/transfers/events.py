@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.tables.transfers import Next, Side
+from kvgrpc.core.tables.transfers import Side
 from kvgrpc.engine.transfers.handles import Handle, Pull
 from kvgrpc.engine.transfers.pushes import Push, Reservation
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Failed:
     transfer: Handle
     reason: Reason
     message: str
-    next: Next
+    next: NextStep
     cancelled: bool = False
     phase: str = ""
     side: Side | None = None

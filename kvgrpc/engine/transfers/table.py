@@ -6,7 +6,6 @@ BlocksReturned; before the latter at most one Failed.
 
 from collections.abc import Iterator
 
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.engine.transfers.events import (
     BlocksReturned,
     Event,
@@ -20,15 +19,15 @@ from kvgrpc.engine.transfers.events import (
 from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull
 from kvgrpc.engine.transfers.pushes import Push, Reservation
 from kvgrpc.engine.transfers.void_page import VoidPage
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from kvgrpc.wire.values import PHASES, SIDE, core_reason
 
 _NEXT = {
-    common_pb2.NEXT_STEP_RETRY_HERE: Next.RETRY_HERE,
-    common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER: Next.RETRY_OTHER_CONSUMER,
-    common_pb2.NEXT_STEP_FIX_REQUEST: Next.FIX_REQUEST,
+    common_pb2.NEXT_STEP_RETRY_HERE: NextStep.RETRY_HERE,
+    common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER: NextStep.RETRY_OTHER_CONSUMER,
+    common_pb2.NEXT_STEP_FIX_REQUEST: NextStep.FIX_REQUEST,
 }
 """An unknown value reads as RECOMPUTE, which always helps."""
 _SIDES = {value: side for side, value in SIDE.items()}
@@ -65,7 +64,7 @@ class Transfers:
             handle.later.clear()
             if not handle.failed:
                 handle.failed = True
-                told.append(Failed(handle, Reason.ENGINE_LOST, message, Next.RECOMPUTE))
+                told.append(Failed(handle, Reason.ENGINE_LOST, message, NextStep.RECOMPUTE))
         return handles, told
 
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
@@ -150,7 +149,7 @@ def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = Fals
     if handle.failed:
         return
     handle.failed = True
-    next_step = _NEXT.get(failure.next, Next.RECOMPUTE)
+    next_step = _NEXT.get(failure.next, NextStep.RECOMPUTE)
     rank = failure.rank if failure.HasField("rank") else None
     yield Failed(
         handle, core_reason(failure.reason), failure.message, next_step, cancelled,

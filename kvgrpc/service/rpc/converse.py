@@ -145,7 +145,9 @@ class Conversation:
             self._fail(call.call_id, InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call"))
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._fail(call.call_id, Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1))
+            limit = {"limit": str(WAITING_MAX)}
+            error = Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1, metadata=limit)
+            self._fail(call.call_id, error)
             return
         name = f"PeerService/{method.name}"
         trace, ended = telemetry.server_call(name, answers.readable_trace(call.traceparent))

@@ -109,6 +109,8 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
     ) -> handshake_pb2.ConnectPeerResponse:
         lead = self._lead
         address = request.peer.address
+        if not address:
+            raise invalid("peer.address", "is required")
         lead.check_dial(address, "peer.address")
         header, answer = await lead.ask(
             actions.PeerConnected,

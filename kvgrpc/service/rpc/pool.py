@@ -101,7 +101,11 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         wanted = [(group, ids, self._regions(request, group)) for group, ids in enumerate(lists) if len(ids)]
         total = sum(sum(r.block_bytes for r in regions) * len(ids) for _, ids, regions in wanted)
         if total > READ_BYTES_MAX:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} bytes in one call; the limit is {READ_BYTES_MAX}")
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{total} bytes in one call; the limit is {READ_BYTES_MAX}",
+                metadata={"limit": str(READ_BYTES_MAX)},
+            )
         reply = pool_pb2.ReadBlocksResponse(header=lead.header())
         for group, ids, regions in wanted:
             for block in ids.tolist():

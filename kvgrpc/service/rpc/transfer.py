@@ -8,13 +8,11 @@ from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
+from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.values import layer_range, seconds
-
-WAITED_MAX = 1_024
-"""Transfers that one call or filter names."""
 
 
 class TransferService(transfer_pb2_grpc.TransferServiceServicer):
@@ -66,11 +64,11 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
         reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
         now = lead.runner.now
-        for id_ in request.transfer_ids:
-            transfer = found[id_]
+        for id_, transfer in found.items():
             row = reply.waited_transfers.add(transfer_id=id_, condition_met=met[id_])
             if transfer is not None:
                 row.transfer.CopyFrom(answers.transfer(transfer, now))
+                row.transfer.ClearField("paths")
                 header.event_seq = max(header.event_seq, transfer.seq)
         reply.header.CopyFrom(header)
         return reply

@@ -11,7 +11,6 @@ from typing import Any
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
-from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.policy.driver import DrivenRequest, Driver
 from kvgrpc.core.policy.values import (
     Arrival,
@@ -30,15 +29,16 @@ from kvgrpc.core.policy.values import (
     Start,
     Table,
 )
-from kvgrpc.core.tables.transfers import Next, State, Transfer
+from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.errors import Exhausted, KVGrpcError, Reason
+from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.session.calls import sentence
+from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
 
 _Event = events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
@@ -106,7 +106,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     def _check_news(self) -> None:
         if len(self.news) >= NEWS_MAX:
             text = f"{len(self.news)} news were not read: say up to which number you have them"
-            raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0)
+            raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})
 
     # -- what is asked for
 
@@ -123,7 +123,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         return reply.answer
 
     def _loss(self, error: KVGrpcError) -> Loss:
-        return Loss(error.reason, sentence(error), NEXT_STEPS.get(error.reason, Next.RECOMPUTE))
+        return Loss(error.reason, sentence(error), next_step(error))
 
     def _register(self, request: _Request) -> str:
         ids = os.urandom(ACCESS_ID_BYTES), os.urandom(ACCESS_ID_BYTES)
@@ -252,4 +252,4 @@ def _id(transfer: Transfer | None) -> str:
 def _loss(transfer: Transfer) -> Loss:
     why = transfer.failure
     assert why is not None, "what is over without success says why"
-    return Loss(why.reason, why.message, why.next or Next.RECOMPUTE, why.phase, why.side, why.rank)
+    return Loss(why.reason, why.message, why.next or NextStep.RECOMPUTE, why.phase, why.side, why.rank)

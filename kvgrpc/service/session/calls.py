@@ -80,9 +80,11 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 
-def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer) -> None:
+def put_answer(
+    lead: Lead, call: session_pb2.Call, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer
+) -> None:
     """The answer to a call; written in place, into a message that is empty."""
-    made.call_id = call_id
+    made.call_id = call.call_id
     now, incarnation = lead.runner.now, lead.node.state.incarnation
     match answer:
         case KVGrpcError():
@@ -101,16 +103,18 @@ def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, m
             made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease, incarnation)))
         case actions.Allocated() | actions.Freed():
             _pool_answer(made, answer, incarnation)
+        case actions.HandedOver() if call.WhichOneof("request") == "grant_lease":
+            made.grant_lease.CopyFrom(
+                lease_pb2.GrantLeaseResponse(
+                    lease=answers.lease(answer.lease, incarnation), grant=grant(answer.token) if answer.token else None
+                )
+            )
         case _:
             _handoff_answer(made, answer, now, incarnation)
 
 
 def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float, incarnation: int) -> None:
     match answer:
-        case actions.HandedOver(transfer=None) if answer.token:
-            made.grant_lease.CopyFrom(
-                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease, incarnation), grant=grant(answer.token))
-            )
         case actions.HandedOver():  # without a transfer: validate_only
             made.finished_blocks.lease.CopyFrom(answers.lease(answer.lease, incarnation))
             if answer.transfer:

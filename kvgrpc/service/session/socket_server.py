@@ -315,7 +315,7 @@ class Sessions:
                 session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.leases)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
-                put_answer(self._lead, call.call_id, answer, session.next_event().answer)
+                put_answer(self._lead, call, answer, session.next_event().answer)
 
         try:
             event = call_to_event(self._lead, call, number)

@@ -68,7 +68,7 @@ class ScriptEngine:
         name = self.receiving.name_of(id_) or self.sending.name_of(id_) or news.request_id
         what = "cancelled" if news.cancelled else f"failed with {failure.reason.value}"
         where = f" in {failure.phase}" if failure.phase else ""
-        then = f"; {failure.next.value}" if failure.next and not news.cancelled else ""
+        then = f"; {failure.next.value.lower()}" if failure.next and not news.cancelled else ""
         self._say(name, f"{what}{where}{then}")
 
     def _acknowledge(self, transfer_id: str) -> None:

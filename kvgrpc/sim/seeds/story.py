@@ -18,9 +18,9 @@ from kvgrpc.core.events import (
     ReleaseLease,
     RenewLeases,
 )
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.errors import NextStep
 from kvgrpc.sim.engine.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.hosts.host import Host
 from kvgrpc.sim.hosts.world import World
@@ -129,7 +129,7 @@ class Story:
                 self._counts.received += 1
                 if self._often(self._habits.turns):
                     self._turn_back(source, host, wish)
-            elif failed.failure.next is Next.RETRY_HERE and retries:
+            elif failed.failure.next is NextStep.RETRY_HERE and retries:
                 self._after(self._relay_s(), self._pull(source, host, offer, token, retries - 1))
             else:
                 self._counts.given_up += 1

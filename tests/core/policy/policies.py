@@ -4,13 +4,12 @@ from typing import Any
 
 from kvgrpc.core.policy.policy import Policy
 from kvgrpc.core.policy.values import Arrival, Finished, Give, Loss, Mode, Outcome, Rules, Take
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.layout import Group, GroupKind
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 
 FULL = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 64, 1, 8, "uint8")
 STATE = Group("state", GroupKind.STATE, 2, 16, 64, 1, 8, "uint8")
-LOST = Loss(Reason.PEER_LOST, "gone", Next.RETRY_OTHER_CONSUMER)
+LOST = Loss(Reason.PEER_LOST, "gone", NextStep.RETRY_OTHER_CONSUMER)
 PULL, PUSH = Mode.PULL, Mode.PUSH
 COMPLETE, ABORTED = Outcome.COMPLETE, Outcome.ABORTED
 R = "r1"

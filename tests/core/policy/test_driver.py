@@ -26,14 +26,13 @@ from kvgrpc.core.policy.values import (
     TakeLost,
     Task,
 )
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.grants import Access, Claims, mint, signing_key
-from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.policy.policies import ABORTED, COMPLETE, FREE, FULL, LOST, PULL, PUSH, TABLE, R
 
 KEY = b"k" * 16
 GONE = Unavailable(Reason.ENGINE_LOST, "no lead")
-REFUSED = Loss(Reason.ENGINE_LOST, "no lead", Next.RECOMPUTE)
+REFUSED = Loss(Reason.ENGINE_LOST, "no lead", NextStep.RECOMPUTE)
 
 
 def token(access: Access, tokens: int = 64) -> bytes:

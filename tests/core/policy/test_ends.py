@@ -16,8 +16,7 @@ from kvgrpc.core.policy.values import (
     Take,
     TakeLost,
 )
-from kvgrpc.core.tables.transfers import Next
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 from tests.core.policy.policies import (
     ABORTED,
     COMPLETE,
@@ -41,7 +40,7 @@ from tests.core.policy.policies import (
 def test_what_fails_while_it_comes_is_told_with_its_blocks_when_they_are_at_rest(on_loss: OnLoss) -> None:
     made = loading(policy(on_loss=on_loss), decode(), 16)
     made.failed(R, Side.TAKE, LOST)
-    made.failed(R, Side.TAKE, Loss(Reason.DEADLINE, "later", Next.RECOMPUTE))
+    made.failed(R, Side.TAKE, Loss(Reason.DEADLINE, "later", NextStep.RECOMPUTE))
     assert made.take_told() == []
     made.returned(R, Side.TAKE)
     made.returned(R, Side.TAKE)

@@ -20,9 +20,8 @@ from kvgrpc.core.policy.values import (
     StartOver,
     Take,
 )
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.layout import Group, GroupKind
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 from tests.core.policy.policies import (
     ABORTED,
     COMPLETE,
@@ -94,7 +93,7 @@ def test_a_push_that_is_given_up_after_its_first_parts_keeps_their_blocks_until_
     assert made.aborted(R, "enough") == KEPT
     assert made.take_tasks()[1:] == [GiveUp(R, "enough")]
     made.returned(R, Side.GIVE)
-    assert made.take_told() == [SendEnded(R, Loss(Reason.CANCELLED, "enough", Next.RECOMPUTE))]
+    assert made.take_told() == [SendEnded(R, Loss(Reason.CANCELLED, "enough", NextStep.RECOMPUTE))]
     assert len(made) == 0
 
 

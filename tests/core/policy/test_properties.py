@@ -27,12 +27,11 @@ from kvgrpc.core.policy.values import (
     Task,
     Told,
 )
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.layout import Group, GroupKind
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 
 GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 64, 1, 8, "uint8")
-LOSS = Loss(Reason.PEER_LOST, "gone", Next.RECOMPUTE)
+LOSS = Loss(Reason.PEER_LOST, "gone", NextStep.RECOMPUTE)
 TABLE = (tuple(range(8)),)
 IDS = ("a", "b")
 

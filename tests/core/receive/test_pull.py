@@ -6,9 +6,9 @@ from kvgrpc.core.moves.failures import NEXT_STEPS, TIMEOUTS, move_failure
 from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, Stage
 from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Next, Side
+from kvgrpc.core.tables.transfers import Side
 from kvgrpc.core.values.grants import Access, Claims
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 from tests.core.nodes import KEY, access_id, check_table, claim, ids
 
 CLAIMS = Claims(Access.READ, "p", 1, "p:1", "l", KEY, 1.0, 1, 16)
@@ -49,20 +49,20 @@ def test_a_destination_that_is_given_and_empty_moves_nothing() -> None:
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_says_what_would_help(reason: Reason) -> None:
     failure = move_failure(make(Stage.WIRE), reason, "why", rank=3)
-    assert failure.next is NEXT_STEPS.get(reason, Next.RECOMPUTE)
+    assert failure.next is NEXT_STEPS.get(reason, NextStep.RECOMPUTE)
     assert (failure.phase, failure.rank, failure.message) == ("wire", 3, "why")
 
 
 def test_a_lost_source_is_computed_anew_and_a_slow_one_tried_again() -> None:
     steps = {reason: move_failure(make(), reason, "").next for reason in Reason}
     for reason in (Reason.LEASE_EXPIRED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.MEMORY_CHANGED):
-        assert steps[reason] is Next.RECOMPUTE
+        assert steps[reason] is NextStep.RECOMPUTE
     for reason in (Reason.TRANSFER_TIMEOUT, Reason.SETTLE_TIMEOUT, Reason.DATA_PATH_FAILED):
-        assert steps[reason] is Next.RETRY_HERE
+        assert steps[reason] is NextStep.RETRY_HERE
     for reason in (Reason.PEER_UNREACHABLE, Reason.NO_DATA_PATH, Reason.INCOMPATIBLE_POOLS):
-        assert steps[reason] is Next.RETRY_OTHER_CONSUMER
+        assert steps[reason] is NextStep.RETRY_OTHER_CONSUMER
     for reason in (Reason.CONTENT_MISMATCH, Reason.GRANT_INVALID, Reason.DIAL_REFUSED):
-        assert steps[reason] is Next.FIX_REQUEST
+        assert steps[reason] is NextStep.FIX_REQUEST
 
 
 def test_a_failure_names_its_side() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from kvgrpc.core.actions import Post
 from kvgrpc.core.events import StepDone
-from kvgrpc.core.tables.transfers import Disposition, Next, Side
+from kvgrpc.core.tables.transfers import Disposition, Side
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Reason
+from kvgrpc.errors import NextStep, Reason
 from tests.core.nodes import Lead, describe
 from tests.core.receive.pull_stages import TOKEN, P, at_stage, cancel, failure_of, opened
 
@@ -29,7 +29,7 @@ def test_waiting_for_its_turn_ends_with_the_queue_timeout_and_names_the_phase() 
     failure = failure_of(lead, pull)
     assert (failure.reason, failure.phase, failure.side) == (Reason.QUEUE_TIMEOUT, "handshake", Side.DESTINATION)
     assert "handshake" in failure.message
-    assert failure.next is Next.RETRY_HERE
+    assert failure.next is NextStep.RETRY_HERE
     assert lead.transfer(pull.id).memory is Disposition.RETURNED
 
 

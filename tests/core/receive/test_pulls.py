@@ -18,9 +18,9 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.events import AccessAnswered, CloseAnswered, Destination, SettleAnswered
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Disposition, Next, State
+from kvgrpc.core.tables.transfers import Direction, Disposition, State
 from kvgrpc.core.values.layout import GroupKind
-from kvgrpc.errors import InvalidRequest, OutOfRange, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, PermissionDenied, PreconditionFailed, Reason
 from tests.core.nodes import (
     KEY,
     Lead,
@@ -251,5 +251,5 @@ def test_a_lease_that_runs_out_while_the_bytes_move_is_found_at_the_settle(lead:
     verdict = source.settle(lead.me)
     lead.feed(SettleAnswered(access_id(), verdict))
     assert failure_of(lead, pull).reason is Reason.LEASE_EXPIRED
-    assert failure_of(lead, pull).next is Next.RECOMPUTE
+    assert failure_of(lead, pull).next is NextStep.RECOMPUTE
     assert [type(news) for news in lead.news()] == [Failed, BlocksReturned], "never Received"

@@ -3,7 +3,7 @@
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose, SendParts, SendRegister, SendSettle
 from kvgrpc.core.tables.transfers import Disposition, State
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import access_id, key_of
 from tests.core.pairs import MODES, UNREACHABLE, WRITING, Pair, Writers
 from tests.core.send.started_pushes import started, waits_for_another
@@ -151,7 +151,7 @@ def test_a_registration_that_is_not_answered_is_sent_again() -> None:
     other = Pair()
     other.deaf = {SendRegister}
     landing = other.reserve(32, source=events.PushSource("p:1")).transfer
-    other.feed(other.d, events.RegisterAnswered(landing.id, Unavailable(Reason.DRAINING, "no")))
+    other.feed(other.d, events.RegisterAnswered(landing.id, PreconditionFailed(Reason.DRAINING, "no")))
     failure = other.d.transfer(landing.id).failure
     assert failure is not None
     assert failure.reason is Reason.DRAINING

@@ -10,7 +10,7 @@ import pytest
 from kvgrpc.v1 import admin_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
-from tests.service.engines import Engine, unchanged
+from tests.service.engines import SUCCEEDED, Engine, unchanged
 from tests.service.values import dur, prompt
 
 Reply = handshake_pb2.WatchEngineResponse
@@ -109,8 +109,8 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: S
         refusal = source.api.refusal(lambda: source.allocate(1))
         assert (refusal.retry_delay_s, refusal.metadata["next"]) == (None, "RETRY_OTHER_CONSUMER")
         pulled = destination.pull(handed.grant, TOKENS, blocks)
-        assert destination.wait(pulled.transfer_id).state
-        assert source.wait(handed.transfer.transfer_id).state
+        assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+        assert source.wait(handed.transfer.transfer_id).state == SUCCEEDED
         assert drain(source).transfer_count == 0
         assert drain(source, cancel=True).admission == OPEN
         until(replies, lambda found: found.admission == OPEN)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.v1 import pool_pb2, pool_types_pb2
+from kvgrpc.v1 import common_pb2, pool_pb2, pool_types_pb2
 from tests.service.api import refused
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine, unchanged, wait_until
@@ -101,6 +101,16 @@ def test_freeing_what_cannot_be_freed_frees_nothing(source: Engine, rows: list[o
     source.allocate(4)
     with unchanged(source), refused(source.api, code, reason):
         source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=source.named(*rows)))  # type: ignore[arg-type]
+
+
+def test_freeing_no_blocks_of_an_allocation_is_not_freeing_all_of_it(source: Engine) -> None:
+    request = pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=4)])
+    taken = source.api.pool.AllocateBlocks(request).blocks
+    none = common_pb2.Blocks(incarnation=taken.incarnation, allocation_id=taken.allocation_id)
+    with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=none))
+    freed = source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(allocation_id=taken.allocation_id))
+    assert ids_of(freed.freed_blocks) == ids_of(taken)
 
 
 def test_freeing_twice_is_refused_even_while_another_allocation_holds_the_blocks(source: Engine) -> None:

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from kvgrpc.service.rpc.server import _OthersFaults
+from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
@@ -72,6 +73,52 @@ def test_layers_of_a_pull_are_done_when_it_has_succeeded(source: Engine, destina
         transfer_id=pulled.transfer_id, layers=common_pb2.LayerRange(first=0, count=1), timeout=dur(20)
     )
     assert destination.api.transfers.WaitTransfer(request).transfer.state == SUCCEEDED
+
+
+def wait_many(engine: Engine, ids: list[str], *, wait_for: int = 0, timeout_s: float = 0.0) -> Any:
+    return engine.api.transfers.WaitTransfers(
+        transfer_pb2.WaitTransfersRequest(
+            transfer_ids=ids,
+            wait_for=wait_for,  # type: ignore[arg-type]
+            timeout=dur(timeout_s),
+        )
+    )
+
+
+def test_one_of_several_is_enough_for_who_waits_for_any(source: Engine) -> None:
+    first, second = source.hand_over(prompt(16)), source.hand_over(prompt(16))
+    ids = [first.transfer.transfer_id, second.transfer.transfer_id]
+    assert not wait_many(source, ids).condition_met
+    with ThreadPoolExecutor(2) as threads:
+        waits = [
+            threads.submit(wait_many, source, ids, wait_for=wait_for, timeout_s=15.0)
+            for wait_for in (transfer_pb2.WAIT_FOR_ANY, transfer_pb2.WAIT_FOR_ALL)
+        ]
+        source.release(second.lease.lease_id)
+        found = waits[0].result()
+        assert [row.condition_met for row in found.waited_transfers] == [False, True]
+        assert not waits[1].done()
+        source.release(first.lease.lease_id)
+        assert [row.transfer.state for row in waits[1].result().waited_transfers] == [CANCELLED, CANCELLED]
+
+
+def test_as_many_as_a_call_may_wait_for_fit_into_it_and_each_is_answered_once(source: Engine) -> None:
+    handed = source.hand_over(prompt(16))
+    ids = [f"t-0123456789abcdef-{1_000_000 + i}" for i in range(WAITED_MAX - 2)] + [handed.transfer.transfer_id] * 2
+    found = wait_many(source, ids)
+    assert [row.transfer_id for row in found.waited_transfers] == ids[:-1]
+    assert [row.transfer_id for row in found.waited_transfers if row.HasField("transfer")] == ids[-1:]
+    with refused(source.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
+        wait_many(source, [*ids, "t"])
+
+
+def test_several_transfers_are_told_without_their_paths(source: Engine, destination: Engine) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens)
+    pulled = destination.pull(handed.grant, tokens, destination.allocate())
+    assert destination.wait(pulled.transfer_id).paths
+    (row,) = wait_many(destination, [pulled.transfer_id]).waited_transfers
+    assert (row.transfer.state, list(row.transfer.paths)) == (SUCCEEDED, [])
 
 
 def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engine) -> None:

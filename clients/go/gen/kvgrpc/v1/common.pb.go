@@ -17,8 +17,9 @@
 //   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
 //   nothing, and the same call may succeed the next time.
 // * `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
-//   call, without ids and grants: they would name nothing. Every mutating request has it, but for those of
-//   SchedulerService, whose meaning depends on the calls before.
+//   call, without ids and grants: they would name nothing; messages that are nothing else are unset. Every mutating
+//   request has it, but for Handshake and KeepAlive, and those of SchedulerService, whose meaning depends on the calls
+//   before.
 // * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
 //   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
 //   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
@@ -477,7 +478,7 @@ const (
 	FailureReason_FAILURE_REASON_QUEUE_FULL FailureReason = 49
 	// A limit of GetCapabilities is exceeded.
 	FailureReason_FAILURE_REASON_LIMIT_EXCEEDED FailureReason = 50
-	// The server takes no new work and will end: choose another.
+	// The server takes no new work: choose another.
 	FailureReason_FAILURE_REASON_DRAINING FailureReason = 51
 	// The blocks may still be written by a lost transfer.
 	FailureReason_FAILURE_REASON_QUARANTINED FailureReason = 52

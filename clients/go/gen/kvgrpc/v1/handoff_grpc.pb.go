@@ -113,7 +113,8 @@ type HandoffServiceClient interface {
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
 	// another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+	// gives.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
 	// The same grant again is the same registration.
@@ -266,7 +267,8 @@ type HandoffServiceServer interface {
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
 	// another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with SOURCE_FAILED.
+	// the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
+	// gives.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
 	// The same grant again is the same registration.

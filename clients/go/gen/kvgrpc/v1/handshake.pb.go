@@ -97,7 +97,7 @@ const (
 	Admission_ADMISSION_UNSPECIFIED Admission = 0
 	// Yes.
 	Admission_ADMISSION_OPEN Admission = 1
-	// No: the server is on its way out.
+	// No: the server ends, or was told to take no new work (Drain).
 	Admission_ADMISSION_DRAINING Admission = 2
 	// Not now: queues are full.
 	Admission_ADMISSION_OVERLOADED Admission = 3
@@ -951,7 +951,7 @@ type GroupLoad struct {
 	// Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned.
 	FreeBlockCount uint32 `protobuf:"varint,3,opt,name=free_block_count,json=freeBlockCount,proto3" json:"free_block_count,omitempty"`
 	// Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
-	// time.
+	// time. 0 from servers without such leases.
 	SoftBlockCount uint32 `protobuf:"varint,4,opt,name=soft_block_count,json=softBlockCount,proto3" json:"soft_block_count,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1422,7 +1422,8 @@ type ConnectPeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Where its lead listens.
 	Peer *PeerAddress `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply then has no peer.
+	// See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply has a peer only
+	// where it is connected already.
 	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

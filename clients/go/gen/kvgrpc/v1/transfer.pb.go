@@ -539,7 +539,7 @@ type Transfer struct {
 	UseTokens uint32 `protobuf:"varint,10,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
 	// Blocks that move.
 	BlockCount uint32 `protobuf:"varint,11,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
-	// Bytes that move, over all ranks; known once the access is open.
+	// Bytes that move, over all ranks; known as soon as its blocks are.
 	TotalBytes uint64 `protobuf:"varint,12,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Bytes that have moved.
 	MovedBytes uint64 `protobuf:"varint,13,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
@@ -1248,7 +1248,7 @@ func (x *WaitTransferResponse) GetConditionMet() bool {
 // Which transfers, for what, how long.
 type WaitTransfersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. At most 1,024.
+	// Required. At most 512.
 	TransferIds []string `protobuf:"bytes,1,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
 	// What to wait for, of each.
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
@@ -1323,7 +1323,7 @@ type WaitedTransfer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
-	// The transfer; unset where it is unknown.
+	// The transfer, without its `paths`; unset where it is unknown.
 	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	// Its condition was met.
 	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
@@ -1387,7 +1387,7 @@ type WaitTransfersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// In the order of the request.
+	// In the order of the request, each once.
 	WaitedTransfers []*WaitedTransfer `protobuf:"bytes,2,rep,name=waited_transfers,json=waitedTransfers,proto3" json:"waited_transfers,omitempty"`
 	// As many as were asked for met the condition; else the time was over.
 	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
@@ -1461,7 +1461,7 @@ type TransferFilter struct {
 	MemoryDispositions []MemoryDisposition `protobuf:"varint,5,rep,packed,name=memory_dispositions,json=memoryDispositions,proto3,enum=kvgrpc.v1.MemoryDisposition" json:"memory_dispositions,omitempty"`
 	// At least this old.
 	MinAge *durationpb.Duration `protobuf:"bytes,6,opt,name=min_age,json=minAge,proto3" json:"min_age,omitempty"`
-	// Any of these; at most 1,024.
+	// Any of these; at most 512.
 	TransferIds []string `protobuf:"bytes,7,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
 	// Both sides' transfers of one request.
 	PairId string `protobuf:"bytes,8,opt,name=pair_id,json=pairId,proto3" json:"pair_id,omitempty"`

@@ -53,7 +53,8 @@ type TransferServiceClient interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
 	WaitTransfers(ctx context.Context, in *WaitTransfersRequest, opts ...grpc.CallOption) (*WaitTransfersResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
@@ -204,7 +205,8 @@ type TransferServiceServer interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 512.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the server waits for too many; retry after the delay.
 	WaitTransfers(context.Context, *WaitTransfersRequest) (*WaitTransfersResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
