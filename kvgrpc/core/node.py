@@ -273,7 +273,7 @@ class Node:
             Timer.CONNECT: self._handshakes.connect_due,
             Timer.ADMIT: self._handshakes.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
-            Timer.TOMBSTONE: self._forget_cancelled,
+            Timer.TOMBSTONE: self._forget_tombstone,
             Timer.ENDED_GRANT: self._forget_grant,
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
@@ -349,7 +349,7 @@ class Node:
         quarantined = sum(state.pins.quarantined)
         state.reply(event.call.id, Drained(transfers.going_on, len(state.leases), quarantined, transfers.oldest))
 
-    def _forget_cancelled(self, name: str) -> None:
+    def _forget_tombstone(self, name: str) -> None:
         del self.state.tombstones[bytes.fromhex(name)]
 
     def _forget_grant(self, name: str) -> None:

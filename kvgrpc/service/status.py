@@ -104,7 +104,7 @@ def status_code(error: KVGrpcError) -> grpc.StatusCode:
 
 
 def next_step(error: KVGrpcError) -> NextStep:
-    """What helps after a refusal: what its reason says, else what its class does."""
+    """What helps after a refusal: the same call, where it has a delay; else what its reason says, else its class."""
     if error.retry_delay_s is not None:
         return NextStep.RETRY_HERE
     return _BY_REASON.get(error.reason) or _BY_KIND[error.code]

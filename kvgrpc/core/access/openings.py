@@ -28,6 +28,7 @@ from kvgrpc.errors import (
     PermissionDenied,
     PreconditionFailed,
     Reason,
+    invalid,
 )
 
 STEP = "step"
@@ -116,7 +117,7 @@ class AccessOpenings:
     def _new(self, peer: Peer, opening: Opening) -> Access:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"an access id has {ACCESS_ID_BYTES} random bytes")
+            raise invalid("openings.access_id", f"has {ACCESS_ID_BYTES} random bytes")
         if opening.access_id in self._state.closed_ids:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE

@@ -311,7 +311,7 @@ class Course(ABC, Generic[M]):
             waiting_for="",
             phases=self._phase(move, "wire"),
             blocks=move.block_count,
-            nbytes=max(move.expected, planned) if move.expected else planned,
+            nbytes=max(move.expected, planned),
             paths=self._paths(move),
         )
         self._post_slice(move)

@@ -43,6 +43,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unimplemented,
+    invalid,
 )
 
 
@@ -174,7 +175,7 @@ class Reservations:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
         reverse = opening.reverse_access_id
         if reverse and (len(reverse) != ACCESS_ID_BYTES or state.moves.of_access(reverse) is not None):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
+            raise invalid("openings.reverse_access_id", f"has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
             if state.checksums or not state.sets_aside:
                 raise Unimplemented(

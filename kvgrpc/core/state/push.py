@@ -38,7 +38,7 @@ class Push:
     registrations: "dict[bytes, Registration]" = field(default_factory=dict)
     """All that ever came, by their grant's token."""
     finished: set[str] = field(default_factory=set)
-    """Destinations, by engine id, that received everything or gave up for good: see `Lease.finished`."""
+    """Destinations, by engine id, that received everything, gave up for good or were cancelled (`Lease.finished`)."""
     received: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     """Those that gave up before there was a lease to say what that means."""

@@ -103,7 +103,7 @@ class Access:
     settled: int = 0
     """How many parts were settled under it."""
     outcome: CloseOutcome = CloseOutcome.FAILED
-    """What its closing meant."""
+    """What its closing meant, where it was not closed after a success."""
     why: str = ""
     """What was said when it was closed, as text."""
 

@@ -3,7 +3,8 @@
 A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
 same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
 
-A consumer is done when it received the KV or gave up for good, and has no open access: by identity, never by messages.
+A consumer is done when it received the KV, gave up for good or was cancelled, and has no open access: by identity,
+never by messages.
 """
 
 from collections import OrderedDict

@@ -39,12 +39,12 @@ class Item:
     def __post_init__(self) -> None:
         if not 0 < len(self.digest) <= ITEM_DIGEST_BYTES_MAX:
             raise invalid(
-                "content.tokens.multimodal_items.digest",
+                f"{_ITEMS}.digest",
                 f"has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}",
             )
         if self.offset < 0 or self.length < 1 or self.offset + self.length > _UINT32_END:
             raise invalid(
-                "content.tokens.multimodal_items.length",
+                f"{_ITEMS}.length",
                 f"an item occupies at least one token, not [{self.offset}, +{self.length})",
             )
 

@@ -55,8 +55,8 @@ class Limits:
     registrations: int = 64
     """Destinations of one push, with those that failed."""
     tombstones: int = 65_536
-    """Keys cancelled before their transfer came, and leases refused before their readers came; each for the
-    registration timeout."""
+    """Keys that were cancelled or whose push is over, WRITE grants of pushes that are over, and leases refused before
+    their readers came: so many of each, for the registration timeout."""
     ended_leases: int = 65_536
     """Ended leases that are remembered, so that a late caller learns how they ended."""
     renewals_per_call: int = 10_000
