@@ -15,11 +15,13 @@ import (
 const waitOnce = 30 * time.Second
 
 // Wait returns the transfer once it has met the condition, or as it is when the timeout is over: look at ConditionMet.
-// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is unavailable meanwhile is
-// asked again while there is time.
+// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is away or too busy meanwhile is
+// asked again while there is time. The wait also ends with its context and its client.
 func (c *Client) Wait(
 	ctx context.Context, transferID string, until pb.WaitCondition, timeout time.Duration,
 ) (*pb.WaitTransferResponse, error) {
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
 	over := time.Now().Add(timeout)
 	var pauses pauses
 	for {
@@ -32,10 +34,12 @@ func (c *Client) Wait(
 			return reply, nil
 		case err == nil && time.Since(begun) >= once/2:
 			continue
-		case err != nil && (left <= 0 || ctx.Err() != nil || !passes(err)):
+		case err != nil && ctx.Err() != nil && passes(err):
+			return nil, overError(ctx)
+		case err != nil && (left <= 0 || !passes(err)):
 			return nil, err
 		}
-		// The server is away, or answered before its time: no loop without a pause.
+		// There was no answer, or one before its time: no loop without a pause.
 		pausing, cancel := context.WithTimeout(ctx, left)
 		_ = pauses.take(pausing, retryDelay(err))
 		cancel()
@@ -52,8 +56,8 @@ func (c *Client) waitOnce(
 	})
 }
 
-// passes says whether a wait goes on after an error: the server was away, or silent for one call.
+// passes says whether a wait goes on after an error: the server was away, too busy, or silent for one call, or the
+// connection was cut.
 func passes(err error) bool {
-	code := status.Code(err)
-	return code == codes.Unavailable || code == codes.DeadlineExceeded
+	return brokenOrFull(err) || status.Code(err) == codes.DeadlineExceeded
 }

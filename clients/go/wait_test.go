@@ -2,6 +2,7 @@ package kvgrpc
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -70,6 +71,77 @@ func TestAWaitSurvivesAServerThatIsAway(t *testing.T) {
 	reply, err := client.Wait(limited(t), "t", ended, time.Minute)
 	if err != nil || !reply.ConditionMet {
 		t.Errorf("%v, %v", reply, err)
+	}
+}
+
+func TestAWaitSurvivesWhatPassesAndCallsThatNoServerAnswered(t *testing.T) {
+	passing := []error{
+		refusal(codes.ResourceExhausted, "QUEUE_FULL", "RETRY_HERE"),
+		refusal(codes.DeadlineExceeded, "DEADLINE", "RETRY_HERE"),
+		status.Error(codes.Canceled, "reset by a proxy"),
+		status.Error(codes.Internal, "RST_STREAM"),
+		status.Error(codes.Unknown, "no trailers"),
+	}
+	client := waitAt(t, func(context.Context, *pb.WaitTransferRequest) (*pb.WaitTransferResponse, error) {
+		if len(passing) > 0 {
+			err := passing[0]
+			passing = passing[1:]
+			return nil, err
+		}
+		return &pb.WaitTransferResponse{ConditionMet: true}, nil
+	})
+	reply, err := client.Wait(limited(t), "t", ended, time.Minute)
+	if err != nil || !reply.ConditionMet {
+		t.Errorf("%v, %v, and %v are left", reply, err, passing)
+	}
+}
+
+func TestAWaitEndsWithARefusalThatCarriesAReason(t *testing.T) {
+	for _, code := range []codes.Code{codes.Canceled, codes.Internal, codes.Unknown} {
+		calls := 0
+		client := waitAt(t, func(context.Context, *pb.WaitTransferRequest) (*pb.WaitTransferResponse, error) {
+			calls++
+			return nil, refusal(code, "INTERNAL", "RECOMPUTE")
+		})
+		if _, err := client.Wait(limited(t), "t", ended, time.Hour); status.Code(err) != code || calls != 1 {
+			t.Errorf("%d calls, %v", calls, err)
+		}
+	}
+}
+
+// waiting starts a wait for a server that does not answer, and returns when it has arrived there.
+func waiting(t *testing.T, ctx context.Context) (*Client, <-chan error) {
+	arrived, failed := make(chan bool, 9), make(chan error, 1)
+	client := waitAt(t, func(ctx context.Context, _ *pb.WaitTransferRequest) (*pb.WaitTransferResponse, error) {
+		arrived <- true
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	go func() {
+		_, err := client.Wait(ctx, "t", ended, time.Hour)
+		failed <- err
+	}()
+	next(t, arrived)
+	return client, failed
+}
+
+func TestAWaitEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(limited(t))
+	_, failed := waiting(t, ctx)
+	cancel()
+	if err := next(t, failed); status.Code(err) != codes.Canceled || !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestAWaitEndsWithItsClient(t *testing.T) {
+	client, failed := waiting(t, context.Background())
+	client.Close()
+	if err := next(t, failed); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+	if _, err := client.Wait(limited(t), "t", ended, time.Hour); status.Code(err) != codes.Canceled {
+		t.Error(err)
 	}
 }
 

@@ -21,11 +21,13 @@ type EngineUpdate struct {
 	// one before are gone.
 	Response *pb.WatchEngineResponse
 	// Unreachable says why nothing is known of the engine now. Once for each outage, and again when the cause is another.
+	// That of a watch which ends by itself is the last.
 	Unreachable error
 }
 
 // WatchEngine tells how the engine is, at once and whenever that has changed, at most once in each interval (0 means
-// 0.1 s). It connects again for ever, with pauses of 0.1 s to 2 s, and ends with its context.
+// 0.1 s). It connects again for ever, with pauses of 0.1 s to 2 s, and ends with its context. It ends by itself where no
+// other stream would be answered differently: with PERMISSION_DENIED, UNAUTHENTICATED and UNIMPLEMENTED.
 func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) iter.Seq[EngineUpdate] {
 	return func(yield func(EngineUpdate) bool) {
 		ctx, cancel := c.bound(ctx)
@@ -46,6 +48,9 @@ func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) ite
 				if !yield(EngineUpdate{Unreachable: err}) {
 					return
 				}
+			}
+			if told == codes.PermissionDenied || told == codes.Unauthenticated || told == codes.Unimplemented {
+				return
 			}
 			pauses.after(time.Since(opened))
 			if pauses.take(ctx, retryDelay(err)) != nil {

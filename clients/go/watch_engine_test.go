@@ -94,6 +94,23 @@ func TestAWatchOfAnEngineThatIsRefusedIsToldAndTriedAgain(t *testing.T) {
 	}
 }
 
+func TestAWatchOfAnEngineEndsWithARefusalThatNoRepetitionChanges(t *testing.T) {
+	for _, code := range []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented} {
+		var calls atomic.Int32
+		client := connect(t, serve(t, "", engine(func(*pb.WatchEngineRequest, engineStream) error {
+			calls.Add(1)
+			return status.Error(code, "no")
+		})), Options{})
+		read := updates(t, client)
+		if got := next(t, read); status.Code(got.Unreachable) != code {
+			t.Errorf("%+v", got)
+		}
+		if got, more := <-read; more || calls.Load() != 1 {
+			t.Errorf("%d calls, %+v", calls.Load(), got)
+		}
+	}
+}
+
 func TestAWatchOfAnEngineEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(limited(t))
 	for range connect(t, serve(t, "", life(7)), Options{}).WatchEngine(ctx, time.Second) {

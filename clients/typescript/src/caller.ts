@@ -48,12 +48,16 @@ const WAITS: Record<string, (request: { timeout?: Duration; wait?: Duration }) =
   "/kvgrpc.v1.SchedulerService/PollSchedulerNews": (request) => waitMs(request.wait, 0),
 };
 
-/** Of ConnectPeer: two servers get to know each other meanwhile. */
-const CONNECT_PEER = "/kvgrpc.v1.HandshakeService/ConnectPeer";
-const CONNECT_PEER_MS = 60_000;
+/** Two servers get to know each other meanwhile, or transfers in flight come to their end. */
+const LONG_CALLS = new Set([
+  "/kvgrpc.v1.HandshakeService/ConnectPeer",
+  "/kvgrpc.v1.AdminService/ReleaseQuarantine",
+]);
+const LONG_CALL_MS = 60_000;
 
 export class Caller {
   private readonly streams = new Set<Stream<never, unknown>>();
+  private readonly lasting = new Set<AbortController>();
   private closed = false;
 
   constructor(
@@ -116,9 +120,28 @@ export class Caller {
     return this.track(new Stream(call, options.signal));
   }
 
-  /** Ends all streams; what reads them does not open others. */
+  /**
+   * Runs what makes calls and pauses for longer than one call lasts. Its signal aborts with the caller's, and when the
+   * client is closed.
+   */
+  async last<T>(signal: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    this.check(signal);
+    const ending = new AbortController();
+    const abort = () => ending.abort(signal!.reason);
+    signal?.addEventListener("abort", abort, { once: true });
+    this.lasting.add(ending);
+    try {
+      return await run(ending.signal);
+    } finally {
+      signal?.removeEventListener("abort", abort);
+      this.lasting.delete(ending);
+    }
+  }
+
+  /** Ends all streams and waits; what reads them does not open others. */
   close(): void {
     this.closed = true;
+    for (const ending of this.lasting) ending.abort(closedError());
     for (const stream of this.streams) stream.cancel();
     this.client.close();
   }
@@ -131,11 +154,11 @@ export class Caller {
 
   private check(signal: AbortSignal | undefined): void {
     signal?.throwIfAborted();
-    if (this.closed) throw new Error("the client is closed");
+    if (this.closed) throw closedError();
   }
 
   private timeoutMs(path: string, request: object): number {
-    if (path === CONNECT_PEER) return Math.max(CONNECT_PEER_MS, this.defaults.timeoutMs);
+    if (LONG_CALLS.has(path)) return Math.max(LONG_CALL_MS, this.defaults.timeoutMs);
     return this.defaults.timeoutMs + (WAITS[path]?.(request) ?? 0);
   }
 
@@ -148,6 +171,10 @@ export class Caller {
     if (traceparent) metadata.set("traceparent", traceparent);
     return metadata;
   }
+}
+
+function closedError(): Error {
+  return new Error("the client is closed");
 }
 
 function deadline(timeoutMs: number): GrpcCallOptions {

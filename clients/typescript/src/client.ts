@@ -99,7 +99,7 @@ export class Client implements Services {
     return this.caller.stream(method, request, options);
   }
 
-  /** Ends renewals, watches and the connection. Transfers and leases live on at the server. */
+  /** Ends renewals, watches, waits and the connection. Transfers and leases live on at the server. */
   close(): void {
     for (const keeper of this.keepers) keeper.close();
     this.caller.close();

@@ -12,7 +12,9 @@ import {
   type CancelTransferResponse,
   type Transfer,
 } from "../gen/kvgrpc/v1/transfer.js";
-import type { KvGrpcError } from "./errors.js";
+import type { KvGrpcError, Reason } from "./errors.js";
+
+const REASON_PREFIX = "FAILURE_REASON_";
 
 const TRANSFER_ENDS = new Set([
   TransferState.TRANSFER_STATE_SUCCEEDED,
@@ -49,8 +51,9 @@ export function memoryOf(transfer: Pick<Transfer, "memory"> | undefined): Memory
   }
 }
 
-/** Whether the engine's blocks of a transfer may be reused. */
-export function mayReuseMemory(transfer: Pick<Transfer, "memory"> | undefined): boolean {
+/** Whether the engine's blocks of a transfer may be reused: it is over, and they are returned. */
+export function mayReuseMemory(transfer: Pick<Transfer, "memory" | "state"> | undefined): boolean {
+  if (!transfer || !isOver(transfer)) return false;
   return memoryOf(transfer) === MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
 }
 
@@ -77,8 +80,9 @@ export function takesWork(engine: { admission: Admission } | undefined): boolean
 }
 
 /** Whether the same may be tried again, here or with another engine; `next` says which. */
-export function mayRetry(failure: Pick<Failure, "next"> | KvGrpcError | undefined): boolean {
-  switch (failure?.next) {
+export function mayRetry(failure: Pick<Failure, "next" | "reason"> | KvGrpcError | undefined): boolean {
+  if (!failure || !isKnown(failure.reason)) return false;
+  switch (failure.next) {
     case NextStep.NEXT_STEP_RETRY_HERE:
     case NextStep.NEXT_STEP_RETRY_OTHER_CONSUMER:
     case "RETRY_HERE":
@@ -89,9 +93,14 @@ export function mayRetry(failure: Pick<Failure, "next"> | KvGrpcError | undefine
   }
 }
 
+function isKnown(reason: FailureReason | Reason): boolean {
+  const name = typeof reason === "string" ? reason : nameOf(FailureReason, REASON_PREFIX, reason);
+  return name !== undefined && name !== "UNSPECIFIED" && `${REASON_PREFIX}${name}` in FailureReason;
+}
+
 /** Name of a reason as in errors; one that is unknown reads as INTERNAL. */
 export function reasonName(reason: FailureReason): string {
-  return nameOf(FailureReason, "FAILURE_REASON_", reason) ?? "INTERNAL";
+  return nameOf(FailureReason, REASON_PREFIX, reason) ?? "INTERNAL";
 }
 
 /** Name of an enum's value without the enum's prefix; undefined for a value that this library does not know. */

@@ -11,7 +11,10 @@ export type AnyLease = string | Grant | Lease | LeaseRef;
 
 /** How a lease ended. */
 export interface LeaseEnd {
-  /** DONE: its consumers have their KV. UNSPECIFIED: the server does not know it. */
+  /**
+   * DONE: its consumers have their KV. UNSPECIFIED: the server does not know it. LIVE: it is not kept any more, because it
+   * was dropped or its keeper or client was closed; what is left of it goes on.
+   */
   state: LeaseState;
   /** Why it could not be renewed. */
   reason: Reason;
@@ -26,7 +29,7 @@ const AGAIN_MS = 1_000;
 
 export class HeldLease {
   readonly ref: LeaseRef;
-  /** Resolves when the lease is over. */
+  /** Resolves when the lease is over, or not kept any more. */
   readonly over: Promise<LeaseEnd>;
   /** When to renew it next, by this process's monotonic clock. */
   dueAt = 0;
@@ -47,7 +50,7 @@ export class HeldLease {
   }
 
   get isOver(): boolean {
-    return this.end !== undefined;
+    return this.end !== undefined && this.end.state !== LeaseState.LEASE_STATE_LIVE;
   }
 
   /** What is left for sure, counted from when the renewal was sent: never more than the server grants. */
@@ -57,6 +60,7 @@ export class HeldLease {
 
   /** What the server said to a renewal sent at `sentAt`. */
   answered(row: RenewedLease, sentAt: number): void {
+    if (this.end) return; // dropped while it was renewed
     const { reason } = row;
     const remainingMs = milliseconds(row.remaining);
     const refused = reason !== FailureReason.FAILURE_REASON_UNSPECIFIED;
@@ -82,7 +86,7 @@ export class HeldLease {
 
   /** It is not renewed any more: what is left goes on, and nothing more is told. */
   forget(): void {
-    clearTimeout(this.expiry);
+    this.finish({ state: LeaseState.LEASE_STATE_LIVE, reason: "UNSPECIFIED" });
   }
 
   /** A lease that could not be renewed in time is over for its holder, whatever the server may know. */

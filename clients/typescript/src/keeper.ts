@@ -5,6 +5,7 @@
 //   about the same time go in one message.
 // * A stream that breaks is opened again, with growing pauses. Nothing else is tried.
 // * A lease that is over is renewed no more, and its holder is told its state and the reason.
+// * The holder of a lease that is not kept any more is told so: nobody waits for an end that nobody looks for.
 
 import { status } from "@grpc/grpc-js";
 import {

@@ -36,8 +36,15 @@ export interface Waited {
   conditionMet: boolean;
 }
 
-/** Waits until the condition is met or the time is over. UNAVAILABLE is no end while time is left. */
-export async function wait(caller: Caller, transferId: string, options: WaitOptions = {}): Promise<Waited> {
+/**
+ * Waits until the condition is met or the time is over. A server that is away or too busy is no end while time is left; the
+ * end of the signal and of the client is.
+ */
+export function wait(caller: Caller, transferId: string, options: WaitOptions = {}): Promise<Waited> {
+  return caller.last(options.signal, (signal) => waitUntil(caller, transferId, { ...options, signal }));
+}
+
+async function waitUntil(caller: Caller, transferId: string, options: WaitOptions): Promise<Waited> {
   const { until = WaitCondition.WAIT_CONDITION_ENDED, timeoutMs = DEFAULT_WAIT_MS, layers, ...call } = options;
   const end = performance.now() + timeoutMs;
   const pauses = new Pauses();

@@ -153,6 +153,40 @@ test("a lease that is added is renewed at once; one that is dropped no more", as
   assert.equal(keeper.leases.length, 1);
 });
 
+const NOT_KEPT = { state: LIVE, reason: "UNSPECIFIED" };
+
+test("a lease that is not kept any more is told as live, and not as over", async (t) => {
+  const { asked, engine } = await start(t);
+  const [a] = engine.keepAlive(["a"]).leases;
+  const keeper = engine.keepAlive(["b", "c"]);
+  const [b, c] = keeper.leases;
+  for (const renewal of [await asked.take(), await asked.take()]) {
+    renewal.answer(...renewal.request.leases.map(() => granted(60_000)));
+  }
+  while (!c!.remainingMs) await new Promise((resolve) => setTimeout(resolve, 10));
+  keeper.drop(c!);
+  assert.deepEqual(await c!.over, NOT_KEPT);
+  assert.equal(c!.isOver, false);
+  assert(c!.remainingMs > 50_000);
+  keeper.close();
+  assert.deepEqual(await b!.over, NOT_KEPT);
+  engine.close();
+  assert.deepEqual(await a!.over, NOT_KEPT);
+});
+
+test("an answer that comes after a lease was dropped changes nothing", async (t) => {
+  const { asked, engine } = await start(t);
+  const keeper = engine.keepAlive(["a", "b"]);
+  const [a, b] = keeper.leases;
+  const first = await asked.take();
+  keeper.drop(a!);
+  first.answer(granted(300), granted(600));
+  await asked.take();
+  assert.deepEqual(await a!.over, NOT_KEPT);
+  assert.equal(a!.remainingMs, 0);
+  assert.equal(b!.isOver, false);
+});
+
 test("a keeper that is closed ends its stream and no lease", async (t) => {
   const { asked, engine } = await start(t);
   const keeper = engine.keepAlive(["a"]);

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import {
   Admission,
   CancelOutcome,
+  FailureReason,
   KvGrpcError,
   LeaseState,
   MemoryDisposition,
@@ -48,8 +49,16 @@ test("memory that is unknown is in quarantine", () => {
   assert.equal(memoryOf({ memory: UNKNOWN }), quarantined);
   assert.equal(memoryOf({ memory: MemoryDisposition.MEMORY_DISPOSITION_UNSPECIFIED }), quarantined);
   assert.equal(memoryOf(undefined), quarantined);
-  assert.equal(mayReuseMemory({ memory: UNKNOWN }), false);
-  assert.equal(mayReuseMemory({ memory: MemoryDisposition.MEMORY_DISPOSITION_RETURNED }), true);
+});
+
+test("memory is reused once its transfer is over and it is returned", () => {
+  const state = TransferState.TRANSFER_STATE_FAILED;
+  const memory = MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
+  assert.equal(mayReuseMemory({ state, memory }), true);
+  assert.equal(mayReuseMemory({ state, memory: UNKNOWN }), false);
+  assert.equal(mayReuseMemory({ state: UNKNOWN, memory }), false);
+  assert.equal(mayReuseMemory({ state: TransferState.TRANSFER_STATE_ACTIVE, memory }), false);
+  assert.equal(mayReuseMemory(undefined), false);
 });
 
 test("a cancel with an unknown outcome may have bytes in flight", () => {
@@ -57,11 +66,18 @@ test("a cancel with an unknown outcome may have bytes in flight", () => {
   assert.equal(mayBeInFlight({ outcome: UNKNOWN }), true);
 });
 
-test("a failure whose next step is unknown is not retried", () => {
-  assert.equal(mayRetry({ next: NextStep.NEXT_STEP_RETRY_OTHER_CONSUMER }), true);
-  assert.equal(mayRetry(new KvGrpcError(14, "", { next: "RETRY_HERE" })), true);
-  assert.equal(mayRetry(new KvGrpcError(14, "", { next: "SOMETHING_NEW" })), false);
-  assert.equal(mayRetry({ next: UNKNOWN }), false);
+test("a failure whose next step or reason is unknown is not retried", () => {
+  const reason = FailureReason.FAILURE_REASON_QUEUE_TIMEOUT;
+  const next = NextStep.NEXT_STEP_RETRY_OTHER_CONSUMER;
+  assert.equal(mayRetry({ reason, next }), true);
+  assert.equal(mayRetry({ reason, next: UNKNOWN }), false);
+  assert.equal(mayRetry({ reason: UNKNOWN, next }), false);
+  assert.equal(mayRetry({ reason: FailureReason.FAILURE_REASON_UNSPECIFIED, next }), false);
+  assert.equal(mayRetry({ reason: FailureReason.UNRECOGNIZED, next }), false);
+  assert.equal(mayRetry(new KvGrpcError(14, "", { reason: "NO_POOL", next: "RETRY_HERE" })), true);
+  assert.equal(mayRetry(new KvGrpcError(14, "", { reason: "NO_POOL", next: "SOMETHING_NEW" })), false);
+  assert.equal(mayRetry(new KvGrpcError(14, "", { reason: "MOON_PHASE", next: "RETRY_HERE" })), false);
+  assert.equal(mayRetry(new KvGrpcError(14, "", { next: "RETRY_HERE" })), false);
   assert.equal(mayRetry(undefined), false);
   assert.equal(reasonName(UNKNOWN), "INTERNAL");
 });

@@ -39,6 +39,43 @@ test("a wait survives UNAVAILABLE while time is left", async (t) => {
   assert.equal(requests.length, 3);
 });
 
+test("a wait survives what passes, and calls that no server answered", async (t) => {
+  const passing = [
+    refusal(status.RESOURCE_EXHAUSTED, "full", { reason: "QUEUE_FULL" }),
+    refusal(status.DEADLINE_EXCEEDED, "late", { reason: "DEADLINE" }),
+    refusal(status.CANCELLED, "reset by a proxy"),
+    refusal(status.INTERNAL, "RST_STREAM"),
+    refusal(status.UNKNOWN, "no trailers"),
+  ];
+  const answers = passing.map((error) => () => {
+    throw error;
+  });
+  const { requests, engine } = await start(t, ...answers, () => ENDED);
+  assert.equal((await engine.wait("t")).conditionMet, true);
+  assert.equal(requests.length, 6);
+});
+
+test("an error with a reason that does not pass ends the wait", async (t) => {
+  for (const code of [status.CANCELLED, status.INTERNAL, status.UNKNOWN]) {
+    const { requests, engine } = await start(t, () => {
+      throw refusal(code, "a defect", { reason: "INTERNAL" });
+    });
+    await assert.rejects(engine.wait("t"), { code });
+    assert.equal(requests.length, 1);
+  }
+});
+
+test("a wait ends with its client, also in a call and in a pause", async (t) => {
+  const inCall = await start(t, () => (setTimeout(() => inCall.engine.close(), 20), new Promise(() => {})));
+  await assert.rejects(inCall.engine.wait("t"), /the client is closed/);
+  const inPause = await start(t, () => {
+    setTimeout(() => inPause.engine.close(), 20);
+    throw refusal(status.UNAVAILABLE, "away", { retryDelay: { seconds: 60, nanos: 0 } });
+  });
+  await assert.rejects(inPause.engine.wait("t"), /the client is closed/);
+  assert.equal(inPause.requests.length, 1);
+});
+
 test("a server that is away at the end of the wait is an error", async (t) => {
   const { engine } = await start(t, ...Array(10).fill(unavailable));
   await assert.rejects(engine.wait("t", { timeoutMs: 250 }), { code: status.UNAVAILABLE });

@@ -234,12 +234,17 @@ func (e *executor) watchEngine(ctx context.Context, r *request) (answer, error) 
 	}
 	ctx, made := e.watching(ctx, r)
 	go func() {
+		var last result
 		for update := range client.WatchEngine(ctx, 0) {
+			last = result{err: update.Unreachable}
 			if update.Response != nil {
 				made.results <- result{message: update.Response}
 			}
 		}
-		made.end(result{})
+		if ctx.Err() != nil {
+			last = result{} // it was cancelled: an outage before that is not its end
+		}
+		made.end(last)
 	}()
 	return answer{}, nil
 }

@@ -2,6 +2,7 @@ package dev.kvgrpc.client;
 
 import com.google.protobuf.Descriptors.FieldDescriptor;
 import com.google.protobuf.Message;
+import dev.kvgrpc.v1.AdminServiceGrpc;
 import dev.kvgrpc.v1.HandshakeServiceGrpc;
 import dev.kvgrpc.v1.PollSchedulerNewsRequest;
 import dev.kvgrpc.v1.WaitTransferRequest;
@@ -16,6 +17,7 @@ import io.grpc.MethodDescriptor;
 import io.grpc.MethodDescriptor.MethodType;
 import io.grpc.Status;
 import java.time.Duration;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
@@ -24,8 +26,15 @@ final class CallInterceptor implements ClientInterceptor {
   /** The longest that a server lets a call wait; also what a wait without a timeout means. */
   static final Duration WAIT_MAX = Duration.ofSeconds(60);
 
-  /** ConnectPeer makes two leads shake hands, which may take a whole connect timeout at each. */
-  private static final Duration CONNECT_PEER = Duration.ofSeconds(60);
+  /**
+   * ConnectPeer makes two leads shake hands, which may take a whole connect timeout at each. ReleaseQuarantine lets transfers
+   * in flight come to their end.
+   */
+  private static final Set<String> LONG_CALLS = Set.of(
+      HandshakeServiceGrpc.getConnectPeerMethod().getFullMethodName(),
+      AdminServiceGrpc.getReleaseQuarantineMethod().getFullMethodName());
+
+  private static final Duration LONG_CALL = Duration.ofSeconds(60);
 
   private final ClientOptions options;
 
@@ -48,8 +57,8 @@ final class CallInterceptor implements ClientInterceptor {
 
   /** How long a call with this request may take. */
   Duration timeout(MethodDescriptor<?, ?> method, Object request) {
-    if (method.getFullMethodName().equals(HandshakeServiceGrpc.getConnectPeerMethod().getFullMethodName())) {
-      return CONNECT_PEER;
+    if (LONG_CALLS.contains(method.getFullMethodName())) {
+      return options.timeout().compareTo(LONG_CALL) > 0 ? options.timeout() : LONG_CALL;
     }
     return options.timeout().plus(wait(request));
   }

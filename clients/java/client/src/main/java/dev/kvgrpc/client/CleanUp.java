@@ -4,6 +4,7 @@ import com.google.protobuf.ByteString;
 import dev.kvgrpc.v1.CancelTransferRequest;
 import dev.kvgrpc.v1.CancelTransferResponse;
 import dev.kvgrpc.v1.TransferServiceGrpc;
+import io.grpc.Context;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
@@ -40,12 +41,14 @@ public final class CleanUp {
 
   /**
    * Tells every side, whatever the others say, and returns what each said, in the same order. Never throws because a
-   * side failed: what it holds ends by itself then, with the lease and the TTL of the allocation.
+   * side failed: what it holds ends by itself then, with the lease and the TTL of the allocation. Goes on when the caller's
+   * own call is over, which is often why there is something to clean up: each side has the default deadline.
    */
   public static List<Outcome> run(List<Side> sides, String message) {
     List<Future<CancelTransferResponse>> calls = new ArrayList<>();
     for (Side side : sides) {
-      calls.add(TransferServiceGrpc.newFutureStub(side.client().channel()).cancelTransfer(side.request(message)));
+      var transfers = TransferServiceGrpc.newFutureStub(side.client().channel());
+      Context.ROOT.run(() -> calls.add(transfers.cancelTransfer(side.request(message))));
     }
     return calls.stream().map(CleanUp::outcome).toList();
   }

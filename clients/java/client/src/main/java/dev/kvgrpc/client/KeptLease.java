@@ -23,7 +23,8 @@ public final class KeptLease {
   /**
    * How a lease ended.
    *
-   * @param state EXPIRED, RELEASED, DONE, VOIDED or LOST; UNSPECIFIED for one that the server does not know
+   * @param state EXPIRED, RELEASED, DONE, VOIDED or LOST; UNSPECIFIED for one that the server does not know; UNRECOGNIZED for
+   *     one that could not be renewed in a state that this version does not know
    * @param reason why it could not be renewed
    * @param error of the last attempt, where no answer came or the server refused the whole call; else null
    */
@@ -75,9 +76,9 @@ public final class KeptLease {
   synchronized void take(RenewedLease row, long sent) {
     boolean refused = row.getReason() != FailureReason.FAILURE_REASON_UNSPECIFIED;
     long remaining = Durations.nanos(Durations.toJava(row.getRemaining()));
-    // A state that is unknown is not an end; no state at all, with a reason, is a lease that the server does not know.
-    boolean unknown = refused && row.getState() == LeaseState.LEASE_STATE_UNSPECIFIED;
-    if (States.isOver(row.getState()) || unknown) {
+    // A state that is unknown is not an end. But of those that could not be renewed only a live one may be, later.
+    boolean lost = refused && row.getState() != LeaseState.LEASE_STATE_LIVE;
+    if (States.isOver(row.getState()) || lost) {
       FailureReason reason = row.getReason() == FailureReason.UNRECOGNIZED
           ? FailureReason.FAILURE_REASON_INTERNAL
           : row.getReason();

@@ -135,7 +135,8 @@ public final class KvgrpcClient implements AutoCloseable {
   /**
    * Waits until the transfer is over ({@code ENDED}) or its memory is returned as well ({@code RETURNED}), or the time is
    * over: the reply's {@code condition_met} tells which. The timeout may be longer than one call's; a server that cannot be
-   * reached is tried again while time is left. A silent server can add 10 s.
+   * reached or is too busy is tried again while time is left. A silent server can add 10 s. The wait also ends with the
+   * client, and with the current {@link io.grpc.Context}.
    */
   public WaitTransferResponse await(String transferId, WaitCondition until, Duration timeout) {
     return new Waiting(this, transferId, until).run(timeout);

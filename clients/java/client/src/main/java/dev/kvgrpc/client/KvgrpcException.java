@@ -166,8 +166,10 @@ public final class KvgrpcException extends RuntimeException {
       for (Any any : carried == null ? List.<Any>of() : carried.getDetailsList()) {
         if (any.is(ErrorInfo.class)) {
           ErrorInfo info = any.unpack(ErrorInfo.class);
-          reason = info.getDomain().equals(DOMAIN) ? info.getReason() : "";
-          metadata = Map.copyOf(info.getMetadataMap());
+          if (info.getDomain().equals(DOMAIN)) {
+            reason = info.getReason();
+            metadata = Map.copyOf(info.getMetadataMap());
+          }
         } else if (any.is(BadRequest.class)) {
           violations = any.unpack(BadRequest.class).getFieldViolationsList().stream()
               .map(row -> new Violation(row.getField(), row.getDescription()))

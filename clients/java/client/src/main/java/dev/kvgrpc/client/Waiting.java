@@ -3,12 +3,18 @@ package dev.kvgrpc.client;
 import dev.kvgrpc.v1.WaitCondition;
 import dev.kvgrpc.v1.WaitTransferRequest;
 import dev.kvgrpc.v1.WaitTransferResponse;
+import io.grpc.Context;
 import java.time.Duration;
+import java.util.Optional;
+import java.util.concurrent.TimeUnit;
 
 /** Waits for one transfer, longer than one WaitTransfer may take. */
 final class Waiting {
   /** Of one call: half of what a server allows, so that proxies with a limit of a minute let it pass. */
   private static final long ONCE_NANOS = Duration.ofSeconds(30).toNanos();
+
+  /** In a pause, until the next look whether the wait may go on. */
+  private static final long LOOK_NANOS = Duration.ofMillis(100).toNanos();
 
   private final KvgrpcClient client;
   private final WaitTransferRequest request;
@@ -22,19 +28,24 @@ final class Waiting {
   WaitTransferResponse run(Duration timeout) {
     long until = System.nanoTime() + Durations.nanos(timeout);
     while (true) {
-      long left = until - System.nanoTime();
+      long begun = System.nanoTime();
+      long once = Math.max(Math.min(until - begun, ONCE_NANOS), 0);
       try {
-        WaitTransferResponse reply = once(Math.max(Math.min(left, ONCE_NANOS), 0));
+        WaitTransferResponse reply = once(once);
         if (reply.getConditionMet() || System.nanoTime() - until >= 0) {
           return reply;
         }
-        pauses.reset();
+        if (System.nanoTime() - begun >= once / 2) {
+          pauses.reset();
+        } else {
+          // The server answers before its time: no loop without a pause.
+          pause(until, Optional.empty());
+        }
       } catch (KvgrpcException error) {
-        left = until - System.nanoTime();
-        if (!isPassing(error) || left <= 0) {
+        if (!isPassing(error) || System.nanoTime() - until >= 0) {
           throw error;
         }
-        sleep(Math.min(pauses.nextNanos(error.retryDelay()), left));
+        pause(until, error.retryDelay());
       }
     }
   }
@@ -46,17 +57,26 @@ final class Waiting {
   }
 
   private boolean isPassing(KvgrpcException error) {
-    return switch (error.code()) {
-      case UNAVAILABLE, DEADLINE_EXCEEDED -> !client.isClosed();
+    return !isEnded() && switch (error.code()) {
+      case UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED -> true;
       // Of a connection that was cut, or a proxy that reset the call.
-      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers() && !client.isClosed();
+      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
       default -> false;
     };
   }
 
-  private static void sleep(long nanos) {
+  /** No call can be made any more: the client is closed, or the call is over that the wait is a part of. */
+  private boolean isEnded() {
+    return client.isClosed() || Context.current().isCancelled();
+  }
+
+  private void pause(long until, Optional<Duration> asked) {
+    long begun = System.nanoTime();
+    long pause = Math.min(pauses.nextNanos(asked), until - begun);
     try {
-      Thread.sleep(Duration.ofNanos(nanos).toMillis() + 1);
+      for (long left = pause; left > 0 && !isEnded(); left = begun + pause - System.nanoTime()) {
+        TimeUnit.NANOSECONDS.sleep(Math.min(left, LOOK_NANOS));
+      }
     } catch (InterruptedException interrupted) {
       throw Pauses.interrupted(interrupted);
     }

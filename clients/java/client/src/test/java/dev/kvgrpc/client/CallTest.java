@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dev.kvgrpc.client.FakeServer.Arrival;
+import dev.kvgrpc.v1.AdminServiceGrpc.AdminServiceImplBase;
 import dev.kvgrpc.v1.AllocateBlocksRequest;
 import dev.kvgrpc.v1.AllocateBlocksResponse;
 import dev.kvgrpc.v1.ConnectPeerRequest;
@@ -19,6 +20,8 @@ import dev.kvgrpc.v1.HandshakeServiceGrpc.HandshakeServiceImplBase;
 import dev.kvgrpc.v1.PollSchedulerNewsRequest;
 import dev.kvgrpc.v1.PollSchedulerNewsResponse;
 import dev.kvgrpc.v1.PoolServiceGrpc.PoolServiceImplBase;
+import dev.kvgrpc.v1.ReleaseQuarantineRequest;
+import dev.kvgrpc.v1.ReleaseQuarantineResponse;
 import dev.kvgrpc.v1.SchedulerServiceGrpc.SchedulerServiceImplBase;
 import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceImplBase;
 import dev.kvgrpc.v1.WaitTransferRequest;
@@ -47,7 +50,8 @@ class CallTest {
 
   private final Deque<Status> failures = new ArrayDeque<>();
   private final BlockingQueue<String> keys = new LinkedBlockingQueue<>();
-  private final FakeServer server = new FakeServer(new Pool(), new Handshake(), new Transfers(), new Scheduler());
+  private final FakeServer server = new FakeServer(
+      new Admin(), new Pool(), new Handshake(), new Transfers(), new Scheduler());
   private final KvgrpcClient client = server.client();
 
   @AfterEach
@@ -87,6 +91,21 @@ class CallTest {
   void connectPeerHasAMinute() {
     call(client.handshake()::connectPeer, ConnectPeerRequest.getDefaultInstance());
     assertDeadline(60);
+  }
+
+  @Test
+  void releaseQuarantineHasAMinute() {
+    call(client.admin()::releaseQuarantine, ReleaseQuarantineRequest.getDefaultInstance());
+    assertDeadline(60);
+  }
+
+  @Test
+  void aTimeoutOverAMinuteIsThatOfCallsWithAMinute() {
+    var patient = ClientOptions.defaults().withTimeout(Duration.ofSeconds(90));
+    try (var client = KvgrpcClient.connect(server.address(), patient)) {
+      call(client.admin()::releaseQuarantine, ReleaseQuarantineRequest.getDefaultInstance());
+      assertDeadline(90);
+    }
   }
 
   @Test
@@ -209,6 +228,13 @@ class CallTest {
     }
     caller.onNext(reply);
     caller.onCompleted();
+  }
+
+  private final class Admin extends AdminServiceImplBase {
+    @Override
+    public void releaseQuarantine(ReleaseQuarantineRequest request, StreamObserver<ReleaseQuarantineResponse> caller) {
+      answer(caller, ReleaseQuarantineResponse.getDefaultInstance());
+    }
   }
 
   private final class Pool extends PoolServiceImplBase {

@@ -12,6 +12,7 @@ import dev.kvgrpc.v1.CancelOutcome;
 import dev.kvgrpc.v1.CancelTransferRequest;
 import dev.kvgrpc.v1.CancelTransferResponse;
 import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceImplBase;
+import io.grpc.Context;
 import io.grpc.Status;
 import io.grpc.stub.StreamObserver;
 import java.util.List;
@@ -70,6 +71,17 @@ class CleanUpTest {
     var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY), Side.ofKey(d, KEY)), "");
     assertEquals(Status.Code.UNAVAILABLE, outcomes.get(0).error().orElseThrow().code());
     assertTrue(outcomes.get(1).reply().isPresent());
+  }
+
+  @Test
+  void aCallerWhoseOwnCallIsOverTellsEverySide() {
+    var over = Context.current().withCancellation();
+    over.cancel(null);
+    over.run(() -> {
+      for (var outcome : CleanUp.run(List.of(Side.ofKey(p, KEY), Side.ofKey(d, KEY)), "hung up")) {
+        assertTrue(outcome.reply().isPresent(), outcome::toString);
+      }
+    });
   }
 
   private static final class Transfers extends TransferServiceImplBase {

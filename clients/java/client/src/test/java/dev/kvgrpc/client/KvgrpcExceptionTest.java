@@ -16,6 +16,7 @@ import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import org.junit.jupiter.api.Test;
 
@@ -79,7 +80,7 @@ class KvgrpcExceptionTest {
 
   @Test
   void aReasonOfAnotherDomainIsNone() {
-    ErrorInfo foreign = ErrorInfo.newBuilder().setDomain("googleapis.com").setReason("RATE_LIMIT").build();
+    ErrorInfo foreign = foreign();
     com.google.rpc.Status status = com.google.rpc.Status.newBuilder()
         .setCode(Status.Code.RESOURCE_EXHAUSTED.value())
         .addDetails(Any.pack(foreign))
@@ -87,6 +88,27 @@ class KvgrpcExceptionTest {
     var error = KvgrpcException.of(StatusProto.toStatusRuntimeException(status));
     assertEquals(Status.Code.RESOURCE_EXHAUSTED, error.code());
     assertEquals("", error.reason());
+    assertEquals("", error.engineId());
+    assertEquals(0, error.incarnation());
+    assertEquals(Map.of(), error.metadata());
+  }
+
+  @Test
+  void aReasonOfAnotherDomainLeavesTheServersOwn() {
+    var error = KvgrpcException.of(
+        FakeServer.refusal(Status.Code.UNAVAILABLE, "NO_POOL", "RETRY_HERE", foreign()));
+    assertEquals("NO_POOL", error.reason());
+    assertEquals("P", error.engineId());
+    assertTrue(error.mayRetryHere());
+  }
+
+  private static ErrorInfo foreign() {
+    return ErrorInfo.newBuilder()
+        .setDomain("googleapis.com")
+        .setReason("RATE_LIMIT")
+        .putMetadata("engine_id", "proxy")
+        .putMetadata("incarnation", "5")
+        .build();
   }
 
   @Test

@@ -93,6 +93,17 @@ class LeaseKeeperTest {
   }
 
   @Test
+  void aLeaseThatCouldNotBeRenewedAndIsNotLiveIsKeptNoMore() throws Exception {
+    try (LeaseKeeper keeper = client.keepAlive(List.of(ref("a"), ref("b")))) {
+      KeptLease a = keeper.leases().get(0);
+      RenewedLease refused = over(LeaseState.LEASE_STATE_LIVE, FailureReason.FAILURE_REASON_LEASE_RELEASED);
+      take(asked).answer(refused.toBuilder().setStateValue(77).build(), refused);
+      assertEquals(FailureReason.FAILURE_REASON_LEASE_RELEASED, a.over().get(20, TimeUnit.SECONDS).reason());
+      assertEquals(List.of(ref("b")), take(asked).request().getLeasesList(), "one that is live is tried again");
+    }
+  }
+
+  @Test
   void anUnknownStateIsNotAnEnd() {
     try (LeaseKeeper keeper = client.keepAlive(List.of(ref("a")))) {
       take(asked).answer(live(600).toBuilder().setStateValue(77).build());
