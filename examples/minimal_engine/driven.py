@@ -4,15 +4,20 @@ and in which of them. `examples/router-go` drives two of these.
     kvgrpc serve --no-pool --session-socket P.sock
     python -m examples.minimal_engine.driven --session-socket P.sock --port 8100
 
-`POST /compute` takes {"token_ids", "computed_tokens", "max_tokens", "blocks"}; `blocks` is a message kvgrpc.v1.Blocks.
-It computes the KV of the tokens from `computed_tokens` on, in these blocks, and then `max_tokens` more. The answer has
-a line {"token_id"} for each of them as it comes, and a last line {"finish_reason"}.
+`POST /compute` takes {"id", "token_ids", "computed_tokens", "max_tokens", "blocks"}; `blocks` is a message
+kvgrpc.v1.Blocks. It computes the KV of the tokens from `computed_tokens` on, in these blocks, and then `max_tokens`
+more. The answer has a line {"token_id"} for each of them as it comes, and a last line {"finish_reason"}.
+
+`DELETE /compute/{id}` ends a computation. The answer, 204, comes when it writes its blocks no more, and never will: one
+that has not come yet is refused when it comes. Before that answer, or the last line, nobody may free the blocks.
 """
 
 import argparse
 import json
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,6 +31,50 @@ from kvgrpc.client import block_ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, uniform_layout
 from kvgrpc.engine import Engine, Rank
 from kvgrpc.v1.common_pb2 import Blocks
+
+REMEMBERED = 10_000
+"""Computations that were stopped, and may come yet."""
+
+
+class Stopped(Exception):
+    """The computation was stopped."""
+
+
+class Computations:
+    """Which computations go on, and which must not."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
+        self._stopped: OrderedDict[str, None] = OrderedDict()
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """While its blocks may be written. Raises Stopped when it was stopped before it came."""
+        with self._changed:
+            if name in self._stopped:
+                raise Stopped
+            self._running.add(name)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.discard(name)
+                self._changed.notify_all()
+
+    def check(self, name: str) -> None:
+        """Raises Stopped."""
+        with self._changed:
+            if name in self._stopped:
+                raise Stopped
+
+    def stop(self, name: str) -> None:
+        """Returns when it goes on no more."""
+        with self._changed:
+            self._stopped[name] = None
+            while len(self._stopped) > REMEMBERED:
+                self._stopped.popitem(last=False)
+            self._changed.wait_for(lambda: name not in self._running)
 
 
 class AnotherLife(Exception):
@@ -52,8 +101,12 @@ class DrivenEngine:
         layers = self.rank.memory.view(np.float32).reshape(config.layers, *config.kv_shape(blocks, block_tokens))
         self.kv = [torch.from_numpy(layer) for layer in layers]
 
-    def compute(self, ids: list[int], computed_tokens: int, max_tokens: int, blocks: Blocks) -> Iterator[int]:
-        """Tokens as they come. Raises AnotherLife, and ValueError for what makes no sense, before the first."""
+    def compute(
+        self, ids: list[int], computed_tokens: int, max_tokens: int, blocks: Blocks, check: Callable[[], None]
+    ) -> Iterator[int]:
+        """Tokens as they come. Raises AnotherLife, and ValueError for what makes no sense, before the first; what
+        `check` raises before it writes anything.
+        """
         if blocks.incarnation != self.engine.incarnation:
             raise AnotherLife(f"the blocks are of incarnation {blocks.incarnation}")
         if not ids or not 0 <= computed_tokens <= len(ids) or max(ids) >= VOCAB_TOKENS or min(ids) < 0:
@@ -61,31 +114,51 @@ class DrivenEngine:
         table = block_ids(blocks)
         # The token that follows is known from the last one, which is computed again if its KV has come.
         start = min(computed_tokens, len(ids) - 1) if max_tokens else computed_tokens
-        logits = self._forward(ids[start:], start, table)
-        return self._generate(list(ids), logits, max_tokens, table)
+        return self._generate(list(ids), start, max_tokens, table, check)
 
-    def _generate(self, ids: list[int], logits: torch.Tensor, count: int, table: list[int]) -> Iterator[int]:
+    def _generate(
+        self, ids: list[int], start: int, count: int, table: list[int], check: Callable[[], None]
+    ) -> Iterator[int]:
+        logits = self._forward(ids[start:], start, table, check)
         for _ in range(count):
             ids.append(greedy_token(logits))
             yield ids[-1]
-            logits = self._forward(ids[-1:], len(ids) - 1, table)
+            logits = self._forward(ids[-1:], len(ids) - 1, table, check)
 
-    def _forward(self, ids: list[int], start: int, table: list[int]) -> torch.Tensor:
+    def _forward(self, ids: list[int], start: int, table: list[int], check: Callable[[], None]) -> torch.Tensor:
         with self._turn:
+            check()
             return self.model.forward(ids, start, table, self.kv)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request. Its connection ends with it: a router that hangs up ends the computation."""
+    """One request. Its connection ends with it: a router that hangs up ends the computation, though not at once."""
 
     engine: DrivenEngine
+    computations = Computations()
 
     def do_POST(self) -> None:
         """`/compute`."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        name = str(body.get("id", ""))
+        try:
+            with self.computations.running(name):
+                self._compute(body, lambda: self.computations.check(name))
+        except Stopped:
+            self.close_connection = True  # whoever stopped it is answered, and reads this no more
+        except ConnectionError:
+            self.close_connection = True
+
+    def do_DELETE(self) -> None:
+        """`/compute/{id}`."""
+        self.computations.stop(self.path.rpartition("/")[2])
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.end_headers()
+
+    def _compute(self, body: dict[str, Any], check: Callable[[], None]) -> None:
         try:
             blocks = ParseDict(body["blocks"], Blocks())
-            tokens = self.engine.compute(body["token_ids"], body["computed_tokens"], body["max_tokens"], blocks)
+            tokens = self.engine.compute(body["token_ids"], body["computed_tokens"], body["max_tokens"], blocks, check)
         except AnotherLife as error:
             self.send_error(HTTPStatus.CONFLICT, str(error))
             return

@@ -18,6 +18,9 @@ type attempt struct {
 	// key pairs the two sides of the transfer, and cancels it. It is a secret.
 	key []byte
 
+	// later runs what the client does not wait for, and the router before it ends.
+	later func(func())
+
 	mu sync.Mutex
 	// held is of each engine that was told the key.
 	held map[*engine]*holding
@@ -25,10 +28,17 @@ type attempt struct {
 
 // holding is what an attempt has at one engine.
 type holding struct {
-	// allocations, each with what ends its renewals.
-	allocations map[string]context.CancelFunc
+	allocations map[string]*allocation
 	// abandoned: another engine took its part.
 	abandoned bool
+}
+
+// allocation is blocks that an attempt has taken.
+type allocation struct {
+	// stop ends its renewals.
+	stop context.CancelFunc
+	// computation is what may write the blocks now; empty where nothing does.
+	computation string
 }
 
 // begin begins an attempt.
@@ -38,7 +48,9 @@ func (r *router) begin(request *request) *attempt {
 	if request.attempts > 1 {
 		id = fmt.Sprintf("%s.%d", id, request.attempts)
 	}
-	return &attempt{request: request, id: id, key: kvgrpc.NewTransferKey(), held: map[*engine]*holding{}}
+	return &attempt{
+		request: request, id: id, key: kvgrpc.NewTransferKey(), later: r.ending.Go, held: map[*engine]*holding{},
+	}
 }
 
 // tell notes that an engine is about to be told the key: from now on the attempt has to be cleaned up there.
@@ -56,51 +68,79 @@ func (a *attempt) abandon(e *engine, failed bool) {
 }
 
 // hold notes an allocation, which is renewed until it is let go.
-func (a *attempt) hold(e *engine, allocation string, renewals context.CancelFunc) {
+func (a *attempt) hold(e *engine, id string, stop context.CancelFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.of(e).allocations[allocation] = renewals
+	a.of(e).allocations[id] = &allocation{stop: stop}
 }
 
-// letGo ends the renewals of an allocation, which someone else frees. False: it was let go already.
-func (a *attempt) letGo(e *engine, allocation string) bool {
+// write notes which computation may write an allocation from now on; empty: none does any more.
+func (a *attempt) write(e *engine, id, computation string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	held := a.of(e).allocations
-	stop := held[allocation]
-	delete(held, allocation)
-	if stop == nil {
+	if held := a.of(e).allocations[id]; held != nil {
+		held.computation = computation
+	}
+}
+
+// letGo ends the renewals of an allocation, which the caller frees. False: it was let go already, or may still be
+// written, and is left to the attempt's end.
+func (a *attempt) letGo(e *engine, id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	held := a.of(e).allocations[id]
+	if held == nil || held.computation != "" {
 		return false
 	}
-	stop()
+	held.stop()
+	delete(a.of(e).allocations, id)
 	return true
 }
 
 func (a *attempt) of(e *engine) *holding {
 	if a.held[e] == nil {
-		a.held[e] = &holding{allocations: map[string]context.CancelFunc{}}
+		a.held[e] = &holding{allocations: map[string]*allocation{}}
 	}
 	return a.held[e]
 }
 
-// leave ends all renewals, and returns what is to be cancelled and what is to be freed only, by engine. After a
-// failure everything is cancelled; after a success what was abandoned.
-func (a *attempt) leave(failed bool) (cancelled, freed map[*engine][]string) {
+// left is what an attempt had, by engine: allocations to free with a cancel, to free only, and to free once their
+// computation has stopped.
+type left struct {
+	cancelled, freed map[*engine][]string
+	written          []writing
+}
+
+// writing is an allocation that may still be written.
+type writing struct {
+	at              *engine
+	id, computation string
+}
+
+// leave ends all renewals, and returns what is left to end. After a failure everything is cancelled; after a success
+// what was abandoned.
+func (a *attempt) leave(failed bool) left {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	cancelled, freed = map[*engine][]string{}, map[*engine][]string{}
+	l := left{cancelled: map[*engine][]string{}, freed: map[*engine][]string{}}
 	for e, holding := range a.held {
-		for _, stop := range holding.allocations {
-			stop()
+		var quiet []string
+		for _, id := range slices.Sorted(maps.Keys(holding.allocations)) {
+			held := holding.allocations[id]
+			held.stop()
+			if held.computation == "" {
+				quiet = append(quiet, id)
+			} else {
+				l.written = append(l.written, writing{e, id, held.computation})
+			}
 		}
-		allocations := slices.Sorted(maps.Keys(holding.allocations))
 		switch {
 		case failed || holding.abandoned:
-			cancelled[e] = allocations
-		case len(allocations) > 0:
-			freed[e] = allocations
+			l.cancelled[e] = quiet
+		case len(quiet) > 0:
+			l.freed[e] = quiet
 		}
 	}
 	clear(a.held)
-	return cancelled, freed
+	return l
 }

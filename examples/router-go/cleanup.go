@@ -12,7 +12,7 @@ import (
 // end ends an attempt, in the background: the client waits neither for it nor for an engine that is away. What the
 // router cannot say to an engine ends there by itself: leases, allocations and registrations have their times.
 func (r *router) end(ctx context.Context, a *attempt, why error) {
-	cancelled, freed := a.leave(why != nil)
+	left := a.leave(why != nil)
 	message := "done"
 	switch {
 	case ctx.Err() != nil:
@@ -22,13 +22,24 @@ func (r *router) end(ctx context.Context, a *attempt, why error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	r.ending.Go(func() {
-		cancel(ctx, a, message, cancelled)
-		for e, allocations := range freed {
+		cancel(ctx, a, message, left.cancelled)
+		for e, allocations := range left.freed {
 			for _, allocation := range allocations {
 				free(ctx, e, allocation)
 			}
 		}
 	})
+	for _, written := range left.written {
+		r.ending.Go(func() {
+			// Blocks that are freed may be another request's at once: none that may still be written.
+			if err := stop(ctx, written.at, a, written.computation); err != nil {
+				slog.Warn("not freed, it ends with its time", "request", a.id, "engine", written.at.String(),
+					"allocation", written.id, "error", err)
+				return
+			}
+			free(ctx, written.at, written.id)
+		})
+	}
 }
 
 // cancel ends everything under the attempt's key at these engines, also what is still to come under it, and frees the

@@ -6,9 +6,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -16,8 +18,11 @@ import (
 )
 
 // work is what a driven engine is asked to compute, as `POST /compute`: the KV of the tokens from computed_tokens on,
-// in these blocks; then max_tokens more, one after the other.
+// in these blocks; then max_tokens more, one after the other. `DELETE /compute/{id}` ends it: it is answered, with 204,
+// once the engine writes the blocks no more, and never will, also where the computation has not come yet.
 type work struct {
+	// ID is another one for each computation.
+	ID       string   `json:"id"`
 	TokenIDs []uint32 `json:"token_ids"`
 	// ComputedTokens have their KV in the blocks. When that is all of them the engine computes the last one again, since
 	// it needs what follows from it.
@@ -33,8 +38,13 @@ type progress struct {
 	FinishReason string  `json:"finish_reason,omitempty"`
 }
 
-// compute has an engine compute, and answers the client with the tokens, if any are asked for.
+// stopTimeout bounds how long an engine may go on computing before its blocks are left to their time.
+const stopTimeout = 10 * time.Second
+
+// compute has an engine compute, and answers the client with the tokens, if any are asked for. The blocks count as
+// written until the engine's answer has come to its end: an engine need not notice at once that a connection is cut.
 func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.Blocks) (err error) {
+	work.ID = rand.Text()
 	if work.Blocks, err = protojson.Marshal(blocks); err != nil {
 		return err
 	}
@@ -42,21 +52,55 @@ func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.
 	if err != nil {
 		return err
 	}
+	a.write(d.engine, blocks.AllocationId, work.ID)
 	reply, err := post(ctx, d.engine, "/compute", a, body)
+	if err != nil {
+		if refusedWork(err) {
+			a.write(d.engine, blocks.AllocationId, "")
+		}
+		return err
+	}
+	defer reply.Body.Close()
+	tokens, add := newTokens(a, len(work.TokenIDs)), func(uint32) error { return nil }
+	if work.MaxTokens > 0 {
+		add = tokens.add
+	}
+	finish, err := d.follow(ctx, reply.Body, add)
+	if err != nil {
+		return err
+	}
+	a.write(d.engine, blocks.AllocationId, "")
+	if work.MaxTokens == 0 {
+		return nil
+	}
+	return tokens.finish(finish)
+}
+
+// refusedWork says whether an engine has answered that it does not compute. A 5xx may be that of a proxy, behind which
+// the engine goes on.
+func refusedWork(err error) bool {
+	var f *failure
+	return errors.As(err, &f) && f.status >= 400 && f.status < 500
+}
+
+// stop ends a computation. Without an error its engine writes the blocks no more.
+func stop(ctx context.Context, at *engine, a *attempt, computation string) error {
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodDelete, at.url+"/compute/"+computation, nil)
+	if err != nil {
+		return err
+	}
+	request.Header = a.header.Clone()
+	reply, err := engines.Do(request)
 	if err != nil {
 		return err
 	}
 	defer reply.Body.Close()
-	if work.MaxTokens == 0 {
-		_, err := d.follow(ctx, reply.Body, func(uint32) error { return nil })
-		return err
+	if reply.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("HTTP %s", reply.Status)
 	}
-	tokens := newTokens(a, len(work.TokenIDs))
-	finish, err := d.follow(ctx, reply.Body, tokens.add)
-	if err != nil {
-		return err
-	}
-	return tokens.finish(finish)
+	return nil
 }
 
 // follow reads an answer line by line.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -36,15 +37,27 @@ type llm struct {
 	streamError bool
 	// cut: the next answer breaks off after its first token.
 	cut bool
+	// stalls: answers break off after their first token, when the caller leaves.
+	stalls bool
+	// running are computations that may write their blocks, stopped those that must not, any more or at all.
+	running map[string]chan struct{}
+	stopped map[string]bool
+	// lingers: computations write their blocks until it is closed, whatever becomes of their connections.
+	lingers chan struct{}
+	// unstoppable: the engine has no DELETE /compute.
+	unstoppable bool
 	// waits: answers wait until it is closed, or the caller leaves; `came` gets one value for each that waits.
 	waits, came chan struct{}
 }
 
 func (w *world) newLLM(t *testing.T) *llm {
 	t.Helper()
-	e := &llm{lead: w.newLead(t), came: make(chan struct{}, 16)}
+	e := &llm{
+		lead: w.newLead(t), came: make(chan struct{}, 16), running: map[string]chan struct{}{}, stopped: map[string]bool{},
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /compute", e.compute)
+	mux.HandleFunc("DELETE /compute/{id}", e.stop)
 	mux.HandleFunc("POST /v1/completions", e.completions)
 	e.http = httptest.NewServer(mux)
 	t.Cleanup(e.http.Close)
@@ -87,26 +100,88 @@ func (e *llm) admit(w http.ResponseWriter, r *http.Request) (body []byte, ok boo
 }
 
 func (e *llm) compute(w http.ResponseWriter, r *http.Request) {
-	body, ok := e.admit(w, r)
-	if !ok {
+	said, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(said))
+	var asked work
+	_ = json.Unmarshal(said, &asked)
+	if !e.start(asked.ID) {
+		w.WriteHeader(http.StatusGone)
 		return
 	}
-	var asked work
-	_ = json.Unmarshal(body, &asked)
+	defer e.end(asked.ID)
+	if _, ok := e.admit(w, r); !ok {
+		return
+	}
 	e.mu.Lock()
 	e.works = append(e.works, asked)
-	cut := e.cut && asked.MaxTokens > 0
+	cut, stalls := e.cut && asked.MaxTokens > 0, e.stalls
 	e.mu.Unlock()
 	lines := json.NewEncoder(w)
 	for place := range asked.MaxTokens {
 		id := token(asked.TokenIDs, place)
 		_ = lines.Encode(progress{TokenID: &id})
 		_ = http.NewResponseController(w).Flush()
+		if stalls {
+			<-r.Context().Done()
+			return
+		}
 		if cut {
 			panic(http.ErrAbortHandler)
 		}
 	}
 	_ = lines.Encode(progress{FinishReason: "length"})
+}
+
+// start is false for a computation that was stopped before it came.
+func (e *llm) start(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped[id] {
+		return false
+	}
+	e.running[id] = make(chan struct{})
+	return true
+}
+
+func (e *llm) end(id string) {
+	e.mu.Lock()
+	over, lingers := e.running[id], e.lingers
+	e.mu.Unlock()
+	if lingers == nil {
+		close(over)
+		return
+	}
+	go func() {
+		<-lingers
+		close(over)
+	}()
+}
+
+func (e *llm) stop(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	e.mu.Lock()
+	over, unstoppable := e.running[id], e.unstoppable
+	e.stopped[id] = true
+	e.mu.Unlock()
+	if unstoppable {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	if over != nil {
+		select {
+		case <-over:
+		case <-r.Context().Done():
+			return
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// told says how many computations the engine was told to stop.
+func (e *llm) told() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.stopped)
 }
 
 // completions does what an engine with kvgrpc's connector does, as far as a router can see it.
@@ -249,6 +324,7 @@ func on(t *testing.T, mode string, prefills, decodes []string) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.lifeGrace = 200 * time.Millisecond
 	if s.router, err = newRouter(o); err != nil {
 		t.Fatal(err)
 	}

@@ -59,6 +59,8 @@ type lead struct {
 	refusals map[string][]error
 	// fails is how the next transfers to this lead end, the first one first.
 	fails []*pb.Failure
+	// lists: ListTransfers waits until it is closed.
+	lists chan struct{}
 	// holds: transfers to this lead do not go on.
 	holds bool
 }
@@ -346,7 +348,13 @@ func (l *lead) WaitTransfer(ctx context.Context, r *pb.WaitTransferRequest) (*pb
 	}
 }
 
-func (l *lead) ListTransfers(_ context.Context, r *pb.ListTransfersRequest) (*pb.ListTransfersResponse, error) {
+func (l *lead) ListTransfers(ctx context.Context, r *pb.ListTransfersRequest) (*pb.ListTransfersResponse, error) {
+	if l.lists != nil {
+		select {
+		case <-l.lists:
+		case <-ctx.Done():
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reply := &pb.ListTransfersResponse{Header: l.header()}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
 	"kvgrpc.dev/kvgrpc"
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
@@ -59,6 +60,8 @@ type engine struct {
 	steps
 	role   role
 	client *kvgrpc.Client
+	// lifeGrace is the option.
+	lifeGrace time.Duration
 
 	mu sync.Mutex
 	// status is what its lead said last; nil while it cannot be reached.
@@ -93,7 +96,7 @@ func join(o options) (*fleet, error) {
 				f.leave()
 				return nil, err
 			}
-			e := &engine{address: address, role: group.role, client: client}
+			e := &engine{address: address, role: group.role, client: client, lifeGrace: o.lifeGrace}
 			if address.kind == "drive" {
 				e.steps = &driven{engine: e}
 			} else {
@@ -129,7 +132,7 @@ func (e *engine) learn(update kvgrpc.EngineUpdate) {
 	e.unreachable, e.status = update.Unreachable, update.Response.GetStatus()
 	if update.Unreachable != nil {
 		slog.Warn("an engine cannot be reached", "engine", e.String(), "error", update.Unreachable)
-		e.life.doubt()
+		e.life.doubt(e.lifeGrace)
 		return
 	}
 	e.engineID = update.Response.GetHeader().GetEngineId()

@@ -61,9 +61,10 @@ func (r *router) completions(w http.ResponseWriter, from *http.Request) {
 	err := r.complete(ctx, id, from, answer)
 	endStep(span, err)
 	slog.Info("a request", "request", id, "ms", time.Since(begun).Milliseconds(), "error", err)
-	if err == nil || from.Context().Err() != nil {
+	if err == nil {
 		return
 	}
+	// Its context may have ended with the router, too, while the client is still there.
 	if answer.begun() {
 		panic(http.ErrAbortHandler) // cuts the connection: half an answer must not look like a whole one
 	}
@@ -99,6 +100,9 @@ func refuse(w http.ResponseWriter, id string, err error) {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		status = http.StatusGatewayTimeout
+	case errors.Is(err, context.Canceled): // the router ends, or nobody reads this
+		status = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
 	case !errors.As(err, &f):
 	case f.next == fixRequest && f.body != nil: // an engine has said what is wrong
 		w.Header().Set("Content-Type", "application/json")

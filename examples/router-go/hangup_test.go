@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -68,6 +69,68 @@ func TestAClientThatLeavesDuringDecodeEndsItAtBothSides(t *testing.T) {
 	}
 }
 
+// heldWhileWritten expects that an engine's blocks stay allocated until it writes them no more.
+func (s *stage) heldWhileWritten(t *testing.T, e *llm, lingers chan struct{}) {
+	t.Helper()
+	until(t, func() bool { return cancelledAt(s.p[0], s.d[0]) || e == s.p[0] && cancelledAt(e) })
+	until(t, func() bool { return e.told() == 1 })
+	time.Sleep(50 * time.Millisecond)
+	if left := e.holding(); len(left) != 1 || e.called("FreeBlocks") > 0 {
+		t.Errorf("blocks are freed that the engine writes: %v", left)
+	}
+	close(lingers)
+	s.atRest(t)
+}
+
+func TestBlocksThatAnEngineStillWritesAreNotFreed(t *testing.T) {
+	for _, role := range []role{prefill, decode} {
+		t.Run(string(role), func(t *testing.T) {
+			s := on(t, "pull", []string{"drive"}, []string{"drive"})
+			e := s.p[0]
+			if role == decode {
+				e = s.d[0]
+			}
+			lingers := make(chan struct{})
+			e.waits, e.lingers = make(chan struct{}), lingers
+			s.hangUp(t, func() { next(t, e.came) })
+			if role == decode {
+				e.set(func() { e.calls = nil })
+			}
+			s.heldWhileWritten(t, e, lingers)
+		})
+	}
+}
+
+func TestBlocksOfAComputationWhoseConnectionBreaksAreNotFreedBeforeItsEnd(t *testing.T) {
+	s := on(t, "pull", []string{"drive"}, []string{"drive"})
+	lingers := make(chan struct{})
+	s.d[0].cut, s.d[0].lingers = true, lingers
+	if _, body, err := s.ask(t.Context(), `, "stream": true`); err == nil {
+		t.Errorf("it looks like a whole answer: %s", body)
+	}
+	s.heldWhileWritten(t, s.d[0], lingers)
+}
+
+func TestBlocksAreLeftToTheirTimeWhereNoEngineSaysThatItHasStopped(t *testing.T) {
+	s := on(t, "pull", []string{"drive"}, []string{"drive"})
+	s.p[0].waits, s.p[0].unstoppable = make(chan struct{}), true
+	s.hangUp(t, func() { next(t, s.p[0].came) })
+	until(t, func() bool { return s.p[0].told() == 1 })
+	s.router.ending.Wait()
+	if left := s.p[0].holding(); len(left) != 1 || s.p[0].called("FreeBlocks") > 0 {
+		t.Errorf("%v", left)
+	}
+}
+
+func TestARefusalToComputeFreesAtOnce(t *testing.T) {
+	s := on(t, "pull", []string{"drive"}, []string{"drive"})
+	s.p[0].statuses, s.p[0].unstoppable = []int{http.StatusBadRequest}, true
+	if status, _, _ := s.ask(t.Context(), ""); status != http.StatusBadRequest {
+		t.Error(status)
+	}
+	s.atRest(t)
+}
+
 func TestWhatIsAllocatedWhileAClientLeavesIsGivenBack(t *testing.T) {
 	s := on(t, "pull", []string{"drive"}, []string{"drive"})
 	ctx, leave := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -86,5 +149,5 @@ func TestWhatIsAllocatedWhileAClientLeavesIsGivenBack(t *testing.T) {
 		}
 		return true
 	})
-	s.atRest(t)
+	until(t, func() bool { return len(s.p[0].holding())+len(s.d[0].holding()) == 0 })
 }

@@ -6,10 +6,6 @@ import (
 	"time"
 )
 
-// lifeGrace is how long an engine that cannot be reached is taken for alive: a connection that was cut stands again
-// sooner.
-const lifeGrace = 3 * time.Second
-
 var errLifeOver = errors.New("the engine has ended, or has started over")
 
 // life of an engine: from one incarnation to the next. Whatever is waited for at its lead comes within it, or never.
@@ -35,15 +31,15 @@ func (l *life) confirm(incarnation uint64) *life {
 	return &life{incarnation: incarnation, over: over, end: end}
 }
 
-// doubt ends the life unless it is confirmed soon.
-func (l *life) doubt() {
+// doubt ends the life unless it is confirmed within the grace.
+func (l *life) doubt(grace time.Duration) {
 	if l == nil {
 		return
 	}
 	if l.grace != nil {
 		l.grace.Stop()
 	}
-	l.grace = time.AfterFunc(lifeGrace, func() { l.end(errLifeOver) })
+	l.grace = time.AfterFunc(grace, func() { l.end(errLifeOver) })
 }
 
 // within is a context that ends with the engine's life, too, for errLifeOver then.

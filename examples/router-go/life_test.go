@@ -36,7 +36,7 @@ func TestALifeEndsWithTheNextIncarnationAndNotWithASecondLook(t *testing.T) {
 }
 
 func TestALifeOutlastsAConnectionThatStandsAgainSoon(t *testing.T) {
-	e := &engine{}
+	e := &engine{lifeGrace: 100 * time.Millisecond}
 	e.learn(of(1))
 	ctx, done := e.within(t.Context())
 	defer done()
@@ -45,7 +45,19 @@ func TestALifeOutlastsAConnectionThatStandsAgainSoon(t *testing.T) {
 	select {
 	case <-ctx.Done():
 		t.Error("it is over")
-	case <-time.After(lifeGrace + 500*time.Millisecond):
+	case <-time.After(3 * e.lifeGrace):
+	}
+}
+
+func TestALifeEndsWhenItsConnectionStaysAway(t *testing.T) {
+	e := &engine{lifeGrace: time.Millisecond}
+	e.learn(of(1))
+	ctx, done := e.within(t.Context())
+	defer done()
+	e.learn(kvgrpc.EngineUpdate{Unreachable: context.DeadlineExceeded})
+	next(t, ctx.Done())
+	if context.Cause(ctx) != errLifeOver {
+		t.Error(context.Cause(ctx))
 	}
 }
 

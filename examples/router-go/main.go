@@ -50,10 +50,17 @@ type options struct {
 	timeout time.Duration
 	// drain bounds how long requests may go on after SIGTERM.
 	drain time.Duration
+	// lifeGrace is how long an engine that cannot be reached is taken for alive: a connection that was cut stands again
+	// sooner.
+	lifeGrace time.Duration
 }
 
+// cutGrace is how long requests may take to end once they are cut: calls that are not cut with them, to take blocks or
+// to give them back, have 10 seconds.
+const cutGrace = 15 * time.Second
+
 func parse(arguments []string) (options, error) {
-	var o options
+	o := options{lifeGrace: 3 * time.Second}
 	flags := flag.NewFlagSet("router", flag.ContinueOnError)
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:8300", "`address` to serve HTTP at")
 	flags.StringVar(&o.mode, "mode", "pull", "how KV travels: `pull or push`")
@@ -128,7 +135,7 @@ func serve(stopping context.Context, router *router, listener net.Listener) erro
 	if err := server.Shutdown(bounded); err != nil {
 		slog.Warn("requests are cut", "error", err)
 		cut() // each is cleaned up as if its client had hung up
-		bounded, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		bounded, cancel := context.WithTimeout(context.Background(), cutGrace)
 		defer cancel()
 		_ = server.Shutdown(bounded)
 	}

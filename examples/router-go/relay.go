@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 	"time"
 
 	"kvgrpc.dev/kvgrpc"
@@ -109,18 +108,23 @@ func (e *relayed) complete(ctx context.Context, a *attempt, params params) error
 		return e.explain(ctx, a, err)
 	}
 	defer reply.Body.Close()
-	var looking sync.WaitGroup
-	defer looking.Wait()
 	err = a.answer.relay(reply, func() {
-		// The KV is there once the first token is. The client does not wait for the look.
+		// The KV is there once the first token is.
 		if params != nil {
-			looking.Go(func() { observe(ctx, e.received(ctx, a)) })
+			a.later(func() { e.look(context.WithoutCancel(ctx), a) })
 		}
 	})
 	if err != nil {
 		return e.explain(ctx, a, unanswered(ctx, e.engine, a.path, err))
 	}
 	return nil
+}
+
+// look notes how the attempt's transfer is, in a span of its own: that of the step may be over before.
+func (e *relayed) look(ctx context.Context, a *attempt) {
+	ctx, span := startStep(ctx, "look", e.engine)
+	defer span.End()
+	observe(ctx, e.received(ctx, a))
 }
 
 // explain is why an engine did not answer: what its lead says of the transfer, if that failed.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 var kinds = []string{"drive", "relay"}
@@ -91,6 +92,23 @@ func TestAClientSeesNoGrantAndSetsNoParams(t *testing.T) {
 	}
 	if strings.Contains(string(s.p[0].bodies[0]["kv_transfer_params"]), "bWluZQ") {
 		t.Errorf("%s", s.p[0].bodies[0]["kv_transfer_params"])
+	}
+}
+
+func TestAnAnswerDoesNotWaitForALookAtItsTransfer(t *testing.T) {
+	for _, more := range []string{"", `, "stream": true`} {
+		s := on(t, "pull", []string{"relay"}, []string{"relay"})
+		s.d[0].lists = make(chan struct{})
+		begun := time.Now()
+		status, body, err := s.ask(t.Context(), more)
+		if took := time.Since(begun); status != http.StatusOK || err != nil || took > time.Second {
+			t.Errorf("%d %s %v after %v", status, body, err, took)
+		}
+		close(s.d[0].lists)
+		s.atRest(t)
+		if s.d[0].called("ListTransfers") != 1 {
+			t.Error("it did not look")
+		}
 	}
 }
 

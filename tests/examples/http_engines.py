@@ -51,6 +51,8 @@ class HttpEngine:
         """One for each request that stands at the gate."""
         self.gate = threading.Event()
         self.gate.set()
+        self.computing: set[str] = set()
+        """Ids of what goes on at `/compute`."""
         self.client: SyncClient
 
     def wait_at_gate(self, gone: Callable[[], bool]) -> None:
@@ -139,10 +141,20 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.engine.traces.append(self.headers.get("traceparent", ""))
         with suppress(BrokenPipeError, ConnectionResetError):
-            if self.path == "/compute":
-                self._compute(body)
-            else:
+            if self.path != "/compute":
                 self._complete(body)
+                return
+            self.engine.computing.add(body["id"])
+            try:
+                self._compute(body)
+            finally:
+                self.engine.computing.discard(body["id"])
+
+    def do_DELETE(self) -> None:
+        name = self.path.removeprefix("/compute/")
+        until(lambda: name not in self.engine.computing)
+        self.send_response(204)
+        self.end_headers()
 
     def _compute(self, body: Json) -> None:
         self.engine.computed.append(body)
