@@ -122,7 +122,9 @@ class Ops:
         returned = request.get("until", "ENDED") == "RETURNED"
         try:
             transfer = await client.wait(transfer_id, returned=returned, timeout_s=request.get("timeoutS", 10.0))
-        except DeadlineExceeded:
+        except DeadlineExceeded as error:
+            if "method" in error.metadata:  # of a call; the wait's own end names none
+                raise
             reply = await client.get_transfer(transfer_id)
             return {"transfer": as_json(reply.transfer), "conditionMet": False}
         return {"transfer": as_json(transfer), "conditionMet": True}
@@ -180,7 +182,9 @@ class Ops:
 
 
 async def _messages(events: AsyncIterator[Any]) -> AsyncIterator[Message]:
-    """The wrapper's watch as messages; it tells a new life in place of an error, and goes on."""
+    """The wrapper's watch as messages. It tells a new life by a marker and goes on; the protocol of executors has an
+    error for that, which is made here.
+    """
     async for event in events:
         if isinstance(event, IncarnationChanged):
             raise Aborted(Reason.INCARNATION_CHANGED, f"the engine's life {event.previous} is over")

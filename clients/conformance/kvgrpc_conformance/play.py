@@ -141,14 +141,14 @@ class Player:
             problems = ["it was answered, where an error is expected"] if error is None else []
             problems += mismatches(fill(step["error"], self.variables), error, "error") if error is not None else []
         else:
-            problems = [] if ok is not None else ["it failed"]
-            problems += mismatches(fill(step.get("expect", {}), self.variables), ok, "") if ok is not None else []
+            expected = fill(step.get("expect", {}), self.variables)
+            problems = _unexpected(op_of(step), expected, ok) if ok is not None else ["it failed"]
         if not problems:
             for name, path in step.get("save", {}).items():
                 self.variables[name] = at(error if "error" in step else ok, path)
             return None
-        expected = step.get("note", "")
-        what = f"{op_of(step) or 'connect'} {step.get(op_of(step), '')}{f' ({expected})' if expected else ''}"
+        note = step.get("note", "")
+        what = f"{op_of(step) or 'connect'} {step.get(op_of(step), '')}{f' ({note})' if note else ''}"
         return Failure(self.case.name, number, what, request, error if error is not None else ok, problems)
 
     async def _close(self) -> None:
@@ -167,6 +167,14 @@ _SUBJECTS = {
     "cleanUp": "sides", "connect": "server", "close": "server",
 }  # fmt: skip
 """How the executor's protocol calls what a step names after its op."""
+
+
+def _unexpected(op: str, expected: dict[str, Json], ok: Json) -> list[str]:
+    """What is wrong with an answer that is no error."""
+    # A message that holds nothing but defaults is like none at all: that there is one is looked at by itself.
+    if op == "next" and not {"timeout", "end"} & expected.keys() and "message" not in ok:
+        return [f"there is no message: {ok!r}"]
+    return mismatches(expected, ok, "")
 
 
 def _short(value: Mapping[str, Json] | Json) -> str:
