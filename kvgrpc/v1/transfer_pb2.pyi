@@ -232,8 +232,9 @@ class _CancelScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelSco
     released its lease.
     """
     CANCEL_SCOPE_ON_ABORT: _CancelScope.ValueType  # 3
-    """As BOTH, but of a destination's cancel a source that has handed blocks over makes what it said then (OnAbort):
-    RELEASE ends it, KEEP keeps the blocks for another consumer. What an engine says whose request is aborted.
+    """As BOTH, but of a destination's cancel a source makes what its hand-over says (OnAbort): RELEASE ends it, KEEP keeps
+    the blocks for another consumer. A destination of a push that knows of no hand-over yet cancels as by BOTH. What an
+    engine says whose request is aborted.
     """
 
 class CancelScope(_CancelScope, metaclass=_CancelScopeEnumTypeWrapper):
@@ -248,8 +249,9 @@ CANCEL_SCOPE_THIS_SIDE: CancelScope.ValueType  # 2
 released its lease.
 """
 CANCEL_SCOPE_ON_ABORT: CancelScope.ValueType  # 3
-"""As BOTH, but of a destination's cancel a source that has handed blocks over makes what it said then (OnAbort):
-RELEASE ends it, KEEP keeps the blocks for another consumer. What an engine says whose request is aborted.
+"""As BOTH, but of a destination's cancel a source makes what its hand-over says (OnAbort): RELEASE ends it, KEEP keeps
+the blocks for another consumer. A destination of a push that knows of no hand-over yet cancels as by BOTH. What an
+engine says whose request is aborted.
 """
 Global___CancelScope: _TypeAlias = CancelScope  # noqa: Y015
 

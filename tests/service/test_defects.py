@@ -146,6 +146,15 @@ def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine
     move(defective, destination)
 
 
+def test_a_watch_of_the_engine_outlasts_its_lives(defective: Engine) -> None:
+    watch: Any = defective.api.handshake.WatchEngine(handshake_pb2.WatchEngineRequest(), timeout=60)
+    before = next(watch).header.incarnation
+    fail(defective)
+    after = next(reply for reply in watch if reply.status.admission == handshake_pb2.ADMISSION_OPEN)
+    assert after.header.incarnation != before
+    watch.cancel()
+
+
 def peer_state(engine: Engine, life: int) -> int:
     """What an engine holds of a life of a peer."""
     peers = engine.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers

@@ -106,7 +106,7 @@ class Cancels:
         computing: nobody has said what an abort means.
         """
         move = self._state.receives[transfer.id]
-        if scope is CancelScope.ON_ABORT and type(move) is Reservation and not move.access_id:
+        if scope is CancelScope.ON_ABORT and type(move) is Reservation and not (move.access_id or move.part_epoch):
             return CloseOutcome.CANCELLED
         return _OUTCOMES[scope]
 

@@ -34,7 +34,7 @@ class CancelAudit:
         due = self._node.state.timers.next_deadline()
         if due is not None and due <= now:
             return
-        if isinstance(event, CancelTransfer) and event.scope is CancelScope.BOTH and not event.validate_only:
+        if isinstance(event, CancelTransfer) and event.scope is not CancelScope.THIS_SIDE and not event.validate_only:
             self._cancelled(event)
         elif isinstance(event, CloseAccess):
             life = peer_key(event.engine_id, event.incarnation)
@@ -70,7 +70,8 @@ class CancelAudit:
         transfers = self._node.state.transfers
         found = transfers.find(event.transfer_id)
         for transfer in transfers.with_key(event.key) if event.key else [found] if found else []:
-            if not transfer.over:
+            aborted = event.scope is CancelScope.ON_ABORT and transfer.direction is Direction.RECEIVE
+            if not transfer.over and not aborted:  # what an abort means is for the source to say
                 for access_id, peer in self._accesses(transfer):
                     if self._node.state.lives_on(peer):
                         self._to_tell[access_id] = transfer.id, peer

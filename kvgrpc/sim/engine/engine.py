@@ -20,7 +20,7 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.events import Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
 from kvgrpc.core.node import TOMBSTONED
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.tables.transfers import Direction
+from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import mint_lease_id
@@ -112,8 +112,9 @@ class Engine:
             for transfer in result.transfers:
                 if not transfer.over:
                     broken(Rule.R5, f"{transfer.id} was cancelled and goes on", transfer.id)
-                if transfer.direction is Direction.SEND and transfer.failure and transfer.failure.phase == "rendezvous":
-                    self._plant.half_cancelled(key)
+                half = transfer.failure is not None and transfer.failure.phase == "rendezvous"
+                if half and transfer.direction is Direction.SEND and transfer.state is State.CANCELLED:
+                    self._plant.half_cancelled(key, self._limits.registration_timeout_s)
             if result.outcome == TOMBSTONED:
                 sure = self._limits.tombstones >= TOMBSTONES_SURE
                 self._plant.cancelled(key, self._limits.registration_timeout_s if sure else 0.0)

@@ -31,7 +31,7 @@ class Worker:
         """Those that were taken back, until the lead knows it."""
         self._cancelled: dict[bytes, float] = {}
         """Keys that were cancelled before anything came under them, and until when nothing may come."""
-        self._half_cancelled: set[bytes] = set()
+        self._half_cancelled: dict[bytes, float] = {}
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
@@ -43,9 +43,9 @@ class Worker:
         """The lead said that what comes under that key is refused, for so long at least."""
         self._cancelled[key] = self.lead.clock() + for_s
 
-    def half_cancelled(self, key: bytes) -> None:
-        """A push was cancelled at its source before both halves had met: a retry may be taken for the half to come."""
-        self._half_cancelled.add(key)
+    def half_cancelled(self, key: bytes, for_s: float) -> None:
+        """A push was cancelled at its source before both halves had met: so long a retry may be taken for the other."""
+        self._half_cancelled[key] = self.lead.clock() + for_s
 
     def came(self, key: bytes, transfer: Transfer) -> None:
         """A call has made a transfer."""
@@ -55,7 +55,7 @@ class Worker:
     def was_refused(self, error: KVGrpcError, key: bytes) -> None:
         """A call was refused: as cancelled only where its key was cancelled before anything came under it."""
         self.refused[error.reason] += 1
-        expected = key in self._cancelled or key in self._half_cancelled
+        expected = key in self._cancelled or self.lead.clock() <= self._half_cancelled.get(key, -1.0)
         if error.reason is Reason.CANCELLED and not expected:
             broken(Rule.R5, f"a retry is refused although what its key stood for is over: {error.message}")
 

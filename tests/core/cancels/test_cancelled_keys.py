@@ -6,6 +6,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.events import CancelScope, Destination, PushSource, WaitsFor
+from kvgrpc.core.tables.tombstones import digest_of
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.limits import Limits
@@ -200,12 +201,14 @@ def test_what_ended_may_be_tried_again_once_its_key_is_cancelled() -> None:
 
 def test_grants_that_are_remembered_are_bounded_and_the_oldest_goes_first() -> None:
     pair = Pair(tombstones=2)
+    tokens = []
     for number in range(3):
-        pair.register(pair.reserve(32, (3, 4)).token, number=60 + 2 * number)
+        tokens.append(pair.reserve(32, (3, 4)).token)
+        pair.register(tokens[-1], number=60 + 2 * number)
         pair.finish(32, (1, 2))
         pair.moved()
         cancel(pair, pair.p)
-    assert len(pair.p.state.ended_grants) == 2
+    assert list(pair.p.state.ended_grants) == [digest_of(token) for token in tokens[1:]]
 
 
 # -- the call

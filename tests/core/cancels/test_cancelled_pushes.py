@@ -62,6 +62,17 @@ def test_a_destination_that_aborts_ends_its_source_too(stage: str, writers: Writ
 
 
 @MODES
+@pytest.mark.parametrize("stage", ["registered", "opening"])
+def test_a_destination_that_aborts_before_it_knows_of_a_hand_over_ends_its_source_too(
+    stage: str, writers: Writers
+) -> None:
+    pair = at_stage(stage, writers, on_abort=OnAbort.KEEP)
+    cancel(pair, pair.d, CancelScope.ON_ABORT)
+    pair.recover()
+    both_cancelled(pair)
+
+
+@MODES
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_source_that_is_cancelled_ends_its_destination_too(stage: str, writers: Writers) -> None:
     pair = at_stage(stage, writers)

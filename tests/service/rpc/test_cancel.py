@@ -98,7 +98,7 @@ def test_a_kept_offer_serves_the_next_consumer(source: Engine, destination: Engi
     written = source.write(blocks, seed=5)
     handed = source.hand_over(tokens, blocks, on_abort=common_pb2.ON_ABORT_KEEP)
     given_up = destination.pull(handed.grant, tokens, None)
-    destination.cancel(given_up.transfer_id, scope=transfer_pb2.CANCEL_SCOPE_THIS_SIDE)
+    destination.cancel(given_up.transfer_id, scope=transfer_pb2.CANCEL_SCOPE_ON_ABORT)
     target = slow.allocate(1)
     assert slow.wait(slow.pull(handed.grant, tokens, target).transfer_id).state == SUCCEEDED
     assert slow.read(target) == written

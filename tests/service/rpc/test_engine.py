@@ -1,5 +1,6 @@
 """GetEngine, WatchEngine and Drain: what a router chooses an engine by, and what an operator ends it with."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from kvgrpc.service.engine_watchers import BEAT_S
 from kvgrpc.v1 import admin_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
@@ -70,8 +72,11 @@ def test_a_watch_tells_the_present_at_once_and_then_what_changes(source: Engine)
 
 def test_a_watch_of_an_idle_engine_tells_that_it_lives_and_nothing_else(source: Engine) -> None:
     with watching(source) as replies:
-        first, second = next(replies), next(replies)
+        first = next(replies)
+        began = time.monotonic()
+        second = next(replies)
     assert first.status == second.status
+    assert time.monotonic() - began > BEAT_S / 2
 
 
 def test_an_interval_is_not_negative(source: Engine) -> None:
@@ -80,18 +85,14 @@ def test_an_interval_is_not_negative(source: Engine) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_watch_outlasts_the_lives_of_an_engine(start: Start) -> None:
+def test_a_watch_ends_with_its_server(start: Start) -> None:
     (engine,) = start(())
     with watching(engine) as replies:
-        before = next(replies).header.incarnation
-        assert before == engine.incarnation()
+        next(replies)
         engine.process.kill()
         with pytest.raises(grpc.RpcError) as caught:
             list(replies)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    (again,) = start(("--listen", engine.address, "--engine-id", engine.engine_id))
-    with watching(again) as replies:
-        assert next(replies).header.incarnation != before
 
 
 def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: Start) -> None:

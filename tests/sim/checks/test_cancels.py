@@ -42,11 +42,23 @@ def push(writers: Writers) -> Pair:
     return pair
 
 
-@pytest.mark.parametrize("scope", CancelScope)
-@pytest.mark.parametrize("at", ["p", "d"])
-def test_a_lead_that_is_cancelled_tells_the_other_side(at: str, scope: CancelScope) -> None:
+@pytest.mark.parametrize(
+    ("at", "scope", "outcomes"),
+    [
+        ("p", CancelScope.BOTH, {CloseOutcome.CANCELLED}),
+        ("p", CancelScope.ON_ABORT, {CloseOutcome.CANCELLED}),
+        ("p", CancelScope.THIS_SIDE, set()),
+        ("d", CancelScope.BOTH, {CloseOutcome.CANCELLED}),
+        ("d", CancelScope.ON_ABORT, {CloseOutcome.DROPPED}),
+        ("d", CancelScope.THIS_SIDE, {CloseOutcome.FAILED}),
+    ],
+)
+def test_a_lead_that_is_cancelled_tells_the_other_side_by_its_scope(
+    at: str, scope: CancelScope, outcomes: set[CloseOutcome]
+) -> None:
     pair = at_stage("wire")
-    assert told(getattr(pair, at), cancel(scope))
+    done = told(getattr(pair, at), cancel(scope))
+    assert {action.closing.outcome for action in done if isinstance(action, SendClose)} == outcomes
 
 
 @MODES

@@ -405,8 +405,9 @@ const (
 	// This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
 	// released its lease.
 	CancelScope_CANCEL_SCOPE_THIS_SIDE CancelScope = 2
-	// As BOTH, but of a destination's cancel a source that has handed blocks over makes what it said then (OnAbort):
-	// RELEASE ends it, KEEP keeps the blocks for another consumer. What an engine says whose request is aborted.
+	// As BOTH, but of a destination's cancel a source makes what its hand-over says (OnAbort): RELEASE ends it, KEEP keeps
+	// the blocks for another consumer. A destination of a push that knows of no hand-over yet cancels as by BOTH. What an
+	// engine says whose request is aborted.
 	CancelScope_CANCEL_SCOPE_ON_ABORT CancelScope = 3
 )
 
