@@ -9,6 +9,8 @@ namespace kvgrpc {
 namespace {
 
 constexpr std::chrono::seconds kLongestWait(60);  // of one call, at any server
+// ReleaseQuarantine is over when every rank has begun its data paths again.
+constexpr std::chrono::seconds kReleaseQuarantine(60);
 
 // The wait that a request asks for, as the server reads it.
 Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset) {
@@ -73,6 +75,10 @@ Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Option
 }
 
 Nanoseconds timeout_of(const v1::ConnectPeerRequest&, const Options& options) { return options.connect_peer_timeout; }
+
+Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest&, const Options& options) {
+  return std::max<Nanoseconds>(options.call_timeout, kReleaseQuarantine);
+}
 
 }  // namespace detail
 

@@ -109,8 +109,8 @@ Error::Error(Parts parts)
 
 Error::Error(const grpc::Status& status) : Error(Parts::of(status)) {}
 
-Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message)
-    : Error(Parts{code, message, name_of(reason)}) {}
+Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message, v1::NextStep next)
+    : Error(Parts{code, message, name_of(reason), name_of(next)}) {}
 
 bool Error::may_retry_here() const {
   return next_ == v1::NEXT_STEP_RETRY_HERE && name_of(reason_) == reason_name_;

@@ -20,9 +20,9 @@ using KeepAliveStream =
 
 // Renewals that are due this soon go along with one that is due now.
 constexpr milliseconds kTogether(250);
-// Between two renewals of a lease, also when its cap leaves it little time.
+// Between two renewals of a lease, also when its cap leaves it little time, and for an answer.
 constexpr milliseconds kShortest(100);
-// A stream that does not answer for so long is given up.
+// The longest that a stream may take to answer before it is given up.
 constexpr seconds kAnswer(5);
 // Leases in one message. A server takes 10,000, but also no more than 4 MB, and a grant has up to 700 bytes.
 constexpr std::size_t kBatch = 5'000;
@@ -83,7 +83,7 @@ class LeaseKeeper::State {
     std::unique_lock lock(mutex_);
     const Kept& kept = kept_.at(index);
     over_.wait_for(lock, std::min<Nanoseconds>(timeout, std::chrono::hours(24 * 365)),
-                   [&] { return kept.status.over; });
+                   [&] { return kept.status.over || stopped_; });
     return kept.status;
   }
 
@@ -98,6 +98,7 @@ class LeaseKeeper::State {
       stopped_ = true;
       if (stream_) stream_->cancel();
       woken_.notify_all();
+      over_.notify_all();
     }
     if (thread_.joinable()) thread_.join();
   }
@@ -164,8 +165,9 @@ class LeaseKeeper::State {
     if (ttl_) *request.mutable_ttl() = to_duration(*ttl_);
     const auto sent = Clock::now();
     v1::KeepAliveResponse reply;
-    auto progress = stream_->write(request, sent + kAnswer);
-    if (progress == detail::Progress::kDone) progress = stream_->read(reply, sent + kAnswer);
+    const auto until = answer_until(sent);
+    auto progress = stream_->write(request, until);
+    if (progress == detail::Progress::kDone) progress = stream_->read(reply, until);
     if (progress != detail::Progress::kDone) return broken(progress);
     if (reply.leases_size() != request.leases_size()) return broken(detail::Progress::kTimeout);
     pause_ = {};
@@ -174,6 +176,18 @@ class LeaseKeeper::State {
       interruption_.reset();
     }
     for (std::size_t row = 0; row < batch.size(); ++row) take(batch[row], reply.leases(static_cast<int>(row)), sent);
+  }
+
+  // Until when an answer to a renewal that is sent now is waited for: so that the lease that ends first has time for
+  // another attempt, and that its end is not slept through.
+  Clock::time_point answer_until(Clock::time_point sent) const {
+    std::optional<Clock::time_point> first;
+    for (const Kept& kept : kept_) {
+      if (!kept.status.over && kept.left_until) first = std::min(first.value_or(*kept.left_until), *kept.left_until);
+    }
+    if (!first) return sent + kAnswer;
+    const auto limit = std::clamp<Nanoseconds>((*first - sent) / 2, kShortest, kAnswer);
+    return std::min(sent + limit, std::max(*first, sent));
   }
 
   void take(std::size_t index, const v1::RenewedLease& row, Clock::time_point sent) {

@@ -4,6 +4,7 @@
 #include <future>
 #include <thread>
 
+#include "passing.h"
 #include "pause.h"
 
 namespace kvgrpc {
@@ -35,24 +36,31 @@ Waited wait(const Client& client, const std::string& transfer_id, v1::WaitCondit
   const auto end = Clock::now() + timeout;
   detail::Pause pause;
   while (true) {
-    // A server reads 0 as its own longest wait.
-    const auto left = std::max<Nanoseconds>(end - Clock::now(), std::chrono::milliseconds(1));
+    const auto began = Clock::now();
+    // When the time is over a last look: of zero the answer comes at once.
+    const auto once = std::clamp<Nanoseconds>(end - began, Nanoseconds(0), kOneWait);
+    Nanoseconds rest{};
     v1::WaitTransferRequest request;
     request.set_transfer_id(transfer_id);
     request.set_until(until);
-    *request.mutable_timeout() = to_duration(std::min<Nanoseconds>(left, kOneWait));
+    *request.mutable_timeout() = to_duration(once);
     try {
       auto reply = client.call(&TransferStub::WaitTransfer, request, options);
-      if (reply.condition_met() || Clock::now() >= end) {
+      const auto now = Clock::now();
+      if (reply.condition_met() || now >= end) {
         return {std::move(*reply.mutable_transfer()), reply.condition_met()};
       }
+      if (now - began >= once / 2) {
+        pause = {};
+        continue;
+      }
+      // The server does not wait as long as it is asked to: no loop without a pause.
+      rest = pause.next();
     } catch (const Error& error) {
-      const bool passing = error.code() == grpc::StatusCode::UNAVAILABLE ||
-                           error.code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-      const auto rest = pause.next(error.retry_delay());
-      if (!passing || Clock::now() + rest >= end) throw;
-      std::this_thread::sleep_for(rest);
+      if (!detail::is_passing(error) || Clock::now() >= end) throw;
+      rest = pause.next(error.retry_delay());
     }
+    std::this_thread::sleep_until(std::min(Clock::now() + rest, end));
   }
 }
 

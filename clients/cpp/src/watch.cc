@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "passing.h"
 #include "pause.h"
 #include "stream.h"
 
@@ -77,15 +78,6 @@ Error end_of(const grpc::Status& status) {
   return Error(StatusCode::UNAVAILABLE, v1::FAILURE_REASON_UNSPECIFIED, "the server ended the stream");
 }
 
-// Whether the same watch may come to stand later. CANCELLED comes from a server that stops; INTERNAL and UNKNOWN
-// without a reason come from a proxy that reset the stream.
-bool is_passing(const Error& error) {
-  const bool is_reset = error.code() == StatusCode::INTERNAL || error.code() == StatusCode::UNKNOWN;
-  if (is_reset && error.reason_name().empty()) return true;
-  return error.code() == StatusCode::UNAVAILABLE || error.code() == StatusCode::RESOURCE_EXHAUSTED ||
-         error.code() == StatusCode::DEADLINE_EXCEEDED || error.code() == StatusCode::CANCELLED;
-}
-
 // Whether a server will refuse every such watch.
 bool is_refusal(const Error& error) {
   return error.code() == StatusCode::INVALID_ARGUMENT || error.code() == StatusCode::UNIMPLEMENTED ||
@@ -147,7 +139,7 @@ class TransferWatch::State {
 
   void ended(const Error& why) {
     stream_.check();
-    if (!is_passing(why)) {
+    if (!detail::is_passing(why)) {
       stream_.close(why);
       throw why;
     }
@@ -169,7 +161,8 @@ class TransferWatch::State {
     if (position_.incarnation != 0 && position_.incarnation != header.incarnation()) {
       stream_.close(Nanoseconds(0));
       throw Error(StatusCode::ABORTED, v1::FAILURE_REASON_INCARNATION_CHANGED,
-                  "another life of the engine has begun: what was known of the one before is gone");
+                  "another life of the engine has begun: what was known of the one before is gone",
+                  v1::NEXT_STEP_RECOMPUTE);
     }
     const bool known = position_.incarnation != 0 && header.event_seq() <= position_.event_seq;
     position_ = {std::max(position_.event_seq, header.event_seq()), header.incarnation()};

@@ -108,6 +108,9 @@ inline Status refusal(StatusCode code, const std::string& reason, std::map<std::
     return field ? field(context, stream) : Status(StatusCode::UNIMPLEMENTED, #method);                     \
   }
 
+struct Admins : v1::AdminService::Service {
+  KVGRPC_UNARY(ReleaseQuarantine, release_quarantine)
+};
 struct Handoffs : v1::HandoffService::Service {
   KVGRPC_UNARY(FinishedBlocks, finished_blocks)
   KVGRPC_UNARY(PullBlocks, pull_blocks)
@@ -142,6 +145,7 @@ struct Transfers : v1::TransferService::Service {
 
 class Server {
  public:
+  Admins admins;
   Handoffs handoffs;
   Handshakes handshakes;
   Leases leases;
@@ -156,8 +160,8 @@ class Server {
     grpc::ServerBuilder builder;
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddListeningPort("127.0.0.1:" + std::to_string(port_), grpc::InsecureServerCredentials(), &port_);
-    for (grpc::Service* service : std::initializer_list<grpc::Service*>{&handoffs, &handshakes, &leases, &pools,
-                                                                        &schedulers, &transfers}) {
+    for (grpc::Service* service : std::initializer_list<grpc::Service*>{&admins, &handoffs, &handshakes, &leases,
+                                                                        &pools, &schedulers, &transfers}) {
       builder.RegisterService(service);
     }
     server_ = builder.BuildAndStart();

@@ -60,6 +60,16 @@ TEST_F(Calls, ConnectPeerHasSixtySeconds) {
   EXPECT_NEAR(left_s.take(), 60, 2);
 }
 
+TEST_F(Calls, ReleaseQuarantineHasSixtySecondsOrMore) {
+  server.admins.release_quarantine = tell_deadline<v1::ReleaseQuarantineResponse>();
+  client().call(&AdminStub::ReleaseQuarantine, v1::ReleaseQuarantineRequest());
+  EXPECT_NEAR(left_s.take(), 60, 2);
+  Options options;
+  options.call_timeout = 100s;
+  client(options).call(&AdminStub::ReleaseQuarantine, v1::ReleaseQuarantineRequest());
+  EXPECT_NEAR(left_s.take(), 100, 2);
+}
+
 TEST_F(Calls, ATimeoutOfTheCallCountsAndEndsAsDeadlineExceeded) {
   server.handshakes.get_capabilities = [](ServerContext* context, auto&, auto*) { return until_cancelled(context); };
   CallOptions options;

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <thread>
 
 #include "server.h"
 
@@ -162,20 +163,85 @@ TEST_F(KeepAlive, WhatTheServerRefusesIsToldOfEveryLease) {
   EXPECT_EQ(streams, 1);
 }
 
-TEST_F(KeepAlive, StoppingEndsTheStreamAndNoLease) {
-  Mailbox<bool> ended;
-  server.leases.keep_alive = [&](auto*, auto* stream) {
-    v1::KeepAliveRequest request;
-    while (stream->Read(&request)) {
-    }
-    ended.put(true);
-    return Status::OK;
-  };
+// The first renewal is answered; the second of the first stream is not.
+struct SilentOnce : KeepAlive {
+  void serve_once(Nanoseconds left, bool again) {
+    server.leases.keep_alive = [this, left, again](auto* context, auto* stream) {
+      const int number = ++streams;
+      v1::KeepAliveRequest request;
+      while (stream->Read(&request)) {
+        renewals.put({request, Clock::now(), number});
+        v1::KeepAliveResponse reply;
+        *reply.add_leases() = live(left);
+        if (number == 1 || again) stream->Write(reply);
+        if (number == 1 && stream->Read(&request)) {
+          renewals.put({request, Clock::now(), number});
+          return until_cancelled(context);
+        }
+      }
+      return Status::OK;
+    };
+  }
+};
+
+TEST_F(SilentOnce, AShortLeaseHasTimeForAnotherAttempt) {
+  serve_once(1500ms, true);
   auto kept = keeper({"a"});
-  kept.stop();
+  const auto granted = renewals.take();
+  EXPECT_EQ(renewals.take().stream, 1);
+  const auto again = renewals.take();
+  EXPECT_EQ(again.stream, 2);
+  EXPECT_LT(again.at - granted.at, 1500ms);
+  EXPECT_EQ(renewals.take().stream, 2);
   EXPECT_FALSE(kept.status(0).over);
-  kept = keeper({"b"});  // while its first renewal waits for the answer
+}
+
+TEST_F(SilentOnce, AShortLeaseIsNotLiveAfterItsEnd) {
+  serve_once(600ms, false);
+  auto kept = keeper({"a"});
+  const auto granted = renewals.take();
+  const auto status = kept.wait_over(0, kLong);
+  EXPECT_EQ(status.state, v1::LEASE_STATE_EXPIRED);
+  EXPECT_LT(Clock::now() - granted.at, 2s);
+}
+
+struct Stopping : KeepAlive {
+  Mailbox<bool> asked, ended;
+  Stopping() {
+    server.leases.keep_alive = [this](auto*, auto* stream) {
+      v1::KeepAliveRequest request;
+      while (stream->Read(&request)) asked.put(true);
+      ended.put(true);
+      return Status::OK;
+    };
+  }
+  ~Stopping() override { server.stop(); }  // its streams write to the mailboxes
+};
+
+TEST_F(Stopping, EndsTheStreamAndNoLease) {
+  auto kept = keeper({"a"});
+  asked.take();
   kept.stop();
+  ended.take();
+  EXPECT_FALSE(kept.status(0).over);
+  kept = keeper({"b"});
+  asked.take();
+  kept = keeper({"c"});
+  ended.take();
+}
+
+TEST_F(Stopping, EndsAWaitForTheEndOfALease) {
+  auto kept = keeper({"a"});
+  asked.take();
+  const auto began = Clock::now();
+  Mailbox<LeaseStatus> told;
+  std::thread waiting([&] { told.put(kept.wait_over(0, kLong)); });
+  std::this_thread::sleep_for(50ms);  // it waits by now
+  kept.stop();
+  EXPECT_FALSE(told.take().over);
+  waiting.join();
+  EXPECT_FALSE(kept.wait_over(0, kLong).over);
+  EXPECT_LT(Clock::now() - began, kLong / 2);
 }
 
 }  // namespace

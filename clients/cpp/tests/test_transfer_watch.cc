@@ -118,7 +118,10 @@ TEST_F(Watch, TheEndOfTheLifeIsAnError) {
 TEST_F(Watch, AMessageOfAnotherLifeIsAnErrorToo) {
   serve({tell({progress(5, 7)}, unavailable()), tell({progress(1, 8)})});
   TransferWatch watch(client());
-  EXPECT_TRUE(error_of([&] { watch.next(kLong); }).is(v1::FAILURE_REASON_INCARNATION_CHANGED));
+  const auto error = error_of([&] { watch.next(kLong); });
+  EXPECT_EQ(error.code(), StatusCode::ABORTED);
+  EXPECT_TRUE(error.is(v1::FAILURE_REASON_INCARNATION_CHANGED));
+  EXPECT_EQ(error.next(), v1::NEXT_STEP_RECOMPUTE);
 }
 
 TEST_F(Watch, ARefusalIsAnError) {

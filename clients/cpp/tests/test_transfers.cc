@@ -37,6 +37,54 @@ TEST_F(Wait, AServerThatIsAwayInBetweenIsAskedAgain) {
   EXPECT_EQ(calls, 7);
 }
 
+TEST_F(Wait, WhatPassesAndWhatNoServerOfKvgrpcSaidIsAskedAgain) {
+  const std::vector<Status> passing = {refusal(StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+                                       refusal(StatusCode::DEADLINE_EXCEEDED, "DEADLINE"),
+                                       Status(StatusCode::CANCELLED, "reset by a proxy"),
+                                       Status(StatusCode::INTERNAL, "RST_STREAM"),
+                                       Status(StatusCode::UNKNOWN, "no trailers")};
+  server.transfers.wait_transfer = [&](auto*, const auto&, auto* reply) {
+    reply->set_condition_met(true);
+    const auto call = static_cast<std::size_t>(calls++);
+    return call < passing.size() ? passing[call] : Status::OK;
+  };
+  EXPECT_TRUE(wait(client(), "t", v1::WAIT_CONDITION_ENDED, kLong).condition_met);
+  EXPECT_EQ(calls, 6);
+}
+
+TEST_F(Wait, TheSameCodesWithAReasonEndTheWait) {
+  for (const auto code : {StatusCode::CANCELLED, StatusCode::INTERNAL, StatusCode::UNKNOWN}) {
+    calls = 0;
+    server.transfers.wait_transfer = [&](auto*, const auto&, auto*) {
+      ++calls;
+      return refusal(code, "INTERNAL");
+    };
+    EXPECT_EQ(error_of([&] { wait(client(), "t", v1::WAIT_CONDITION_ENDED, kLong); }).code(), code);
+    EXPECT_EQ(calls, 1);
+  }
+}
+
+TEST_F(Wait, AServerThatDoesNotWaitIsNotAskedWithoutAPause) {
+  server.transfers.wait_transfer = [&](auto*, const auto&, auto*) {
+    ++calls;
+    return Status::OK;
+  };
+  EXPECT_FALSE(wait(client(), "t", v1::WAIT_CONDITION_ENDED, 500ms).condition_met);
+  EXPECT_LE(calls, 7);  // after 50, 100 and 200 ms or more, and a last look
+}
+
+TEST_F(Wait, TheLastLookOfAWaitWhoseTimeIsOverDoesNotWait) {
+  server.transfers.wait_transfer = [&](auto*, const auto& request, auto* reply) {
+    asked.put(request);
+    reply->mutable_transfer()->set_state(v1::TRANSFER_STATE_ACTIVE);
+    return Status::OK;
+  };
+  EXPECT_FALSE(wait(client(), "t", v1::WAIT_CONDITION_ENDED, 0s).condition_met);
+  const auto request = asked.take();
+  EXPECT_TRUE(request.has_timeout());
+  EXPECT_EQ(from_duration(request.timeout()), 0s);
+}
+
 TEST_F(Wait, WhenTheTimeIsOverTheTransferIsAsItIs) {
   server.transfers.wait_transfer = [&](auto*, const auto& request, auto* reply) {
     std::this_thread::sleep_for(from_duration(request.timeout()));

@@ -1,6 +1,5 @@
 //! Cleaning up after a request at all engines that took part in it.
 
-use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::Error;
@@ -21,23 +20,27 @@ pub struct Side {
 
 /// Cancels at all sides at once and frees what the request held there. Each side is told, whatever the others say; the
 /// answers are in the order of the sides. `message` goes to logs and to the transfers' failure.
+///
+/// Once it has begun it goes on in the background though its future is dropped: requests often end so.
 pub async fn clean_up(sides: Vec<Side>, message: &str) -> Vec<Result<CancelTransferResponse, Error>> {
-    let mut answers = vec![Err(Error::new(Code::Internal, "the call was not made")); sides.len()];
-    let mut calls = JoinSet::new();
-    for (index, side) in sides.into_iter().enumerate() {
-        let request = CancelTransferRequest {
-            target: Some(side.target),
-            message: message.to_owned(),
-            free_allocation_ids: side.free_allocation_ids,
-            ..Default::default()
-        };
-        calls.spawn(async move {
-            let answer = side.client.transfers().cancel_transfer(request).await;
-            (index, answer.map(tonic::Response::into_inner).map_err(Error::from))
+    let calls: Vec<_> = sides
+        .into_iter()
+        .map(|side| {
+            let request = CancelTransferRequest {
+                target: Some(side.target),
+                message: message.to_owned(),
+                free_allocation_ids: side.free_allocation_ids,
+                ..Default::default()
+            };
+            tokio::spawn(async move { side.client.transfers().cancel_transfer(request).await })
+        })
+        .collect();
+    let mut answers = Vec::with_capacity(calls.len());
+    for call in calls {
+        answers.push(match call.await {
+            Ok(answer) => answer.map(tonic::Response::into_inner).map_err(Error::from),
+            Err(defect) => Err(Error::new(Code::Internal, defect.to_string())),
         });
-    }
-    while let Some(Ok((index, answer))) = calls.join_next().await {
-        answers[index] = answer;
     }
     answers
 }

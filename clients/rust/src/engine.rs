@@ -11,12 +11,13 @@ use crate::client::Client;
 use crate::events::Events;
 use crate::pauses::Pauses;
 use crate::v1::{WatchEngineRequest, WatchEngineResponse};
+use crate::values::proto_duration;
 
 /// A server says something every 5 s. Three times that long without a word, and it is not there.
 const SILENCE: Duration = Duration::from_secs(15);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A watch of an engine. It never ends by itself.
+/// A watch of an engine. It ends by itself only where every other stream would be refused, too.
 pub type EngineWatch = Events<EngineEvent>;
 
 /// What a watch of an engine tells.
@@ -24,34 +25,39 @@ pub type EngineWatch = Events<EngineEvent>;
 pub enum EngineEvent {
     /// How the engine is. Another `header.incarnation` than before tells that all leases, grants and transfers are gone.
     Status(Box<WatchEngineResponse>),
-    /// The server cannot be reached, or says nothing. Told once, until there is a status again.
+    /// The server cannot be reached, or says nothing, or refuses the watch. Told once, until there is a status again.
+    /// That of a watch which ends by itself is the last event.
     Unreachable(Error),
 }
 
 impl Client {
-    /// How the engine is, at once and whenever that has changed. It outlasts the engine's lives, and connects again for
-    /// ever, with growing pauses of 0.1 to 2 s.
-    pub fn watch_engine(&self) -> EngineWatch {
+    /// How the engine is, at once and whenever that has changed, at most once in `min_interval`: from 0.1 s, which None
+    /// means, to 5 s. It outlasts the engine's lives, and connects again for ever, with growing pauses of 0.1 to 2 s.
+    ///
+    /// It ends with PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED or INVALID_ARGUMENT: no repetition changes these.
+    pub fn watch_engine(&self, min_interval: Option<Duration>) -> EngineWatch {
         let client = self.clone();
-        Events::of(|sender| run(client, sender))
+        let request = WatchEngineRequest { min_interval: min_interval.map(proto_duration) };
+        Events::of(|sender| run(client, request, sender))
     }
 }
 
-async fn run(client: Client, sender: mpsc::Sender<EngineEvent>) {
+async fn run(client: Client, request: WatchEngineRequest, sender: mpsc::Sender<EngineEvent>) {
     let mut pauses = Pauses::new(Duration::from_millis(100), LONGEST_PAUSE);
     let mut told = false;
     while !sender.is_closed() {
         let mut heard = false;
-        let error = stream(&client, &sender, &mut heard).await;
+        let error = stream(&client, request, &sender, &mut heard).await;
         if heard {
             // A connection that breaks says nothing yet of the server: the next attempt does.
             told = false;
             pauses.start_over();
         }
+        let refused = is_refusal(error.code());
         let silent = error.code() == Code::DeadlineExceeded;
-        if (!heard || silent) && !told {
+        if refused || ((!heard || silent) && !told) {
             told = true;
-            if sender.send(EngineEvent::Unreachable(error)).await.is_err() {
+            if sender.send(EngineEvent::Unreachable(error)).await.is_err() || refused {
                 return;
             }
         }
@@ -59,11 +65,21 @@ async fn run(client: Client, sender: mpsc::Sender<EngineEvent>) {
     }
 }
 
+/// Whether every other stream would be refused as well.
+fn is_refusal(code: Code) -> bool {
+    matches!(code, Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented | Code::InvalidArgument)
+}
+
 /// One stream to its end, and why it ended.
-async fn stream(client: &Client, sender: &mpsc::Sender<EngineEvent>, heard: &mut bool) -> Error {
+async fn stream(
+    client: &Client,
+    request: WatchEngineRequest,
+    sender: &mpsc::Sender<EngineEvent>,
+    heard: &mut bool,
+) -> Error {
     let silence = |_| Error::new(Code::DeadlineExceeded, format!("the server said nothing for {SILENCE:?}"));
     let mut service = client.handshake();
-    let opening = service.watch_engine(WatchEngineRequest::default());
+    let opening = service.watch_engine(request);
     let mut stream = match timeout(SILENCE, opening).await.map_err(silence) {
         Ok(Ok(response)) => response.into_inner(),
         Ok(Err(status)) => return status.into(),

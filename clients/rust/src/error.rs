@@ -43,20 +43,20 @@ impl Error {
         Status::new(code, message).into()
     }
 
-    pub(crate) fn because(code: Code, reason: FailureReason, message: impl Into<String>) -> Self {
+    pub(crate) fn because(code: Code, reason: FailureReason, next: NextStep, message: impl Into<String>) -> Self {
         let mut error = Self::new(code, message);
         error.0.reason = short(reason.as_str_name(), "FAILURE_REASON_");
+        error.0.next = next;
         error
     }
 
     /// That of a call that a message reports: the same as if the call had ended with it.
     pub(crate) fn reported(status_code: u32, failure: Failure) -> Self {
         let code = i32::try_from(status_code).map_or(Code::Unknown, Code::from_i32);
-        let mut error = Self::because(code, failure.reason(), failure.message.clone());
+        let mut error = Self::because(code, failure.reason(), failure.next(), failure.message.clone());
         if FailureReason::try_from(failure.reason).is_err() {
             error.0.reason = failure.reason.to_string();
         }
-        error.0.next = failure.next();
         error
     }
 
@@ -120,10 +120,14 @@ impl Error {
         &self.0.metadata
     }
 
-    /// Whether the same may work in a moment: the server did not answer, or has no room now.
+    /// Whether the same may work in a moment: the server did not answer, or has no room now, or something between
+    /// failed that is no server of kvgrpc (a connection that was cut, a proxy), and so names no reason.
     pub(crate) fn is_passing(&self) -> bool {
-        let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted];
-        passing.contains(&self.0.code)
+        match self.0.code {
+            Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => true,
+            Code::Cancelled | Code::Internal | Code::Unknown => self.0.reason.is_empty(),
+            _ => false,
+        }
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Keeper {
     kept: watch::Receiver<Vec<Kept>>,
     added: mpsc::UnboundedSender<LeaseRef>,
     task: JoinHandle<()>,
-    length: usize,
+    leases: Vec<LeaseRef>,
     told: BTreeSet<usize>,
 }
 
@@ -41,7 +41,7 @@ impl Client {
         let (added, additions) = mpsc::unbounded_channel();
         let keeping = Keeping { client: self.clone(), ttl, renewals: Vec::new(), tell, additions, stream: None };
         let task = tokio::spawn(keeping.run());
-        let mut keeper = Keeper { kept, added, task, length: 0, told: BTreeSet::new() };
+        let mut keeper = Keeper { kept, added, task, leases: Vec::new(), told: BTreeSet::new() };
         for lease in leases {
             keeper.add(lease);
         }
@@ -52,9 +52,9 @@ impl Client {
 impl Keeper {
     /// One more lease, and its index.
     pub fn add(&mut self, lease: LeaseRef) -> usize {
-        let _ = self.added.send(lease); // fails only when the task is gone, and that goes with the keeper
-        self.length += 1;
-        self.length - 1
+        let _ = self.added.send(lease.clone()); // fails only when the task is gone, and that goes with the keeper
+        self.leases.push(lease);
+        self.leases.len() - 1
     }
 
     /// The lease with this index, counted from 0 in the order in which they were added, as it is known now. None before
@@ -63,22 +63,25 @@ impl Keeper {
         self.kept.borrow().get(index).cloned()
     }
 
-    /// Returns when that lease is over. Never for an index that there is not.
+    /// Returns when that lease is over, or when the keeper is dropped: then with what was known last, since the lease
+    /// is not kept any more. Never for an index that there is not.
     pub fn over(&self, index: usize) -> impl Future<Output = Kept> + Send + use<> {
         let mut kept = self.kept.clone();
+        let unknown = self.leases.get(index).cloned().map(Kept::unknown);
         async move {
             let over = |all: &Vec<Kept>| all.get(index).is_some_and(|lease| lease.over);
-            let found = kept.wait_for(over).await.ok().map(|all| all[index].clone());
-            match found {
+            let _ = kept.wait_for(over).await; // fails when the keeper is gone
+            let last = kept.borrow().get(index).cloned();
+            match last.or(unknown) {
                 Some(lease) => lease,
-                None => std::future::pending().await, // the keeper is gone
+                None => std::future::pending().await,
             }
         }
     }
 
     /// The next lease that is over, with its index; each is told once. None when none is left.
     pub async fn next_over(&mut self) -> Option<(usize, Kept)> {
-        while self.told.len() < self.length {
+        while self.told.len() < self.leases.len() {
             let found =
                 self.kept.borrow_and_update().iter().enumerate().find_map(|(index, lease)| {
                     (lease.over && !self.told.contains(&index)).then(|| (index, lease.clone()))

@@ -11,6 +11,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// ConnectPeer waits for another server: with the usual deadline a minute in all.
 const CONNECT_PEER: Duration = Duration::from_secs(50);
+/// ReleaseQuarantine is over when every rank has begun its data paths again: with the usual deadline a minute in all.
+const RELEASE_QUARANTINE: Duration = Duration::from_secs(50);
 const CONNECT_PEER_PATH: &str = "/kvgrpc.v1.HandshakeService/ConnectPeer";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +50,7 @@ pub(crate) fn time_at_server(path: &str, request: &[u8]) -> Duration {
             asked.wait.map_or(Duration::ZERO, std_duration).min(LONGEST_WAIT)
         }
         CONNECT_PEER_PATH => CONNECT_PEER,
+        "/kvgrpc.v1.AdminService/ReleaseQuarantine" => RELEASE_QUARANTINE,
         _ => Duration::ZERO,
     }
 }
@@ -75,6 +78,14 @@ mod tests {
         assert_eq!(time_at_server(path, &asked(hour)), LONGEST_WAIT);
         let second = Some(proto_duration(Duration::from_secs(1)));
         assert_eq!(time_at_server(path, &asked(second)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_call_that_waits_for_ranks_or_for_another_server_has_a_minute_with_the_usual_deadline() {
+        for path in ["/kvgrpc.v1.AdminService/ReleaseQuarantine", CONNECT_PEER_PATH] {
+            assert!(Method::of(path).is_some());
+            assert_eq!(time_at_server(path, &[]), Duration::from_secs(50));
+        }
     }
 
     #[test]

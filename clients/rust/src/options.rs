@@ -4,11 +4,12 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Deadline of a unary call that states none, repetitions included. A call that waits at the server gets its wait on
-    /// top, ConnectPeer the time that a connection may take.
+    /// top, ConnectPeer and ReleaseQuarantine the 50 s that another server or the ranks may take.
     pub deadline: Duration,
     /// Sent with every call, for example an `authorization`. A key of the call itself goes before it.
     pub metadata: Vec<(String, String)>,
-    /// How long the server may be away before a watch of transfers ends with the last error.
+    /// How long the server may be away before a watch of transfers ends with the last error. That it says nothing while
+    /// its stream stands does not count.
     pub watch_patience: Duration,
     /// Certificates for an `https://` address. Unset means those that the system trusts.
     #[cfg(feature = "tls")]

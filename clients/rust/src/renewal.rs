@@ -29,6 +29,14 @@ pub struct Kept {
     pub error: Option<Error>,
 }
 
+impl Kept {
+    /// Before the first answer.
+    pub(crate) fn unknown(lease: LeaseRef) -> Self {
+        let (state, reason) = (LeaseState::Unspecified, FailureReason::Unspecified);
+        Self { lease, state, reason, over: false, error: None }
+    }
+}
+
 /// A kept lease and its times.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
@@ -42,14 +50,7 @@ pub(crate) struct Renewal {
 impl Renewal {
     /// Due at once: only an answer tells how long it lives.
     pub fn new(lease: LeaseRef, now: Instant) -> Self {
-        let kept = Kept {
-            lease,
-            state: LeaseState::Unspecified,
-            reason: FailureReason::Unspecified,
-            over: false,
-            error: None,
-        };
-        Self { kept, due: now, left_until: None }
+        Self { kept: Kept::unknown(lease), due: now, left_until: None }
     }
 
     /// What the server said to a renewal sent at `sent`.

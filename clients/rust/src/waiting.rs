@@ -24,7 +24,7 @@ pub struct Waited {
 
 impl Client {
     /// Waits until the transfer is over, or (RETURNED) its memory is returned too, however it ended, or until the time is
-    /// over. A server that is away for a while does not end it.
+    /// over. A server that is away or full for a while does not end it, nor does a proxy that fails.
     ///
     /// # Errors
     ///

@@ -16,9 +16,13 @@ use crate::Error;
 use crate::client::Client;
 use crate::events::Events;
 use crate::pauses::Pauses;
-use crate::v1::{FailureReason, ResponseHeader, TransferFilter, WatchTransfersRequest, WatchTransfersResponse};
+use crate::v1::{
+    FailureReason, NextStep, ResponseHeader, TransferFilter, WatchTransfersRequest, WatchTransfersResponse,
+};
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A stream that stood so long was a good one, though nothing was said on it.
+const LASTING: Duration = LONGEST_PAUSE;
 
 /// A watch of transfers. After an error there is nothing more.
 pub type Watch = Events<Result<WatchTransfersResponse, Error>>;
@@ -46,7 +50,8 @@ impl Client {
     /// Where `history_lost` is set, changes up to its header's number may be missing: list the transfers. The watch ends
     /// with ABORTED INCARNATION_CHANGED when the life of the engine is over: its transfers are gone.
     pub fn watch(&self, filter: TransferFilter, after: Option<Position>) -> Watch {
-        let watching = Watching { client: self.clone(), filter, position: after.unwrap_or_default() };
+        let (client, position) = (self.clone(), after.unwrap_or_default());
+        let watching = Watching { client, filter, position, away_since: Instant::now() };
         Events::of(|sender| watching.run(sender))
     }
 }
@@ -57,22 +62,23 @@ struct Watching {
     client: Client,
     filter: TransferFilter,
     position: Position,
+    /// The end of the last stream that stood.
+    away_since: Instant,
 }
 
 impl Watching {
     async fn run(mut self, sender: Sender) {
         let mut pauses = Pauses::new(Duration::from_millis(100), LONGEST_PAUSE);
-        let mut last_heard = Instant::now();
         loop {
             let opened = Instant::now();
-            let Err(error) = self.stream(&sender, &mut last_heard).await else {
+            let Err(error) = self.stream(&sender).await else {
                 return; // nobody reads any more
             };
-            if !error.is_passing() || last_heard.elapsed() > self.client.watch_patience {
+            if !error.is_passing() || self.away_since.elapsed() > self.client.watch_patience {
                 let _ = sender.send(Err(error)).await;
                 return;
             }
-            if opened.elapsed() >= LONGEST_PAUSE {
+            if opened.elapsed() >= LASTING {
                 pauses.start_over();
             }
             sleep(pauses.next().max(error.retry_delay().unwrap_or_default())).await;
@@ -80,20 +86,33 @@ impl Watching {
     }
 
     /// One stream to its end. Ok when the reader is gone.
-    async fn stream(&mut self, sender: &Sender, last_heard: &mut Instant) -> Result<(), Error> {
+    async fn stream(&mut self, sender: &Sender) -> Result<(), Error> {
         let request = WatchTransfersRequest {
             filter: Some(self.filter.clone()),
             after_event_seq: self.position.event_seq,
             incarnation: self.position.incarnation,
         };
         let mut stream = self.client.transfers().watch_transfers(request).await?.into_inner();
-        while let Some(message) = stream.message().await? {
-            *last_heard = Instant::now();
-            if self.take(&message)? && sender.send(Ok(message)).await.is_err() {
-                return Ok(());
+        let opened = Instant::now();
+        let mut heard = false;
+        let ended = loop {
+            match stream.message().await {
+                Ok(Some(message)) => {
+                    heard = true;
+                    if self.take(&message)? && sender.send(Ok(message)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Ok(None) => break Error::new(Code::Unavailable, "the server ended the watch"),
+                Err(status) => break status.into(),
             }
+        };
+        // A server says nothing for as long as nothing changes: until now it was there. One that takes the watch only
+        // to end it at once was not.
+        if heard || opened.elapsed() >= LASTING.min(self.client.watch_patience / 2) {
+            self.away_since = Instant::now();
         }
-        Err(Error::new(Code::Unavailable, "the server ended the watch"))
+        Err(ended)
     }
 
     /// Whether the message is for the reader: one whose change it has seen is not.
@@ -102,7 +121,8 @@ impl Watching {
         let known = self.position;
         if known.incarnation != 0 && header.incarnation != known.incarnation {
             let text = format!("{} has started over: its transfers are gone", header.engine_id);
-            return Err(Error::because(Code::Aborted, FailureReason::IncarnationChanged, text));
+            let reason = FailureReason::IncarnationChanged;
+            return Err(Error::because(Code::Aborted, reason, NextStep::Recompute, text));
         }
         self.position = Position::from(&header);
         if message.history_lost {

@@ -10,7 +10,8 @@ use common::proxy::Proxy;
 use common::{Answers, Handshakes, Leases, Running, Server, answers, client, header, on, soon};
 use kvgrpc::v1::lease_ref::By;
 use kvgrpc::v1::{
-    FailureReason, KeepAliveRequest, KeepAliveResponse, LeaseRef, LeaseState, RenewedLease, WatchEngineResponse,
+    FailureReason, KeepAliveRequest, KeepAliveResponse, LeaseRef, LeaseState, RenewedLease, WatchEngineRequest,
+    WatchEngineResponse,
 };
 use kvgrpc::{EngineEvent, EngineWatch, proto_duration, std_duration};
 use tokio::sync::mpsc;
@@ -40,7 +41,7 @@ async fn life(watch: &mut EngineWatch) -> u64 {
 async fn a_watch_of_an_engine_connects_again_when_its_connection_is_cut() {
     let server = living().await;
     let proxy = Proxy::to(server.address).await;
-    let mut watch = client(proxy.address).watch_engine();
+    let mut watch = client(proxy.address).watch_engine(None);
     assert_eq!(life(&mut watch).await, 1);
     proxy.cut();
     assert_eq!(life(&mut watch).await, 2);
@@ -50,7 +51,7 @@ async fn a_watch_of_an_engine_connects_again_when_its_connection_is_cut() {
 async fn a_watch_of_an_engine_tells_once_that_it_is_unreachable_and_then_how_it_is() {
     let server = living().await;
     let proxy = Proxy::to(server.address).await;
-    let mut watch = client(proxy.address).watch_engine();
+    let mut watch = client(proxy.address).watch_engine(None);
     assert_eq!(life(&mut watch).await, 1);
     proxy.refuse(true);
     proxy.cut();
@@ -58,6 +59,40 @@ async fn a_watch_of_an_engine_tells_once_that_it_is_unreachable_and_then_how_it_
     assert_eq!(error.code(), Code::Unavailable);
     proxy.refuse(false);
     assert_eq!(life(&mut watch).await, 2);
+}
+
+#[tokio::test]
+async fn a_watch_of_an_engine_ends_with_a_refusal_that_no_repetition_changes() {
+    for code in [Code::PermissionDenied, Code::Unauthenticated, Code::Unimplemented, Code::InvalidArgument] {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let watch_engine = on(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async move { Err(Status::new(code, "no")) }
+        });
+        let handshakes = Handshakes { watch_engine, ..Default::default() };
+        let server = Server { handshakes, ..Default::default() }.start().await;
+        let mut watch = client(server.address).watch_engine(None);
+        let EngineEvent::Unreachable(error) = soon(watch.next()).await.unwrap() else { panic!("it was refused") };
+        assert_eq!(error.code(), code);
+        assert!(soon(watch.next()).await.is_none());
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_watch_of_an_engine_asks_for_the_interval_of_its_caller() {
+    let (sender, mut asked) = mpsc::unbounded_channel();
+    let watch_engine = on(move |request: Request<WatchEngineRequest>| {
+        sender.send(request.into_inner().min_interval.map(std_duration)).expect("the test reads");
+        async { Ok(answers(vec![], None)) }
+    });
+    let handshakes = Handshakes { watch_engine, ..Default::default() };
+    let server = Server { handshakes, ..Default::default() }.start().await;
+    for interval in [None, Some(Duration::from_secs(2))] {
+        let _watch = client(server.address).watch_engine(interval);
+        assert_eq!(soon(asked.recv()).await, Some(interval));
+    }
 }
 
 fn by_id(id: &str) -> LeaseRef {
@@ -92,7 +127,8 @@ async fn keeping(
                 let ids: Vec<_> = request.leases.iter().map(id_of).collect();
                 let leases = ids.iter().map(|id| answer(id)).collect();
                 let _ = sender.send((number, ids, request.ttl.map(std_duration)));
-                let _ = outgoing.send(Ok(KeepAliveResponse { header: header(1, 0), leases })).await;
+                let _ =
+                    outgoing.send(Ok(KeepAliveResponse { header: header(1, 0), leases, ..Default::default() })).await;
             }
         });
         let stream: Answers<KeepAliveResponse> = ReceiverStream::new(incoming);
@@ -183,4 +219,34 @@ async fn what_is_wrong_with_every_renewal_ends_all_leases_with_its_error() {
     let (index, over) = soon(keeper.next_over()).await.unwrap();
     assert_eq!((index, over.error.unwrap().code()), (0, Code::InvalidArgument));
     assert!(soon(keeper.next_over()).await.is_none());
+}
+
+#[tokio::test]
+async fn who_waits_for_the_end_of_a_lease_hears_when_it_is_not_kept_any_more() {
+    let (server, mut renewals) = keeping(usize::MAX, |_| live(Duration::from_secs(60))).await;
+    let keeper = client(server.address).keep_alive([by_id("a")], None);
+    soon(renewals.recv()).await.unwrap();
+    soon(async {
+        while keeper.kept(0).is_none() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let waiting = tokio::spawn(keeper.over(0));
+    let before = keeper.over(0);
+    drop(keeper);
+    for last in [soon(waiting).await.unwrap(), soon(before).await] {
+        assert_eq!((last.lease, last.state, last.over), (by_id("a"), LeaseState::Live, false));
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_was_never_renewed_is_not_waited_for_either_when_its_keeper_is_gone() {
+    let (server, _renewals) = keeping(0, |_| live(Duration::from_secs(60))).await;
+    let keeper = client(server.address).keep_alive([by_id("a")], None);
+    let (known, unknown) = (keeper.over(0), keeper.over(1));
+    drop(keeper);
+    let last = soon(known).await;
+    assert_eq!((last.lease, last.state, last.over), (by_id("a"), LeaseState::Unspecified, false));
+    assert!(tokio::time::timeout(Duration::from_millis(50), unknown).await.is_err());
 }

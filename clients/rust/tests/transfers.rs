@@ -10,7 +10,7 @@ use common::proxy::Proxy;
 use common::{Answers, Server, Transfers, answers, client, header, on, soon};
 use kvgrpc::v1::cancel_transfer_request::Target;
 use kvgrpc::v1::{
-    CancelOutcome, CancelTransferRequest, CancelTransferResponse, FailureReason, MemoryDisposition, Transfer,
+    CancelOutcome, CancelTransferRequest, CancelTransferResponse, FailureReason, MemoryDisposition, NextStep, Transfer,
     TransferFilter, TransferState, WaitCondition, WaitTransferRequest, WaitTransferResponse, WatchTransfersRequest,
     WatchTransfersResponse,
 };
@@ -75,6 +75,39 @@ async fn a_wait_for_an_unknown_transfer_is_an_error_at_once() {
     let client = client(server.address);
     let unknown = soon(client.wait("t", WaitCondition::Ended, Duration::from_secs(60))).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
+}
+
+/// What a kvgrpc server refuses with.
+fn refusal(code: Code, reason: &str, next: &str) -> Status {
+    let metadata = [("next".to_owned(), next.to_owned()), ("engine_id".to_owned(), "P".to_owned())];
+    Status::with_error_details(code, "no", ErrorDetails::with_error_info(reason, DOMAIN, metadata))
+}
+
+#[tokio::test]
+async fn a_wait_goes_on_through_what_passes_and_what_no_server_of_kvgrpc_said() {
+    let (server, mut asked) = waiting(|call| match call {
+        0 => Err(refusal(Code::ResourceExhausted, "QUEUE_FULL", "RETRY_HERE")),
+        1 => Err(refusal(Code::DeadlineExceeded, "DEADLINE", "RETRY_HERE")),
+        2 => Err(Status::cancelled("reset by a proxy")),
+        3 => Err(Status::internal("RST_STREAM")),
+        4 => Err(Status::unknown("no trailers")),
+        _ => Ok(true),
+    })
+    .await;
+    let client = client(server.address);
+    assert!(soon(client.wait("t", WaitCondition::Ended, Duration::from_secs(60))).await.unwrap().condition_met);
+    assert_eq!(std::iter::from_fn(|| asked.try_recv().ok()).count(), 6);
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_what_a_server_of_kvgrpc_says_in_the_same_codes() {
+    for code in [Code::Cancelled, Code::Internal, Code::Unknown] {
+        let (server, mut asked) = waiting(move |_| Err(refusal(code, "INTERNAL", "RECOMPUTE"))).await;
+        let client = client(server.address);
+        let refused = soon(client.wait("t", WaitCondition::Ended, Duration::from_secs(60))).await.unwrap_err();
+        assert_eq!((refused.code(), refused.reason()), (code, FailureReason::Internal));
+        assert_eq!(std::iter::from_fn(|| asked.try_recv().ok()).count(), 1);
+    }
 }
 
 fn at(event_seq: u64) -> WatchTransfersResponse {
@@ -157,11 +190,7 @@ async fn lost_history_is_handed_on_and_the_watch_goes_on_behind_it() {
 async fn a_watch_ends_with_incarnation_changed_when_the_life_is_over() {
     let (server, _began) = watched(|call| match call {
         0 => Ok(answers(vec![at(1)], Some(Status::unavailable("cut")))),
-        _ => {
-            let details =
-                ErrorDetails::with_error_info("INCARNATION_CHANGED", DOMAIN, [("next".into(), "RECOMPUTE".into())]);
-            Err(Status::with_error_details(Code::Aborted, "another life", details))
-        }
+        _ => Err(refusal(Code::Aborted, "INCARNATION_CHANGED", "RECOMPUTE")),
     })
     .await;
     let mut watch = client(server.address).watch(TransferFilter::default(), None);
@@ -177,7 +206,9 @@ async fn a_message_of_another_life_ends_a_watch_too() {
     let (server, _began) = watched(move |_| Ok(answers(vec![at(1), other.clone()], None))).await;
     let mut watch = client(server.address).watch(TransferFilter::default(), None);
     assert_eq!(seqs(&mut watch, 1).await, [1]);
-    assert_eq!(soon(watch.next()).await.unwrap().unwrap_err().reason(), FailureReason::IncarnationChanged);
+    let over = soon(watch.next()).await.unwrap().unwrap_err();
+    assert_eq!((over.code(), over.reason()), (Code::Aborted, FailureReason::IncarnationChanged));
+    assert_eq!(over.next(), NextStep::Recompute);
 }
 
 #[tokio::test]
@@ -190,6 +221,38 @@ async fn a_watch_outlasts_a_connection_that_is_cut() {
     proxy.cut();
     assert_eq!(seqs(&mut watch, 1).await, [2]);
     assert_eq!(soon(began.recv()).await, Some(Position { event_seq: 1, incarnation: 7 }));
+}
+
+/// A watch that has run into its patience of 300 ms with `first` on its stream, and is then cut off.
+async fn quiet(first: Vec<WatchTransfersResponse>) -> Vec<u64> {
+    let told = first.len();
+    let (server, mut began) =
+        watched(move |call| Ok(answers(if call == 0 { first.clone() } else { vec![at(9)] }, None))).await;
+    let proxy = Proxy::to(server.address).await;
+    let patience = Duration::from_millis(300);
+    let options = Options { watch_patience: patience, ..Default::default() };
+    let client = kvgrpc::connect(&proxy.address.to_string(), options).unwrap();
+    let mut watch = client.watch(TransferFilter::default(), None);
+    soon(began.recv()).await.unwrap();
+    seqs(&mut watch, told).await;
+    tokio::time::sleep(patience + Duration::from_millis(100)).await;
+    proxy.cut();
+    seqs(&mut watch, 1).await
+}
+
+#[tokio::test]
+async fn a_watch_on_which_nothing_was_said_for_long_outlasts_a_cut() {
+    assert_eq!(quiet(vec![at(1)]).await, [9]);
+    assert_eq!(quiet(vec![]).await, [9]);
+}
+
+#[tokio::test]
+async fn a_watch_that_is_taken_only_to_be_ended_at_once_runs_out_of_patience() {
+    let (server, _began) = watched(|_| Ok(answers(vec![], Some(Status::resource_exhausted("too many"))))).await;
+    let options = Options { watch_patience: Duration::from_millis(300), ..Default::default() };
+    let client = kvgrpc::connect(&server.address.to_string(), options).unwrap();
+    let mut watch = client.watch(TransferFilter::default(), None);
+    assert_eq!(soon(watch.next()).await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
 }
 
 #[tokio::test]
@@ -227,4 +290,24 @@ async fn every_side_is_told_to_clean_up_though_another_fails() {
     assert_eq!((seen.len(), seen[0].message.as_str()), (1, "the request failed"));
     assert_eq!((&seen[0].target, seen[0].free_allocation_ids.len()), (&Some(Target::TransferId("t".into())), 1));
     assert!(!seen[0].idempotency_key.is_empty());
+}
+
+#[tokio::test]
+async fn cleaning_up_goes_on_though_nobody_waits_for_it_any_more() {
+    let (sender, mut told) = mpsc::unbounded_channel();
+    let calls = AtomicUsize::new(0);
+    let cancel_transfer = on(move |_| {
+        sender.send(()).expect("the test reads");
+        let first = calls.fetch_add(1, Ordering::SeqCst) == 0;
+        async move { if first { Err(Status::unavailable("away")) } else { Ok(CancelTransferResponse::default()) } }
+    });
+    let transfers = Transfers { cancel_transfer, ..Default::default() };
+    let server = Server { transfers, ..Default::default() }.start().await;
+    let target = Target::TransferId("t".into());
+    let side = Side { client: client(server.address), target, free_allocation_ids: vec![] };
+    let caller = tokio::spawn(async move { clean_up(vec![side], "the client hung up").await });
+    soon(told.recv()).await.unwrap();
+    caller.abort();
+    assert!(soon(caller).await.unwrap_err().is_cancelled());
+    soon(told.recv()).await.expect("the call is repeated");
 }

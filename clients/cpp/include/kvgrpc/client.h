@@ -44,6 +44,7 @@ struct Options {
   // Unset: the connection is not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   // Deadline of a unary call, retries included; of one that waits at the server it is added to the wait.
+  // ReleaseQuarantine, which waits for the engine's ranks, has at least 60 s.
   Nanoseconds call_timeout = std::chrono::seconds(10);
   // Deadline of ConnectPeer, which is a handshake of two other servers.
   Nanoseconds connect_peer_timeout = std::chrono::seconds(60);
@@ -85,6 +86,7 @@ Nanoseconds timeout_of(const v1::WaitTransferRequest& request, const Options& op
 Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ConnectPeerRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest& request, const Options& options);
 
 }  // namespace detail
 

@@ -27,7 +27,8 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const grpc::Status& status);
   // An error that this side finds by itself.
-  Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message);
+  Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message,
+        v1::NextStep next = v1::NEXT_STEP_UNSPECIFIED);
 
   grpc::StatusCode code() const { return code_; }
   // Why. INTERNAL for a name that this library does not know, UNSPECIFIED where the status names no reason.

@@ -42,7 +42,7 @@ class LeaseKeeper {
   ~LeaseKeeper();
 
   LeaseStatus status(std::size_t index) const;
-  // Returns as soon as the lease is over, else what is known when `timeout` is over.
+  // Returns as soon as the lease is over, else what is known when `timeout` is over or the keeper was stopped.
   LeaseStatus wait_over(std::size_t index, Nanoseconds timeout) const;
   // Why no stream stands now; nothing while one does.
   std::optional<Error> interruption() const;

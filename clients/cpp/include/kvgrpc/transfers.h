@@ -17,9 +17,9 @@ struct Waited {
 };
 
 // Waits until a transfer is over (ENDED), or over with its memory back (RETURNED), by as many calls as that takes. A
-// server that is UNAVAILABLE or silent in between is asked again while time is left. Returns at the latest one
-// Options::call_timeout after `timeout`. Throws Error: what the server refused with, or, when the time is over, why the
-// last call had no answer.
+// server that is away, silent or full in between is asked again while time is left, and so it is where a connection was
+// cut or a proxy failed. Returns at the latest one Options::call_timeout after `timeout`. Throws Error: what the server
+// refused with, or, when the time is over, why the last call had no answer.
 Waited wait(const Client& client, const std::string& transfer_id, v1::WaitCondition until, Nanoseconds timeout,
             const CallOptions& options = {});
 

@@ -62,7 +62,7 @@ impl Executor {
                 done(json!({}))
             }
             "watchEngine" => {
-                let watch = self.client(request)?.watch_engine();
+                let watch = self.client(request)?.watch_engine(None);
                 self.add(request, Stream::watch_engine(text(request, "server")?, watch))?;
                 done(json!({}))
             }

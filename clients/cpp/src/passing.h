@@ -1,0 +1,25 @@
+// Which errors pass by themselves.
+#pragma once
+
+#include "kvgrpc/error.h"
+
+namespace kvgrpc::detail {
+
+// Whether the same call may work in a moment: the server is away, silent or full, or something between failed that is no
+// server of kvgrpc (a connection that was cut, a proxy), and so names no reason.
+inline bool is_passing(const Error& error) {
+  switch (error.code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return true;
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:
+      return error.reason_name().empty();
+    default:
+      return false;
+  }
+}
+
+}  // namespace kvgrpc::detail
