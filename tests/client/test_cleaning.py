@@ -87,7 +87,8 @@ async def test_a_caller_that_is_cancelled_tells_all_sides_first(
         task = asyncio.ensure_future(request())
         await asked.wait()
         task.cancel()
-        await asyncio.sleep(0.01)
+        for _ in range(10):  # turns of the loop, in which the cancellation gets to all that waits
+            await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -5,7 +5,6 @@ Whatever happens, nothing is left at the end: no pin, no lease, no transfer that
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -137,9 +136,11 @@ def test_a_router_that_is_killed_leaves_nothing_for_long(begin: Begin) -> None:
         router.process.kill()
 
     router.hang_up(1, kill)
-    begun = time.monotonic()
-    until(lambda: router.decodes[0].client.pool_status().groups[0].allocated_block_count == 0, timeout_s=90)
-    assert time.monotonic() - begun < ALLOCATION_TTL_S + 10
+    # Twice as long as the allocation: only its end, and not a default that is longer, frees the blocks in that time.
+    until(
+        lambda: router.decodes[0].client.pool_status().groups[0].allocated_block_count == 0,
+        timeout_s=2 * ALLOCATION_TTL_S,
+    )
     router.decodes[0].gate.set()
     router.at_rest()
 
