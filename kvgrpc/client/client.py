@@ -27,6 +27,7 @@ from kvgrpc.client.values import (
     AnyLease,
     Tokens,
     as_content,
+    block_counts,
     call_options,
     duration,
     fields,
@@ -161,13 +162,21 @@ class Client(HandoffCalls, TransferCalls):
         self, counts: int | Mapping[int, int], **options: Unpack[opt.Allocation]
     ) -> pool_pb2.AllocateBlocksResponse:
         """Takes free blocks, all or none: so many of the one group, or {group: count}. They are freed by themselves
-        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. Hand the reply on as it is: every method
+        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. With `reclaim` they are taken back from
+        soft leases where too few are free. Hand the reply on as it is: every method
         that takes blocks takes it.
         """
-        by_group = {0: counts} if isinstance(counts, int) else counts
-        rows = [pool_pb2.GroupBlockCount(group=group, block_count=count) for group, count in by_group.items()]
-        request = pool_pb2.AllocateBlocksRequest(group_block_counts=rows, **fields(options))
+        request = pool_pb2.AllocateBlocksRequest(group_block_counts=block_counts(counts), **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
+
+    async def reclaim(
+        self, counts: int | Mapping[int, int], **options: Unpack[opt.Effect]
+    ) -> pool_pb2.ReclaimBlocksResponse:
+        """Takes blocks back from hand-overs that nobody has claimed in their firm time, all or none: so many of the one
+        group, or {group: count}.
+        """
+        request = pool_pb2.ReclaimBlocksRequest(group_block_counts=block_counts(counts), **fields(options))
+        return await self._call.change(self._pool.ReclaimBlocks, request, options)
 
     async def renew_allocation(
         self, allocation_id: str, **options: Unpack[opt.Renewal]

@@ -58,6 +58,7 @@ class Allocation(Renewal, total=False):
     """Of allocate."""
 
     no_expiry: bool
+    reclaim: bool
 
 
 class Renewing(Trial, total=False):
@@ -72,6 +73,7 @@ class HandOver(OwnBlocks, total=False):
     transfer_key: bytes
     request_id: str
     ttl_s: float
+    firm_ttl_s: float
     consumers: int
     on_abort: OnAbort.ValueType
     after_step: int
@@ -87,6 +89,7 @@ class Part(OwnBlocks, total=False):
     part_epoch: int
     last: bool
     ttl_s: float
+    firm_ttl_s: float
     consumers: int
     on_abort: OnAbort.ValueType
     after_step: int
@@ -123,6 +126,7 @@ class LeaseTerms(Change, total=False):
 
     incarnation: int
     ttl_s: float
+    firm_ttl_s: float
     consumers: int
     on_abort: OnAbort.ValueType
     request_id: str

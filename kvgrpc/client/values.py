@@ -20,7 +20,7 @@ from kvgrpc.v1.common_pb2 import (
     TokenContent,
 )
 from kvgrpc.v1.lease_pb2 import Lease, LeaseRef
-from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
+from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse, GroupBlockCount
 
 V = TypeVar("V", bound=int)
 
@@ -158,6 +158,12 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the call itself, for a request whose fields are set already."""
     return {name: value for name, value in options.items() if name in CALL_OPTIONS}
+
+
+def block_counts(counts: int | Mapping[int, int]) -> list[GroupBlockCount]:
+    """So many blocks of the one group, or {group: count}, as rows of a request."""
+    by_group = {0: counts} if isinstance(counts, int) else counts
+    return [GroupBlockCount(group=group, block_count=count) for group, count in by_group.items()]
 
 
 def own_blocks(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from kvgrpc.core.access.serving import Serving
 from kvgrpc.core.actions import Acknowledged, Action, Drained, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
+from kvgrpc.core.invariants import check
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
@@ -39,23 +40,22 @@ from kvgrpc.core.receive.reservation_course import ReservationCourse
 from kvgrpc.core.receive.reservation_ends import ReservationEnds
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
+from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.send.pushes import Pushes
+from kvgrpc.core.send.reclaiming import Reclaiming
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move, Stage
 from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.state.reactions import Reaction, Reactions
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.peers import Peer, PeerView
-from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Side, Transfer
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.tables.transfers import Failure, Side, Transfer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 
@@ -81,8 +81,10 @@ class Node:
         pull_ends, reservation_ends = PullEnds[Pull](state, self._closes), ReservationEnds(state, self._closes)
         pull_course = PullCourse(state, self._handshakes, self._liveness, pull_ends)
         reservation_course = ReservationCourse(state, self._handshakes, self._liveness, reservation_ends)
-        self._hand_overs = HandOvers(state)
-        self._push_ends = PushEnds(state, self._closes, self._hand_overs)
+        self._firmness = Firmness(state)
+        self._hand_overs = HandOvers(state, self._firmness)
+        self._reclaiming = Reclaiming(state, self._hand_overs)
+        self._push_ends = PushEnds(state, self._closes, self._hand_overs, self._firmness)
         self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._hand_overs)
         courses: dict[type[Move], Course[Any]] = {
             Pull: pull_course,
@@ -93,14 +95,14 @@ class Node:
         ends: dict[type[Pull], PullEnds[Any]] = {Pull: pull_ends, Reservation: reservation_ends}
         self._pulls = Pulls(state, self._handshakes, pull_course, ends)
         self._reservations = Reservations(state, self._handshakes, reservation_course)
-        self._pushes = Pushes(state, self._handshakes, self._push_course, self._hand_overs)
+        self._pushes = Pushes(state, self._handshakes, self._push_course, self._hand_overs, self._firmness)
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
-        self._openings = AccessOpenings(state, self._reservations)
+        self._openings = AccessOpenings(state, self._reservations, self._firmness)
         self._serving = Serving(state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings)
         self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._hand_overs, self._openings)
         self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
-        self._pool = Allocations(state)
+        self._pool = Allocations(state, self._reclaiming)
         state.react = self._reactions()
         self._handlers = self._make_handlers()
         self._deadlines = self._make_deadlines()
@@ -173,20 +175,8 @@ class Node:
         return move.missing_proof if move is not None and move.stage is Stage.ENDED else ""
 
     def check(self) -> None:
-        """Asserts the invariants that tie the tables together. For tests and simulators."""
-        state = self.state
-        state.pins.check()
-        wanted = {(lease.id, PinKind.LEASE) for lease in state.leases}
-        reads = [a for a in state.accesses.values() if a.kind is AccessKind.READ]
-        wanted |= {(a.owner, PinKind.ACCESS) for a in reads if a.state is AccessState.OPEN}
-        wanted |= {pin for move in state.moves if (pin := move.pinned(state.pins)) is not None}
-        assert {(pin.owner, pin.kind) for pin in state.pins} == wanted, "pins without a reason, or missing"
-        for lease in state.leases:
-            assert state.now < lease.deadline <= lease.cap, f"{lease.id} outlives its time"
-            assert all(state.accesses[id_].state is AccessState.OPEN for id_ in lease.accesses)
-        for transfer in state.transfers.unfinished():
-            pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
-            assert pinned, f"{transfer.id} is not over and holds nothing"
+        """Asserts what holds between events. For tests and simulators."""
+        check(self.state)
 
     def _reactions(self) -> Reactions:
         """What a decision of one room means for the others, in this order."""
@@ -220,6 +210,7 @@ class Node:
             events.CancelTransfer: (self._cancel,),
             events.AcknowledgeTransfers: (self._acknowledge,),
             events.AllocateBlocks: (self._pool.allocate,),
+            events.ReclaimBlocks: (self._reclaiming.reclaim,),
             events.FreeBlocks: (self._pool.free,),
             events.ConnectPeer: (self._handshakes.connect,),
             events.HandshakeReceived: (self._handshakes.received,),
@@ -263,6 +254,7 @@ class Node:
         """Which room acts on a deadline; those that are missing are deadlines of moves."""
         return {
             Timer.LEASE: self._hand_overs.due,
+            Timer.SOFTEN: self._firmness.due,
             Timer.RENDEZVOUS: self._pushes.due,
             Timer.OPEN_WAIT: self._openings.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,

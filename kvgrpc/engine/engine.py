@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from kvgrpc.core.actions import Reclaimed
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import largest_use
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
-from kvgrpc.core.values.limits import Limits, granted_ttl
+from kvgrpc.core.values.limits import Limits, granted_firm_ttl, granted_ttl
 from kvgrpc.engine.session.connection import Connection
 from kvgrpc.engine.session.launch import LeadProcess
 from kvgrpc.engine.session.lead_restart import COMES_BACK_S
@@ -40,6 +41,7 @@ from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, pool_from_proto, pool_to_proto
 from kvgrpc.wire.frames import encode
+from kvgrpc.wire.session import reclaimed_from_proto
 from kvgrpc.wire.values import ON_ABORT, duration
 
 RELAUNCHES = 3
@@ -145,6 +147,7 @@ class Engine:
         transfer_key: bytes,
         request_id: str = "",
         ttl_s: float | None = None,
+        firm_ttl_s: float | None = None,
         consumers: int = 1,
         on_abort: grants.OnAbort = grants.OnAbort.RELEASE,
         after_step: int = 0,
@@ -152,11 +155,13 @@ class Engine:
     ) -> HandOver:
         """Hands finished blocks over to readers. No round trip: the grant is minted here.
 
-        The blocks belong to the hand-over until BlocksReturned. What the lead refuses arrives as Failed and
-        BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
+        The blocks belong to the hand-over until BlocksReturned: until its readers are done, or `ttl_s` is over, or,
+        while none has come, `reclaim` takes them back, which it does not for `firm_ttl_s`. What the lead refuses
+        arrives as Failed and BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
+        granted_firm_ttl(firm_ttl_s, self.limits)
         key, own, lease_id = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
             access=grants.Access.READ,
@@ -179,6 +184,7 @@ class Engine:
             on_abort=ON_ABORT[on_abort],
             after_step=after_step,
             lease_id=lease_id,
+            firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s),
         )
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
         ask, page = self._lives.ask, self._lives.page
@@ -257,14 +263,16 @@ class Engine:
         on_abort: grants.OnAbort = grants.OnAbort.RELEASE,
         request_id: str = "",
         priority: int = 0,
+        firm_ttl_s: float | None = None,
         traceparent: str = "",
     ) -> Push:
         """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
         check_transfer_key(transfer_key)
+        granted_firm_ttl(firm_ttl_s, self.limits)
         return Push(
             ask=self._lives.ask, page=self._lives.page, mint=self._lives.mint, consumers=consumers, on_abort=on_abort,
             request_id=request_id, transfer_key=transfer_key, content=content, priority=priority,
-            incarnation=self.incarnation, traceparent=traceparent,
+            firm_ttl_s=firm_ttl_s, incarnation=self.incarnation, traceparent=traceparent,
         )  # fmt: skip
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
@@ -298,6 +306,16 @@ class Engine:
         Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then none is given back.
         """
         self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=named_blocks(blocks, self.incarnation)))
+
+    def reclaim(self, count: int, group: int = 0) -> Reclaimed:
+        """Takes `count` blocks back from hand-overs that nobody has claimed in their firm time, all or none; waits for
+        the answer. Failed (LEASE_RECLAIMED) and BlocksReturned of what ended come with the next `poll`.
+
+        Raises InvalidRequest, or OutOfRange for more than the pool has.
+        """
+        counts = [pool_pb2.GroupBlockCount(group=group, block_count=count)]
+        answer = self._lives.wait(reclaim_blocks=pool_pb2.ReclaimBlocksRequest(group_block_counts=counts))
+        return reclaimed_from_proto(answer.reclaim_blocks.reclaimed, len(self.pool.groups))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.

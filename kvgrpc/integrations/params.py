@@ -36,6 +36,8 @@ class Defaults:
     mode: Mode = Mode.PULL
     ttl_s: float | None = None
     """Of hand-overs; None: the lead's default."""
+    firm_ttl_s: float | None = None
+    """How long the blocks of a hand-over are kept though nobody has come for them; None: the lead's default."""
     offer_ttl_s: float = 0.0
     """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
 
@@ -62,6 +64,7 @@ def wanted(
         "consumers": intent.consumer_count or 1,
         "on_abort": grants.OnAbort.KEEP if intent.on_abort == ON_ABORT_KEEP else grants.OnAbort.RELEASE,
         "ttl_s": intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else defaults.ttl_s,
+        "firm_ttl_s": intent.firm_ttl.ToMilliseconds() / 1000 if intent.HasField("firm_ttl") else defaults.firm_ttl_s,
         "priority": intent.priority,
         "label": intent.request_id,
         **more,
@@ -85,7 +88,7 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
     if found.take is None or found.give is not None or not defaults.offer_ttl_s:
         return None
     key, give = os.urandom(TRANSFER_KEY_BYTES_MIN), Give(Mode.PULL, prefill=False)
-    return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s)
+    return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s, firm_ttl_s=None)
 
 
 def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:

@@ -156,6 +156,8 @@ class Counts(_message.Message):
     QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     DEFECT_COUNT_FIELD_NUMBER: _builtins.int
+    RECLAIMED_LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    RECLAIMED_IN_VAIN_COUNT_FIELD_NUMBER: _builtins.int
     pending_transfer_count: _builtins.int
     """Transfers that wait."""
     active_transfer_count: _builtins.int
@@ -178,6 +180,10 @@ class Counts(_message.Message):
     """Bytes received."""
     defect_count: _builtins.int
     """Lives of the engine that a defect of kvgrpc ended, since this process began."""
+    reclaimed_lease_count: _builtins.int
+    """Leases that were reclaimed."""
+    reclaimed_in_vain_count: _builtins.int
+    """Those of them that a consumer came for too late."""
     def __init__(
         self,
         *,
@@ -192,10 +198,12 @@ class Counts(_message.Message):
         quarantined_block_count: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         defect_count: _builtins.int = ...,
+        reclaimed_lease_count: _builtins.int = ...,
+        reclaimed_in_vain_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "reclaimed_in_vain_count", b"reclaimed_in_vain_count", "reclaimed_lease_count", b"reclaimed_lease_count", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

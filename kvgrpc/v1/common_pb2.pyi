@@ -364,6 +364,8 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """A defect of kvgrpc itself."""
     FAILURE_REASON_INTERNAL_DEFECT: _FailureReason.ValueType  # 66
     """A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
+    FAILURE_REASON_LEASE_RECLAIMED: _FailureReason.ValueType  # 67
+    """The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time."""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why something failed. The same names without the prefix are the reasons of RPC errors; docs/protocol.md lists for
@@ -504,6 +506,8 @@ FAILURE_REASON_INTERNAL: FailureReason.ValueType  # 65
 """A defect of kvgrpc itself."""
 FAILURE_REASON_INTERNAL_DEFECT: FailureReason.ValueType  # 66
 """A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
+FAILURE_REASON_LEASE_RECLAIMED: FailureReason.ValueType  # 67
+"""The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time."""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:
@@ -936,6 +940,7 @@ class Intent(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     ON_ABORT_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    FIRM_TTL_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
     """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel."""
     request_id: _builtins.str
@@ -956,6 +961,10 @@ class Intent(_message.Message):
     def peer(self) -> Global___PeerAddress:
         """Where the other side is, if the router knows."""
 
+    @_builtins.property
+    def firm_ttl(self) -> _duration_pb2.Duration:
+        """How long the source keeps the blocks in any case, though no consumer has come; as in HandOver."""
+
     def __init__(
         self,
         *,
@@ -967,10 +976,11 @@ class Intent(_message.Message):
         priority: _builtins.int = ...,
         on_abort: Global___OnAbort.ValueType = ...,
         peer: Global___PeerAddress | None = ...,
+        firm_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "peer", b"peer", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_count", b"consumer_count", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_count", b"consumer_count", "firm_ttl", b"firm_ttl", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

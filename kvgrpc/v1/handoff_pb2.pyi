@@ -88,6 +88,7 @@ class HandOver(_message.Message):
     AFTER_STEP_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    FIRM_TTL_FIELD_NUMBER: _builtins.int
     consumer_count: _builtins.int
     """How many consumers will come. 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
@@ -116,6 +117,12 @@ class HandOver(_message.Message):
         what was granted.
         """
 
+    @_builtins.property
+    def firm_ttl(self) -> _duration_pb2.Duration:
+        """How long the lease is firm; see Lease.soft_in. Unset takes the default; 0: not at all, as for an offer that may be of
+        use or not; negative is refused; above the cap it is clamped.
+        """
+
     def __init__(
         self,
         *,
@@ -127,10 +134,11 @@ class HandOver(_message.Message):
         after_step: _builtins.int = ...,
         lease_id: _builtins.str = ...,
         priority: _builtins.int = ...,
+        firm_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,6 +161,7 @@ class PushPart(_message.Message):
     AFTER_STEP_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    FIRM_TTL_FIELD_NUMBER: _builtins.int
     part_epoch: _builtins.int
     """Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
     PREEMPTED. The content is the same.
@@ -187,6 +196,10 @@ class PushPart(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """As in HandOver."""
 
+    @_builtins.property
+    def firm_ttl(self) -> _duration_pb2.Duration:
+        """As in HandOver, from the last part on; the first part says it."""
+
     def __init__(
         self,
         *,
@@ -201,10 +214,11 @@ class PushPart(_message.Message):
         after_step: _builtins.int = ...,
         lease_id: _builtins.str = ...,
         priority: _builtins.int = ...,
+        firm_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "layers", b"layers", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "layers", b"layers", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

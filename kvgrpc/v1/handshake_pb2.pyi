@@ -220,6 +220,7 @@ class Limits(_message.Message):
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
     TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    FIRM_TTL_FIELD_NUMBER: _builtins.int
     request_block_count: _builtins.int
     """Blocks in one request."""
     message_bytes: _builtins.int
@@ -260,6 +261,10 @@ class Limits(_message.Message):
     def wait(self) -> _duration_pb2.Duration:
         """The longest that WaitTransfer, WaitTransfers and PollSchedulerNews wait in one call."""
 
+    @_builtins.property
+    def firm_ttl(self) -> _duration_pb2.Duration:
+        """How long a lease is firm when a request does not say; see Lease.soft_in."""
+
     def __init__(
         self,
         *,
@@ -275,10 +280,11 @@ class Limits(_message.Message):
         lease_count: _builtins.int = ...,
         transfer_count: _builtins.int = ...,
         wait: _duration_pb2.Duration | None = ...,
+        firm_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,7 +532,7 @@ class GroupLoad(_message.Message):
     """Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned."""
     soft_block_count: _builtins.int
     """Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
-    time. 0 from servers without such leases.
+    time (ReclaimBlocks).
     """
     def __init__(
         self,

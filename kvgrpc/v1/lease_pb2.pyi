@@ -41,6 +41,8 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     """The engine took its blocks back."""
     LEASE_STATE_LOST: _LeaseState.ValueType  # 6
     """A defect of kvgrpc ended the life that it was of."""
+    LEASE_STATE_RECLAIMED: _LeaseState.ValueType  # 7
+    """The engine needed its blocks, and nobody had claimed it."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
     """The life of a lease."""
@@ -59,6 +61,8 @@ LEASE_STATE_VOIDED: LeaseState.ValueType  # 5
 """The engine took its blocks back."""
 LEASE_STATE_LOST: LeaseState.ValueType  # 6
 """A defect of kvgrpc ended the life that it was of."""
+LEASE_STATE_RECLAIMED: LeaseState.ValueType  # 7
+"""The engine needed its blocks, and nobody had claimed it."""
 Global___LeaseState: _TypeAlias = LeaseState  # noqa: Y015
 
 @_typing.final
@@ -103,6 +107,7 @@ class Lease(_message.Message):
     RENEWAL_COUNT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    SOFT_IN_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Its id."""
     state: Global___LeaseState.ValueType
@@ -147,6 +152,14 @@ class Lease(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels given with GrantLease."""
 
+    @_builtins.property
+    def soft_in(self) -> _duration_pb2.Duration:
+        """When the engine may take its blocks back (ReclaimBlocks): 0: at any time, the lease is soft; more: not before that,
+        it is firm; unset: not while it is claimed, or it is over. A lease is claimed while a consumer has an access on it,
+        or waits for one, and a push while it has a destination or still gets parts. It is firm for its firm TTL after the
+        hand-over and after its last claimer has gone, and after a renewal by a router for the time renewed.
+        """
+
     def __init__(
         self,
         *,
@@ -166,10 +179,11 @@ class Lease(_message.Message):
         renewal_count: _builtins.int = ...,
         trace_id: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        soft_in: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "soft_in", b"soft_in", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "state", b"state", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "soft_in", b"soft_in", "state", b"state", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,6 +255,7 @@ class GrantLeaseRequest(_message.Message):
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    FIRM_TTL_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     consumer_count: _builtins.int
@@ -269,6 +284,10 @@ class GrantLeaseRequest(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Free labels; at most 16, of at most 64 bytes each side."""
 
+    @_builtins.property
+    def firm_ttl(self) -> _duration_pb2.Duration:
+        """As in FinishedBlocks."""
+
     def __init__(
         self,
         *,
@@ -282,10 +301,11 @@ class GrantLeaseRequest(_message.Message):
         transfer_key: _builtins.bytes = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
+        firm_ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,8 +356,13 @@ class RenewLeasesRequest(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    FOR_ACCESS_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     """See common.proto: the rows are those of the leases as they are."""
+    for_access: _builtins.bool
+    """Said by leads that have an access open on each: the access is the claim, and the renewal makes no lease firm. Else
+    a renewal by anybody but the owning engine does.
+    """
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRef]:
         """Which ones."""
@@ -354,10 +379,11 @@ class RenewLeasesRequest(_message.Message):
         leases: _abc.Iterable[Global___LeaseRef] | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
+        for_access: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_access", b"for_access", "leases", b"leases", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -106,6 +106,7 @@ class AllocateBlocksRequest(_message.Message):
     ALLOCATION_ID_FIELD_NUMBER: _builtins.int
     NO_EXPIRY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    RECLAIM_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     allocation_id: _builtins.str
@@ -114,6 +115,8 @@ class AllocateBlocksRequest(_message.Message):
     """Never freed by itself: a caller that forgets it holds its blocks until the server's end. Without `ttl`."""
     validate_only: _builtins.bool
     """See common.proto."""
+    reclaim: _builtins.bool
+    """Where too few blocks are free, take them back from soft leases, as ReclaimBlocks does, and allocate them."""
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
         """Required. How many from each group; at most 256 rows."""
@@ -131,14 +134,181 @@ class AllocateBlocksRequest(_message.Message):
         allocation_id: _builtins.str = ...,
         no_expiry: _builtins.bool = ...,
         validate_only: _builtins.bool = ...,
+        reclaim: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "reclaim", b"reclaim", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AllocateBlocksRequest: _TypeAlias = AllocateBlocksRequest  # noqa: Y015
+
+@_typing.final
+class ReclaimedLease(_message.Message):
+    """A lease that was reclaimed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    """Which."""
+    transfer_id: _builtins.str
+    """The SEND transfer of its hand-over; empty for GrantLease."""
+    request_id: _builtins.str
+    """The LLM request's id."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        transfer_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReclaimedLease: _TypeAlias = ReclaimedLease  # noqa: Y015
+
+@_typing.final
+class SoftLater(_message.Message):
+    """A lease that will be soft, if nobody claims it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOFT_IN_FIELD_NUMBER: _builtins.int
+    GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def soft_in(self) -> _duration_pb2.Duration:
+        """In how long."""
+
+    @_builtins.property
+    def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
+        """What would come free with it alone, of each group where that is not 0."""
+
+    def __init__(
+        self,
+        *,
+        soft_in: _duration_pb2.Duration | None = ...,
+        group_block_counts: _abc.Iterable[Global___GroupBlockCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["soft_in", b"soft_in"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts", "soft_in", b"soft_in"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SoftLater: _TypeAlias = SoftLater  # noqa: Y015
+
+@_typing.final
+class Reclaimed(_message.Message):
+    """What was reclaimed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENOUGH_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    FREED_BLOCKS_FIELD_NUMBER: _builtins.int
+    LATER_LEASES_FIELD_NUMBER: _builtins.int
+    enough: _builtins.bool
+    """As many blocks came free as were asked for. Else no lease was ended."""
+    lease_count: _builtins.int
+    """How many they are."""
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReclaimedLease]:
+        """The leases that ended, oldest first; of many the first 1,000."""
+
+    @_builtins.property
+    def freed_blocks(self) -> _common_pb2.Blocks:
+        """The blocks that came free."""
+
+    @_builtins.property
+    def later_leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___SoftLater]:
+        """What will be soft next, in the order of time; of many the first 16. What is claimed is not among it."""
+
+    def __init__(
+        self,
+        *,
+        enough: _builtins.bool = ...,
+        leases: _abc.Iterable[Global___ReclaimedLease] | None = ...,
+        lease_count: _builtins.int = ...,
+        freed_blocks: _common_pb2.Blocks | None = ...,
+        later_leases: _abc.Iterable[Global___SoftLater] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enough", b"enough", "freed_blocks", b"freed_blocks", "later_leases", b"later_leases", "lease_count", b"lease_count", "leases", b"leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reclaimed: _TypeAlias = Reclaimed  # noqa: Y015
+
+@_typing.final
+class ReclaimBlocksRequest(_message.Message):
+    """Blocks that are needed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    idempotency_key: _builtins.str
+    """See common.proto."""
+    validate_only: _builtins.bool
+    """See common.proto: the answer names the leases that would end."""
+    @_builtins.property
+    def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
+        """Required. How many of each group shall come free that are not; at most 256 rows."""
+
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        group_block_counts: _abc.Iterable[Global___GroupBlockCount] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReclaimBlocksRequest: _TypeAlias = ReclaimBlocksRequest  # noqa: Y015
+
+@_typing.final
+class ReclaimBlocksResponse(_message.Message):
+    """What was taken back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECLAIMED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def reclaimed(self) -> Global___Reclaimed:
+        """The outcome."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        reclaimed: Global___Reclaimed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "reclaimed", b"reclaimed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "reclaimed", b"reclaimed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReclaimBlocksResponse: _TypeAlias = ReclaimBlocksResponse  # noqa: Y015
 
 @_typing.final
 class AllocateBlocksResponse(_message.Message):
@@ -275,6 +445,7 @@ class GroupStatus(_message.Message):
     LEASED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     TARGET_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    SOFT_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     block_count: _builtins.int
@@ -291,6 +462,8 @@ class GroupStatus(_message.Message):
     """Targets of transfers."""
     quarantined_block_count: _builtins.int
     """In quarantine."""
+    soft_block_count: _builtins.int
+    """Held by nothing but soft leases: ReclaimBlocks sets them free."""
     def __init__(
         self,
         *,
@@ -302,10 +475,11 @@ class GroupStatus(_message.Message):
         leased_block_count: _builtins.int = ...,
         target_block_count: _builtins.int = ...,
         quarantined_block_count: _builtins.int = ...,
+        soft_block_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_block_count", b"allocated_block_count", "block_count", b"block_count", "free_block_count", b"free_block_count", "leased_block_count", b"leased_block_count", "name", b"name", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "target_block_count", b"target_block_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_block_count", b"allocated_block_count", "block_count", b"block_count", "free_block_count", b"free_block_count", "leased_block_count", b"leased_block_count", "name", b"name", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "soft_block_count", b"soft_block_count", "target_block_count", b"target_block_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

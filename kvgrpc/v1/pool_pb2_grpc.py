@@ -50,6 +50,11 @@ class PoolServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksResponse.FromString,
                 _registered_method=True)
+        self.ReclaimBlocks = channel.unary_unary(
+                '/kvgrpc.v1.PoolService/ReclaimBlocks',
+                request_serializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.FromString,
+                _registered_method=True)
         self.GetPoolStatus = channel.unary_unary(
                 '/kvgrpc.v1.PoolService/GetPoolStatus',
                 request_serializer=kvgrpc_dot_v1_dot_pool__pb2.GetPoolStatusRequest.SerializeToString,
@@ -83,8 +88,8 @@ class PoolServiceServicer:
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-        delay.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+        `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -104,6 +109,23 @@ class PoolServiceServicer:
         * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReclaimBlocks(self, request, context):
+        """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+        they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+        soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+        A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+        it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+        itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+
+        Errors:
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+        * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +170,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.FreeBlocks,
                     request_deserializer=kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksResponse.SerializeToString,
+            ),
+            'ReclaimBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReclaimBlocks,
+                    request_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.SerializeToString,
             ),
             'GetPoolStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPoolStatus,
@@ -242,6 +269,33 @@ class PoolService:
             '/kvgrpc.v1.PoolService/FreeBlocks',
             kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksRequest.SerializeToString,
             kvgrpc_dot_v1_dot_pool__pb2.FreeBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReclaimBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.PoolService/ReclaimBlocks',
+            kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,8 +46,8 @@ class PoolServiceStub:
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-      delay.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+      `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -63,6 +63,19 @@ class PoolServiceStub:
     * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+    """
+    ReclaimBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ReclaimBlocksRequest, _pool_pb2.ReclaimBlocksResponse]
+    """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+    they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+    soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+    A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+    it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+    itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+
+    Errors:
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
     """
     GetPoolStatus: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]
     """Counts per group: free, allocated, pinned by what.
@@ -97,8 +110,8 @@ class PoolServiceAsyncStub(PoolServiceStub):
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-      delay.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+      `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -114,6 +127,19 @@ class PoolServiceAsyncStub(PoolServiceStub):
     * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+    """
+    ReclaimBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.ReclaimBlocksRequest, _pool_pb2.ReclaimBlocksResponse]  # type: ignore[assignment]
+    """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+    they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+    soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+    A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+    it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+    itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+
+    Errors:
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
     """
     GetPoolStatus: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]  # type: ignore[assignment]
     """Counts per group: free, allocated, pinned by what.
@@ -157,8 +183,8 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-          delay.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+          `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -180,6 +206,25 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+        """
+
+    @_abc_1.abstractmethod
+    def ReclaimBlocks(
+        self,
+        request: _pool_pb2.ReclaimBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pool_pb2.ReclaimBlocksResponse, _abc.Awaitable[_pool_pb2.ReclaimBlocksResponse]]:
+        """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+        they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+        soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+        A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+        it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+        itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+
+        Errors:
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+        * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
         """
 
     @_abc_1.abstractmethod

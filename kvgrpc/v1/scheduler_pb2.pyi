@@ -15,6 +15,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
+from kvgrpc.v1 import pool_pb2 as _pool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -527,6 +528,60 @@ class RequestPreemptedResponse(_message.Message):
 Global___RequestPreemptedResponse: _TypeAlias = RequestPreemptedResponse  # noqa: Y015
 
 @_typing.final
+class BlocksNeededRequest(_message.Message):
+    """How many blocks are needed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.GroupBlockCount]:
+        """Required. How many of each group shall come free that are not."""
+
+    def __init__(
+        self,
+        *,
+        group_block_counts: _abc.Iterable[_pool_pb2.GroupBlockCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksNeededRequest: _TypeAlias = BlocksNeededRequest  # noqa: Y015
+
+@_typing.final
+class BlocksNeededResponse(_message.Message):
+    """What was taken back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECLAIMED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def reclaimed(self) -> _pool_pb2.Reclaimed:
+        """The outcome."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        reclaimed: _pool_pb2.Reclaimed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "reclaimed", b"reclaimed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "reclaimed", b"reclaimed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksNeededResponse: _TypeAlias = BlocksNeededResponse  # noqa: Y015
+
+@_typing.final
 class RequestFinishedRequest(_message.Message):
     """A request that left."""
 
@@ -1025,6 +1080,7 @@ class ScheduleCall(_message.Message):
     REQUEST_PREEMPTED_FIELD_NUMBER: _builtins.int
     REQUEST_FINISHED_FIELD_NUMBER: _builtins.int
     ABORT_REQUEST_FIELD_NUMBER: _builtins.int
+    BLOCKS_NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_arrived(self) -> Global___RequestArrivedRequest:
         """As SchedulerService.RequestArrived."""
@@ -1057,6 +1113,10 @@ class ScheduleCall(_message.Message):
     def abort_request(self) -> Global___AbortRequestRequest:
         """As SchedulerService.AbortRequest."""
 
+    @_builtins.property
+    def blocks_needed(self) -> Global___BlocksNeededRequest:
+        """As SchedulerService.BlocksNeeded."""
+
     def __init__(
         self,
         *,
@@ -1068,12 +1128,13 @@ class ScheduleCall(_message.Message):
         request_preempted: Global___RequestPreemptedRequest | None = ...,
         request_finished: Global___RequestFinishedRequest | None = ...,
         abort_request: Global___AbortRequestRequest | None = ...,
+        blocks_needed: Global___BlocksNeededRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "call", b"call", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "blocks_needed", b"blocks_needed", "call", b"call", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "call", b"call", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "blocks_needed", b"blocks_needed", "call", b"call", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded", "request_preempted", "request_finished", "abort_request"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded", "request_preempted", "request_finished", "abort_request", "blocks_needed"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -1095,6 +1156,7 @@ class ScheduleAnswer(_message.Message):
     REQUEST_PREEMPTED_FIELD_NUMBER: _builtins.int
     REQUEST_FINISHED_FIELD_NUMBER: _builtins.int
     ABORT_REQUEST_FIELD_NUMBER: _builtins.int
+    BLOCKS_NEEDED_FIELD_NUMBER: _builtins.int
     status_code: _builtins.int
     """Of a refusal: number of the gRPC status code that the same call alone ends with."""
     @_builtins.property
@@ -1133,6 +1195,10 @@ class ScheduleAnswer(_message.Message):
     def abort_request(self) -> Global___AbortRequestResponse:
         """To SchedulerService.AbortRequest."""
 
+    @_builtins.property
+    def blocks_needed(self) -> Global___BlocksNeededResponse:
+        """To SchedulerService.BlocksNeeded."""
+
     def __init__(
         self,
         *,
@@ -1146,12 +1212,13 @@ class ScheduleAnswer(_message.Message):
         request_preempted: Global___RequestPreemptedResponse | None = ...,
         request_finished: Global___RequestFinishedResponse | None = ...,
         abort_request: Global___AbortRequestResponse | None = ...,
+        blocks_needed: Global___BlocksNeededResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "blocks_needed", b"blocks_needed", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "status_code", b"status_code", "tokens_computed", b"tokens_computed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "blocks_needed", b"blocks_needed", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "status_code", b"status_code", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded", "request_preempted", "request_finished", "abort_request"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded", "request_preempted", "request_finished", "abort_request", "blocks_needed"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 

@@ -83,6 +83,11 @@ class SchedulerServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedResponse.FromString,
                 _registered_method=True)
+        self.BlocksNeeded = channel.unary_unary(
+                '/kvgrpc.v1.SchedulerService/BlocksNeeded',
+                request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededResponse.FromString,
+                _registered_method=True)
         self.AbortRequest = channel.unary_unary(
                 '/kvgrpc.v1.SchedulerService/AbortRequest',
                 request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.AbortRequestRequest.SerializeToString,
@@ -216,6 +221,19 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BlocksNeeded(self, request, context):
+        """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+        are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+
+        Errors:
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+        * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AbortRequest(self, request, context):
         """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
         over.
@@ -298,6 +316,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RequestFinished,
                     request_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedResponse.SerializeToString,
+            ),
+            'BlocksNeeded': grpc.unary_unary_rpc_method_handler(
+                    servicer.BlocksNeeded,
+                    request_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededResponse.SerializeToString,
             ),
             'AbortRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.AbortRequest,
@@ -523,6 +546,33 @@ class SchedulerService:
             '/kvgrpc.v1.SchedulerService/RequestFinished',
             kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedRequest.SerializeToString,
             kvgrpc_dot_v1_dot_scheduler__pb2.RequestFinishedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlocksNeeded(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.SchedulerService/BlocksNeeded',
+            kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_scheduler__pb2.BlocksNeededResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -118,6 +118,15 @@ class SchedulerServiceStub:
     * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
+    BlocksNeeded: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksNeededRequest, _scheduler_pb2.BlocksNeededResponse]
+    """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+    are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+
+    Errors:
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+    """
     AbortRequest: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequestRequest, _scheduler_pb2.AbortRequestResponse]
     """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
     over.
@@ -232,6 +241,15 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
     * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+    """
+    BlocksNeeded: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksNeededRequest, _scheduler_pb2.BlocksNeededResponse]  # type: ignore[assignment]
+    """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+    are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+
+    Errors:
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
     """
     AbortRequest: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequestRequest, _scheduler_pb2.AbortRequestResponse]  # type: ignore[assignment]
     """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
@@ -386,6 +404,21 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
         * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        """
+
+    @_abc_1.abstractmethod
+    def BlocksNeeded(
+        self,
+        request: _scheduler_pb2.BlocksNeededRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.BlocksNeededResponse, _abc.Awaitable[_scheduler_pb2.BlocksNeededResponse]]:
+        """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+        are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+
+        Errors:
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+        * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
         """
 
     @_abc_1.abstractmethod

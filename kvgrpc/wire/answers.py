@@ -2,14 +2,14 @@
 
 import re
 
-from kvgrpc.core.actions import Allocated, LeaseView, Openings, Renewed, Verdicts
+from kvgrpc.core.actions import Allocated, LeaseView, Openings, Reclaimed, Renewed, Verdicts
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
@@ -38,6 +38,7 @@ LEASE_STATES = {
     LeaseState.DONE: lease_pb2.LEASE_STATE_DONE,
     LeaseState.VOIDED: lease_pb2.LEASE_STATE_VOIDED,
     LeaseState.LOST: lease_pb2.LEASE_STATE_LOST,
+    LeaseState.RECLAIMED: lease_pb2.LEASE_STATE_RECLAIMED,
 }
 PIN_KINDS = {
     PinKind.LEASE: admin_pb2.PIN_KIND_LEASE,
@@ -140,6 +141,31 @@ def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
         renewal_count=value.renewals,
         trace_id=trace_id(value.trace),
         labels=dict(value.labels),
+        soft_in=None if value.soft_in_s is None else duration(value.soft_in_s),
+    )
+
+
+def reclaimed(value: Reclaimed, incarnation: int) -> pool_pb2.Reclaimed:
+    """What was taken back from leases, in that life of their engine."""
+    return pool_pb2.Reclaimed(
+        enough=value.enough,
+        leases=[
+            pool_pb2.ReclaimedLease(lease_id=row.lease_id, transfer_id=row.transfer_id, request_id=row.request_id)
+            for row in value.leases
+        ],
+        lease_count=value.lease_count,
+        freed_blocks=pool_blocks(value.freed, incarnation),
+        later_leases=[
+            pool_pb2.SoftLater(
+                soft_in=duration(row.in_s),
+                group_block_counts=[
+                    pool_pb2.GroupBlockCount(group=group, block_count=count)
+                    for group, count in enumerate(row.block_counts)
+                    if count
+                ],
+            )
+            for row in value.later
+        ],
     )
 
 

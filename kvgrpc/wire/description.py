@@ -337,6 +337,7 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
         lease_count=value.leases,
         transfer_count=value.transfers,
         wait=duration(value.wait_s),
+        firm_ttl=duration(value.firm_ttl_s),
     )
 
 
@@ -355,6 +356,7 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         leases=value.lease_count,
         transfers=value.transfer_count,
         wait_s=_s(value.wait),
+        firm_ttl_s=_s(value.firm_ttl),
     )
 
 

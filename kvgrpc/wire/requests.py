@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
@@ -89,6 +90,7 @@ def finished_blocks(
         layers=None if part is None else layer_range(part),
         part_epoch=0 if part is None else part.part_epoch,
         allocation_id=said.blocks.allocation_id,
+        firm_ttl_s=seconds(said, "firm_ttl"),
     )
 
 
@@ -155,6 +157,7 @@ def grant_lease(
         transfer=False,
         labels=labels,
         allocation_id=request.blocks.allocation_id,
+        firm_ttl_s=seconds(request, "firm_ttl"),
     )
 
 
@@ -218,8 +221,10 @@ def renew_leases(
     """RenewLeases and KeepAlive, of at most `limit` leases."""
     check_count("leases", len(request.leases), limit)
     refs = tuple(lease_ref(ref) for ref in request.leases)
-    validate_only = isinstance(request, lease_pb2.RenewLeasesRequest) and request.validate_only
-    return events.RenewLeases(call, refs, seconds(request, "ttl"), validate_only=validate_only)
+    ttl_s = seconds(request, "ttl")
+    if isinstance(request, lease_pb2.KeepAliveRequest):
+        return events.RenewLeases(call, refs, ttl_s)
+    return events.RenewLeases(call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only)
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
@@ -262,10 +267,28 @@ def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
     """AllocateBlocks."""
-    check_count("group_block_counts", len(request.group_block_counts), GROUPS_MAX)
-    counts = tuple((row.group, row.block_count) for row in request.group_block_counts)
+    counts = block_counts(request.group_block_counts)
     ttl_s = seconds(request, "ttl")
-    return events.AllocateBlocks(call, counts, ttl_s, request.allocation_id, request.no_expiry, request.validate_only)
+    return events.AllocateBlocks(
+        call,
+        counts,
+        ttl_s,
+        request.allocation_id,
+        request.no_expiry,
+        request.reclaim,
+        request.validate_only,
+    )
+
+
+def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) -> events.ReclaimBlocks:
+    """ReclaimBlocks."""
+    return events.ReclaimBlocks(call, block_counts(request.group_block_counts), request.validate_only)
+
+
+def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, int], ...]:
+    """How many blocks of each group."""
+    check_count("group_block_counts", len(rows), GROUPS_MAX)
+    return tuple((row.group, row.block_count) for row in rows)
 
 
 def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:

@@ -141,6 +141,7 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         label=text("intent.request_id", intent.request_id) or request_id,
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
+        firm_ttl_s=seconds(intent, "firm_ttl"),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,

@@ -12,10 +12,11 @@ from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import FEW, packed_checksums, packed_field, unpacked_checksums
-from kvgrpc.wire.values import duration, failure, layer_ranges
+from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges
 
 _News: TypeAlias = (
     session_pb2.Received
@@ -56,6 +57,23 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
             row = into.parts_returned
             row.lease_id = news.lease_id
     row.transfer_id, row.request_id = news.transfer_id, news.request_id
+
+
+def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Reclaimed:
+    """What a lead took back from leases, of a pool of so many groups."""
+    freed = dict(block_lists(value.freed_blocks.groups, sum(sum(row.runs.counts) for row in value.freed_blocks.groups)))
+    later = []
+    for row in value.later_leases:
+        counts = {count.group: count.block_count for count in row.group_block_counts}
+        in_s = row.soft_in.ToNanoseconds() / 1e9
+        later.append(actions.Later(in_s, tuple(counts.get(group, 0) for group in range(groups))))
+    return actions.Reclaimed(
+        value.enough,
+        tuple(actions.ReclaimedLease(row.lease_id, row.transfer_id, row.request_id) for row in value.leases),
+        value.lease_count,
+        tuple(freed.get(group, np.empty(0, dtype=np.int64)) for group in range(groups)),
+        tuple(later),
+    )
 
 
 def offer_command(key: str, peer: str) -> rank_pb2.RankCommand:

@@ -99,6 +99,7 @@ def test_a_transfer_says_its_peer_paths_and_failure() -> None:
 def test_a_lease_says_what_is_left_and_its_labels() -> None:
     view = LeaseView(
         id="l-1", state=LeaseState.LIVE, request_id="r", transfer_id="t", ttl_s=30.0, remaining_s=12.5,
+        soft_in_s=1.5,
         cap_remaining_s=600.0, age_s=17.5, blocks=(np.array([4, 5, 9]), np.array([], dtype=np.int64)),
         token_count=40, consumers=2, consumers_done=1, open_accesses=1, renewals=3,
         trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),),

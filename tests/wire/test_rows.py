@@ -46,6 +46,7 @@ def test_a_peer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
 def test_a_lease_of_scattered_blocks_fits() -> None:
     view = LeaseView(
         id=LABEL, state=LeaseState.LIVE, request_id=LABEL, transfer_id=LABEL, ttl_s=30.0, remaining_s=12.5,
+        soft_in_s=1.5,
         cap_remaining_s=600.0, age_s=17.5, blocks=(SCATTERED,), token_count=1 << 30, consumers=1 << 20,
         consumers_done=1, open_accesses=1, renewals=3, trace="",
         labels=tuple((f"{i:064}", "x" * 64) for i in range(16)),

@@ -16,7 +16,7 @@ Every call may be repeated. The first reply says which life of the engine this i
 (Aborted, INCARNATION_CHANGED) until `start_over`.
 """
 
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
@@ -127,6 +127,14 @@ class Scheduler:
     ) -> pb.AbortRequestResponse:
         """The request is wanted no more, whatever became of it so far."""
         return await self._ask(self._stub.AbortRequest, step_calls.abort_request(request_id, message), options)
+
+    async def blocks_needed(
+        self, counts: int | Mapping[int, int], **options: Unpack[opt.Call]
+    ) -> pb.BlocksNeededResponse:
+        """The scheduler lacks so many blocks of the one group, or {group: count}: those of hand-overs that nobody has
+        claimed come back, all or none.
+        """
+        return await self._ask(self._stub.BlocksNeeded, step_calls.blocks_needed(counts), options)
 
     # ---- news, and steps
 

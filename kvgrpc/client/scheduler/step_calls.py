@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.values import AnyBlocks, Tokens, as_blocks, as_content, fields
+from kvgrpc.client.values import AnyBlocks, Tokens, as_blocks, as_content, block_counts, fields
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.scheduler_pb2 import (
     AbortRequestRequest,
     BlocksAllocatedRequest,
     BlocksLoadedRequest,
+    BlocksNeededRequest,
     KvGift,
     MatchTokensRequest,
     PushOffer,
@@ -33,6 +34,7 @@ StepCall = (
     | RequestPreemptedRequest
     | RequestFinishedRequest
     | AbortRequestRequest
+    | BlocksNeededRequest
 )
 
 
@@ -108,6 +110,11 @@ def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
     return AbortRequestRequest(request_id=request_id, message=message)
 
 
+def blocks_needed(counts: int | Mapping[int, int]) -> BlocksNeededRequest:
+    """The scheduler lacks so many blocks of the one group, or {group: count}."""
+    return BlocksNeededRequest(group_block_counts=block_counts(counts))
+
+
 def in_step(call: StepCall) -> ScheduleCall:
     """One call of a step. Raises TypeError for what is none."""
     field = _FIELDS.get(type(call))
@@ -126,6 +133,7 @@ _FIELDS: dict[type[StepCall], str] = {
     RequestPreemptedRequest: "request_preempted",
     RequestFinishedRequest: "request_finished",
     AbortRequestRequest: "abort_request",
+    BlocksNeededRequest: "blocks_needed",
 }
 
 

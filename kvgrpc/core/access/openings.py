@@ -7,6 +7,7 @@ bounded time. What waits is found by what it misses, so that an event looks only
 from kvgrpc.core.actions import Openings
 from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.receive.reservations import Reservations
+from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.waiting import OpenCall, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening
@@ -40,9 +41,10 @@ POSTINGS = "postings"
 class AccessOpenings:
     """Accesses from the asking to the open state."""
 
-    def __init__(self, state: NodeState, reservations: Reservations) -> None:
+    def __init__(self, state: NodeState, reservations: Reservations, firmness: Firmness) -> None:
         self._state = state
         self._reservations = reservations
+        self._firmness = firmness
 
     @property
     def _waiting(self) -> WaitingOpenings:
@@ -71,6 +73,10 @@ class AccessOpenings:
         """A WAITING access is closed: the rows that wait for it are refused."""
         self._stop_waiting(access)
         self._answer(access, error)
+        lease = self._state.leases.find(access.lease_id)
+        if lease is not None and access.id in lease.waiting:
+            lease.waiting.remove(access.id)
+            self._firmness.unclaimed(lease)
 
     def refuse_all(self, error: KVGrpcError) -> None:
         """Nothing is opened now: rows that wait are told to come again."""
@@ -201,6 +207,7 @@ class AccessOpenings:
                 Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: their source opens the access"
             )
         if not lease.live:
+            self._state.soft_leases.missed(lease)
             raise ended_error(lease)
         if access.state is AccessState.OPEN:
             return lease
@@ -219,7 +226,9 @@ class AccessOpenings:
     def _admit(self, access: Access, lease: Lease) -> None:
         state = self._state
         access.move(AccessState.OPEN)
+        lease.waiting.discard(access.id)
         lease.opened(access.id, access.consumer)
+        self._firmness.claimed(lease)
         blocks = tuple(ids for _, ids in self._opened(access, lease).blocks)
         state.pins.add(access.owner, PinKind.ACCESS, blocks, state.now)
         state.expect(access, open_=True)
@@ -264,6 +273,10 @@ class AccessOpenings:
 
     def _wait(self, access: Access) -> None:
         self._waiting.missing.setdefault(_missing(access), {})[access.id] = None
+        lease = self._state.leases.find(access.lease_id) if access.kind is AccessKind.READ else None
+        if lease is not None:
+            lease.waiting.add(access.id)
+            self._firmness.claimed(lease)
         name = access.id.hex()
         if self._state.timers.when(Timer.OPEN_WAIT, name) is None:
             self._state.timers.set(Timer.OPEN_WAIT, name, self._state.now + self._state.limits.open_wait_s)

@@ -23,6 +23,8 @@ class LeaseView:
     transfer_id: str
     ttl_s: float
     remaining_s: float
+    soft_in_s: float | None
+    """In how long it may be taken back unless it is claimed, 0: now; None while it is claimed, or over."""
     cap_remaining_s: float
     age_s: float
     blocks: Blocks
@@ -151,6 +153,40 @@ class Allocated:
     remaining_s: float | None
 
 
+@dataclass(frozen=True)
+class ReclaimedLease:
+    """A lease that was reclaimed."""
+
+    lease_id: str
+    transfer_id: str
+    """Empty for GrantLease."""
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Later:
+    """A lease that will be soft, if nobody claims it."""
+
+    in_s: float
+    block_counts: tuple[int, ...]
+    """Blocks of each group that would come free with it alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reclaimed:
+    """Answer to ReclaimBlocks; for validate_only what would be reclaimed."""
+
+    enough: bool
+    """Whether as many blocks came free as were needed; else nothing was reclaimed."""
+    leases: tuple[ReclaimedLease, ...]
+    """Oldest first; the first ones of many."""
+    lease_count: int
+    """All of them."""
+    freed: Blocks
+    later: tuple[Later, ...]
+    """In the order of time; the first ones of many."""
+
+
 @dataclass(frozen=True, eq=False)
 class Freed:
     """Answer to FreeBlocks: those that nothing pins."""
@@ -199,7 +235,7 @@ class Closings:
 Answer = (
     HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
     | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
-    | Drained
+    | Drained | Reclaimed
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from kvgrpc.core.events.calls import (
     LeaseRef,
     PullBlocks,
     PushSource,
+    ReclaimBlocks,
     RegisterPush,
     ReleaseLease,
     ReleaseQuarantine,
@@ -64,8 +65,8 @@ from kvgrpc.core.values.calls import Call, ReadyPart
 Event = (
     FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered
     | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
-    | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
-    | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
+    | AcknowledgeTransfers | AllocateBlocks | ReclaimBlocks | FreeBlocks | ConnectPeer | HandshakeReceived
+    | PeerAnswered | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | ProcessEnded | Rekeyed
     | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan | MemoryGone | Tick
@@ -113,6 +114,7 @@ __all__ = [
     "PullBlocks",
     "PushSource",
     "ReadyPart",
+    "ReclaimBlocks",
     "RegisterAnswered",
     "RegisterPush",
     "Rekeyed",

@@ -57,6 +57,8 @@ class FinishedBlocks:
     """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
     allocation_id: str = ""
     """The allocation that all blocks are of; empty: not checked."""
+    firm_ttl_s: float | None = None
+    """How long the lease is not taken back though nobody claims it; None: the default."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +173,8 @@ class RenewLeases:
     call: Call
     leases: tuple[LeaseRef, ...]
     ttl_s: float | None = None
+    for_access: bool = False
+    """The caller has an access open on each of them, which is its claim; the renewal is none beside it."""
     validate_only: bool = False
     """The rows are those of the leases as they are."""
 
@@ -231,7 +235,19 @@ class AllocateBlocks:
     allocation_id: str = ""
     no_expiry: bool = False
     """It is never freed by itself."""
+    reclaim: bool = False
+    """Soft leases end where too few blocks are free."""
     validate_only: bool = False
+
+
+@dataclass(frozen=True)
+class ReclaimBlocks:
+    """The owner of the pool needs so many more blocks (group, count) than are free: answered by Reclaimed."""
+
+    call: Call
+    counts: tuple[tuple[int, int], ...]
+    validate_only: bool = False
+    """The answer names the leases that would end."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ LOST_SOURCE = frozenset(
         Reason.LEASE_EXPIRED,
         Reason.LEASE_RELEASED,
         Reason.LEASE_VOIDED,
+        Reason.LEASE_RECLAIMED,
         Reason.LEASE_NOT_FOUND,
         Reason.INCARNATION_CHANGED,
         Reason.CANCELLED,

@@ -49,6 +49,7 @@ class RequestSpec(ABC, Generic[Name]):
     consumers: int = 1
     on_abort: OnAbort = OnAbort.RELEASE
     ttl_s: float | None = None
+    firm_ttl_s: float | None = None
     priority: int = 0
     needs_all_outputs: bool = False
     traceparent: str = field(default="", compare=False)
@@ -73,6 +74,12 @@ class RequestSpec(ABC, Generic[Name]):
         """What pushes to it."""
         assert isinstance(self.take, Source), "a reservation waits for a source"
         return self.take
+
+    @property
+    def kept_s(self) -> float | None:
+        """How long what it gives is firm; None: the default. The next turn may never come: what it offers is soft."""
+        waits = self.give is not None and not self.give.prefill
+        return 0.0 if waits and self.firm_ttl_s is None else self.firm_ttl_s
 
     @property
     def whole_units(self) -> bool:

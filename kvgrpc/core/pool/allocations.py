@@ -4,7 +4,9 @@ from collections.abc import Collection
 
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks
+from kvgrpc.core.send.reclaiming import Plan, Reclaiming
 from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.state.block_counts import check_counts
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
@@ -13,10 +15,7 @@ from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import (
     Exhausted,
-    FieldViolation,
-    InvalidRequest,
     NotFound,
-    OutOfRange,
     PreconditionFailed,
     Reason,
     invalid,
@@ -26,8 +25,9 @@ from kvgrpc.errors import (
 class Allocations:
     """Allocation calls."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, reclaiming: Reclaiming) -> None:
         self._state = state
+        self._reclaiming = reclaiming
         self._made = 0
 
     def allocate(self, event: AllocateBlocks) -> None:
@@ -78,7 +78,7 @@ class Allocations:
         state = self._state
         ttl_s = self._ttl_s(event)
         state.check_open()
-        counts = self._check_counts(event)
+        counts = check_counts(event.counts, state)
         if len(state.allocator) >= state.limits.allocations:
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED,
@@ -86,16 +86,37 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
-        taken = state.allocator.choose(counts)
+        plan = self._plan(counts) if event.reclaim else None
+        if plan is None:
+            state.allocator.choose(counts)
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
+        if plan is not None:
+            self._reclaiming.carry_out(plan)
+        taken = state.allocator.choose(counts)
         self._made += 1
         allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made}"
         state.allocator.take(allocation_id, taken)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
+
+    def _plan(self, counts: dict[int, int]) -> Plan | None:
+        """What to reclaim for them, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
+        state = self._state
+        missing = {group: count - state.pins.free[group] for group, count in counts.items()}
+        missing = {group: count for group, count in missing.items() if count > 0}
+        plan = self._reclaiming.plan(missing) if missing else None
+        if missing and plan is None:
+            try:
+                state.allocator.choose(counts)
+            except Exhausted as error:
+                group = int(error.metadata["group"])
+                error.metadata["soft_block_count"] = str(state.pins.soft[group])
+                error.retry_delay_s = self._reclaiming.enough_in_s(missing) or RETRY_DELAY_S
+                raise
+        return plan
 
     def _renew(self, event: AllocateBlocks) -> None:
         """It never shortens: what has no TTL gets none."""
@@ -135,32 +156,3 @@ class Allocations:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out the blocks of this pool"
             )
-
-    def _check_counts(self, event: AllocateBlocks) -> dict[int, int]:
-        groups = self._state.pool.pool.groups
-        counts = dict(event.counts)
-        if len(counts) != len(event.counts) or any(not 0 <= g < len(groups) for g in counts):
-            raise InvalidRequest(
-                Reason.GROUP_MISMATCH, f"counts names each of the groups 0 to {len(groups) - 1} at most once"
-            )
-        total = sum(counts.values())
-        if total <= 0 or min(counts.values()) < 0:
-            raise invalid("group_block_counts", "asks for no block")
-        most = self._state.limits.blocks_per_request
-        if total > most:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{total} blocks in one request; the limit is {most}",
-                metadata={"limit": str(most)},
-            )
-        for row, (group, count) in enumerate(event.counts):
-            if count > groups[group].blocks:
-                raise OutOfRange(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{count} blocks of group {group} were asked for, which has {groups[group].blocks} in all",
-                    violations=(
-                        FieldViolation(f"group_block_counts[{row}]", f"at most {groups[group].blocks} blocks"),
-                    ),
-                    metadata={"group": str(group), "block_count": str(groups[group].blocks)},
-                )
-        return counts

@@ -14,6 +14,7 @@ def send_failure(lease: Lease) -> Failure | None:
         LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
         LeaseState.RELEASED: "the lease was released",
         LeaseState.VOIDED: "the engine took its blocks back",
+        LeaseState.RECLAIMED: "its blocks were needed while nobody had claimed it",
     }
     phase = "rendezvous" if lease.pushed else "readers"
     if lease.state is LeaseState.DONE and lease.cancelled_by:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
+from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import send_failure
+from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
@@ -19,8 +21,7 @@ from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
-from kvgrpc.core.values.layout import Group
-from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -39,8 +40,9 @@ LEASE_ID_BYTES_MAX = 64
 class HandOvers:
     """Leases of this engine."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, firmness: Firmness) -> None:
         self._state = state
+        self._firmness = firmness
         self._minted = 0
 
     def finish(self, event: FinishedBlocks) -> None:
@@ -61,6 +63,7 @@ class HandOvers:
             state.reply(event.call.id, HandedOver(self.preview(lease), None, b""))
             return
         self.add(lease, event)
+        self._firmness.handed_over(lease)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
         state.react.lease_began(lease)
@@ -83,6 +86,8 @@ class HandOvers:
             last_ttl_s=ttl_s,
             deadline=min(state.now + ttl_s, state.now + state.limits.lease_cap_s),
             cap=state.now + state.limits.lease_cap_s,
+            firm_ttl_s=granted_firm_ttl(event.firm_ttl_s, state.limits),
+            firm_until=state.now,
             consumers=max(event.consumers, 1),
             on_abort=event.on_abort,
             owner=event.call.principal,
@@ -102,8 +107,9 @@ class HandOvers:
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
 
     def extend(self, lease: Lease, for_s: float) -> None:
-        """A push goes on: its lease lasts so long from now, up to the cap; never less than before."""
+        """A push goes on: its lease lasts so long from now, up to the cap; never less than before. It is firm anew."""
         lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
+        self._firmness.handed_over(lease)
 
     def _refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
         """After a refusal: whether the lease will never come, so that no opening waits for it.
@@ -136,7 +142,7 @@ class HandOvers:
             most = state.limits.renewals_per_call
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
-        rows = tuple(self._renew_one(ref, ttl_s, validate_only=event.validate_only) for ref in event.leases)
+        rows = tuple(self._renew_one(ref, ttl_s, event) for ref in event.leases)
         state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
@@ -189,7 +195,9 @@ class HandOvers:
         done = lease.done
         if done >= lease.consumers:
             self.end(lease, LeaseState.DONE)
-        elif transfer and (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
+            return
+        self._firmness.unclaimed(lease)
+        if transfer and (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
             self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
 
     def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None, *, cancelled: bool = False) -> None:
@@ -215,7 +223,9 @@ class HandOvers:
         access.move(AccessState.STALE)
         access.stale = reason
         state.pins.drop(access.owner, PinKind.ACCESS)
-        state.leases.get(access.lease_id).closed(access.id)
+        lease = state.leases.get(access.lease_id)
+        lease.closed(access.id)
+        self._firmness.unclaimed(lease)
         # Its reader closes it; one that does not is not waited for longer than the longest transfer.
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
 
@@ -229,6 +239,7 @@ class HandOvers:
             transfer_id=lease.transfer_id,
             ttl_s=lease.last_ttl_s,
             remaining_s=max(lease.deadline - now, 0.0) if lease.live else 0.0,
+            soft_in_s=self._firmness.soft_in_s(lease) if lease.live else None,
             cap_remaining_s=max(lease.cap - now, 0.0) if lease.live else 0.0,
             age_s=now - lease.granted,
             blocks=lease.blocks,
@@ -249,6 +260,7 @@ class HandOvers:
         """Nothing stands on an ended lease any more."""
         state = self._state
         state.timers.clear(Timer.LEASE, lease.id)
+        self._firmness.ended(lease)
         for access_id in list(lease.accesses):
             self.outdate(state.accesses[access_id], reason)
         state.pins.drop(lease.id, PinKind.LEASE)
@@ -329,7 +341,7 @@ class HandOvers:
         return transfer
 
     def _renew_one(
-        self, ref: LeaseRef, ttl_s: float | None, *, validate_only: bool
+        self, ref: LeaseRef, ttl_s: float | None, event: RenewLeases
     ) -> tuple[float, Reason | None, LeaseState | None]:
         try:
             lease = self.find(ref)
@@ -337,8 +349,10 @@ class HandOvers:
             return 0.0, error.reason, None
         if not lease.live:
             return 0.0, lease.end_reason, lease.state
-        if not validate_only:
+        if not event.validate_only:
             lease.renew(self._state.now, ttl_s)
+            if not event.for_access and event.call.principal != ENGINE:
+                self._firmness.renewed(lease, lease.last_ttl_s)
         return lease.deadline - self._state.now, None, lease.state
 
     def _would_free(self, lease: Lease) -> Blocks:
@@ -377,16 +391,3 @@ class HandOvers:
 
 _WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
 """Why a lease ended early although nothing failed."""
-
-
-def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:
-    """Raises PreconditionFailed (CONTENT_RANGE) unless every group lists exactly the blocks of the content's tokens."""
-    for i, (ids, group) in enumerate(zip(blocks, groups, strict=True)):
-        needed = group.blocks_of(content.tokens)
-        if len(ids) != needed:
-            raise PreconditionFailed(
-                Reason.CONTENT_RANGE,
-                f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
-                f"{len(ids)} are listed",
-                metadata={"group": str(i), "block_count": str(needed)},
-            )

@@ -11,6 +11,7 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.failures import consumer_cancelled
+from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, Stage
@@ -30,9 +31,10 @@ OUTCOMES = {Reason.CANCELLED: CloseOutcome.CANCELLED, Reason.PEER_LOST: CloseOut
 class PushEnds(Ends[Registration]):
     """The ends of registrations, and of the pushes that they belong to."""
 
-    def __init__(self, state: NodeState, closes: PendingCloses, hand_overs: HandOvers) -> None:
+    def __init__(self, state: NodeState, closes: PendingCloses, hand_overs: HandOvers, firmness: Firmness) -> None:
         super().__init__(state, closes)
         self._hand_overs = hand_overs
+        self._firmness = firmness
 
     # -- registrations
 
@@ -95,6 +97,8 @@ class PushEnds(Ends[Registration]):
         self._closes.close(move, push.outcome)
         state.pins.drop(move.name, PinKind.ACCESS)
         self._remove(move)
+        if (lease := state.leases.find(push.lease_id)) is not None:
+            self._firmness.unclaimed(lease)
         self.return_parts(push)
         if push.over and not push.posting:
             self._return(push)
@@ -236,8 +240,8 @@ class PushEnds(Ends[Registration]):
 
 def _said(push: Push, failure: Failure | None) -> Reason:
     """What a destination or a part is told that comes after the end of its push."""
-    if failure is not None and failure.reason is Reason.SOURCE_FAILED:
-        return Reason.SOURCE_FAILED
+    if failure is not None and failure.reason in (Reason.SOURCE_FAILED, Reason.LEASE_RECLAIMED):
+        return failure.reason
     if failure is not None and failure.reason is Reason.CANCELLED and push.outcome is not CloseOutcome.FAILED:
         return Reason.CANCELLED
     return Reason.TRANSFER_ENDED

@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.events import CloseOutcome, Closing, FinishedBlocks, RegisterPush, Settling
 from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
@@ -41,12 +42,15 @@ from kvgrpc.errors import (
 class Pushes:
     """All pushes from this engine."""
 
-    def __init__(self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers) -> None:
+    def __init__(
+        self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers, firmness: Firmness
+    ) -> None:
         self._state = state
         self._handshakes = handshakes
         self._course = course
         self._ends = course.ends
         self._hand_overs = hand_overs
+        self._firmness = firmness
 
     # -- calls
 
@@ -62,7 +66,7 @@ class Pushes:
             self._check_again(push, known)
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
-        state.check_key(claims.transfer_key)
+        self._check_key(claims.transfer_key)
         state.check_grant(event.token)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         if push is None:
@@ -250,6 +254,9 @@ class Pushes:
         )  # fmt: skip
         self._state.moves.add(move)
         self._state.pushes.add(move)
+        lease = self._state.leases.find(push.lease_id)
+        if lease is not None:
+            self._firmness.claimed(lease)
         return move
 
     def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
@@ -277,6 +284,17 @@ class Pushes:
                 declared = f"the push has {push.consumers} destinations already"
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, declared)
         self._hand_overs.count(lease)
+
+    def _check_key(self, key: bytes) -> None:
+        """See `NodeState.check_key`. A destination that is refused may have missed blocks that were taken back."""
+        state = self._state
+        try:
+            state.check_key(key)
+        except PreconditionFailed:
+            for transfer in state.transfers.with_key(key):
+                if (lease := state.leases.find(transfer.lease_id)) is not None:
+                    state.soft_leases.missed(lease)
+            raise
 
     def _check_new(self, key: bytes) -> None:
         """Raises what refuses another push."""

@@ -35,7 +35,10 @@ def engine_status(state: NodeState) -> EngineStatus:
     """The engine as it is now. It costs a look at each group, however much there is in it."""
     groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
-        groups=tuple(GroupLoad(group.blocks, free) for group, free in zip(groups, state.pins.free, strict=True)),
+        groups=tuple(
+            GroupLoad(group.blocks, free, soft)
+            for group, free, soft in zip(groups, state.pins.free, state.pins.soft, strict=True)
+        ),
         transfers=state.transfers.going_on,
         waiting_turns=state.turns.waiting,
         queued_bytes=state.transfers.queued_bytes,

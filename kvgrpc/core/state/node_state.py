@@ -41,6 +41,7 @@ from kvgrpc.core.tables.closed_ids import ClosedAccessIds
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
+from kvgrpc.core.tables.soft_leases import SoftLeases
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.tombstones import Tombstone, digest_of, remember, too_late
 from kvgrpc.core.tables.transfer_table import TransferTable
@@ -143,6 +144,7 @@ class NodeState:
         self.turns = Turns(self.limits.in_flight_bytes)
         self.steps: dict[int, list[int]] = {}
         """For each rank and layer the last engine step that it has finished."""
+        self.soft_leases = SoftLeases()
         self.bytes_received = 0
         self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
@@ -372,12 +374,10 @@ class NodeState:
 
     def check_room(self) -> None:
         """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""
-        if self.transfers.live >= self.limits.transfers:
+        most = self.limits.transfers
+        if self.transfers.live >= most:
             raise Exhausted(
-                Reason.QUEUE_FULL,
-                f"{self.limits.transfers} transfers wait or run",
-                retry_delay_s=1.0,
-                metadata={"limit": str(self.limits.transfers)},
+                Reason.QUEUE_FULL, f"{most} transfers wait or run", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
 
     def _bury(self, table: dict[bytes, T], name: bytes, row: T, timer: Timer) -> None:

@@ -3,6 +3,8 @@
 A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
 same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
 
+Blocks may be taken back from a lease that is soft: neither firm nor claimed, see `send.firmness`.
+
 A consumer is done when it received the KV, gave up for good or was cancelled, and has no open access: by identity,
 never by messages.
 """
@@ -27,17 +29,26 @@ class LeaseState(Enum):
     DONE = "done"
     VOIDED = "voided"
     LOST = "lost"
+    RECLAIMED = "reclaimed"
 
 
 STATES: dict[LeaseState, frozenset[LeaseState]] = {
     LeaseState.LIVE: frozenset(
-        {LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.DONE, LeaseState.VOIDED, LeaseState.LOST}
+        {
+            LeaseState.EXPIRED,
+            LeaseState.RELEASED,
+            LeaseState.DONE,
+            LeaseState.VOIDED,
+            LeaseState.LOST,
+            LeaseState.RECLAIMED,
+        }
     ),
     LeaseState.EXPIRED: frozenset(),
     LeaseState.RELEASED: frozenset(),
     LeaseState.DONE: frozenset(),
     LeaseState.VOIDED: frozenset(),
     LeaseState.LOST: frozenset(),
+    LeaseState.RECLAIMED: frozenset(),
 }
 
 END_REASON: dict[LeaseState, Reason] = {
@@ -46,6 +57,7 @@ END_REASON: dict[LeaseState, Reason] = {
     LeaseState.DONE: Reason.LEASE_RELEASED,
     LeaseState.VOIDED: Reason.LEASE_VOIDED,
     LeaseState.LOST: Reason.INTERNAL_DEFECT,
+    LeaseState.RECLAIMED: Reason.LEASE_RECLAIMED,
 }
 """What a reader that comes too late is told."""
 
@@ -63,6 +75,10 @@ class Lease:
     deadline: float
     cap: float
     """No renewal passes this time."""
+    firm_ttl_s: float
+    """How long nothing takes it back after its hand-over, and after its last claimer has gone."""
+    firm_until: float
+    """Until then nothing takes it back, claimed or not."""
     consumers: int
     on_abort: OnAbort
     owner: str
@@ -83,8 +99,12 @@ class Lease:
     """Those of `finished` that received it."""
     accesses: dict[bytes, str] = field(default_factory=dict)
     """Accesses that stand on it, in the order of opening, and whose they are."""
+    waiting: set[bytes] = field(default_factory=set)
+    """Accesses that wait to be opened on it."""
     readers: dict[str, int] = field(default_factory=dict)
     """How many of them each consumer has."""
+    missed: bool = False
+    """A reader came after its end."""
     nbytes_done: int = 0
     """Bytes that its readers say they moved."""
     checksums: tuple[bytes, ...] = ()
@@ -116,6 +136,11 @@ class Lease:
             self.readers[consumer] -= 1
             if not self.readers[consumer]:
                 del self.readers[consumer]
+
+    @property
+    def read(self) -> bool:
+        """An access on it is open, or waits to be."""
+        return bool(self.accesses or self.waiting)
 
     @property
     def done(self) -> int:
@@ -191,9 +216,8 @@ class LeaseTable:
         """
         for lease in old:
             gone = Content(lease.content.tokens, opaque=b"forgotten")
-            self._ended[lease.id] = replace(
-                lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=(), accesses={}, readers={}
-            )
+            lost = replace(lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=())
+            self._ended[lease.id] = replace(lost, accesses={}, waiting=set(), readers={})
         while len(self._ended) > self._ended_kept:
             self._ended.popitem(last=False)
 

@@ -27,6 +27,8 @@ class PinKind(Enum):
     QUARANTINE = "quarantine"
 
 
+Counts = np.ndarray[tuple[int], np.dtype[np.int32]]
+"""One for each block of a group."""
 EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
 
 
@@ -49,8 +51,13 @@ class PinTable:
         self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
         self._given = [np.zeros(n, dtype=bool) for n in blocks]
         """Blocks that the allocator gave out."""
+        self._soft = [np.zeros(n, dtype=np.int32) for n in blocks]
+        """How many of the shared pins of each block are soft."""
         self.free = list(blocks)
         """Blocks of each group that nothing pins and that were not given out; to be read only."""
+        self.soft = [0] * len(blocks)
+        """Blocks of each group that would be free without the soft pins; to be read only."""
+        self._softened: set[tuple[str, PinKind]] = set()
         self.quarantined = [0] * len(blocks)
         """Blocks of each group that are in quarantine; to be read only."""
         self.quarantines = 0
@@ -81,6 +88,7 @@ class PinTable:
     def extend(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
         """Pins `blocks` too for an owner that may have such a pin on other blocks. Raises as `check_free_for`."""
         assert kind not in EXCLUSIVE
+        assert (owner, kind) not in self._softened
         pin = self._pins.get((owner, kind))
         if pin is None:
             self.add(owner, kind, blocks, now)
@@ -89,6 +97,36 @@ class PinTable:
             joined = tuple(np.concatenate(both) for both in zip(pin.blocks, blocks, strict=True))
             self._pins[owner, kind] = Pin(owner, kind, joined, pin.since)
             self._count(kind, blocks, 1)
+
+    def soften(self, owner: str, kind: PinKind) -> None:
+        """The owner's read pin counts as soft from now on, until it is hardened or dropped."""
+        pin = self._pins.get((owner, kind))
+        if pin is not None and (owner, kind) not in self._softened:
+            self._softened.add((owner, kind))
+            self._count_soft(pin.blocks, 1)
+
+    def harden(self, owner: str, kind: PinKind) -> None:
+        """The owner's read pin, if it has one, is soft no more."""
+        if (owner, kind) in self._softened:
+            self._softened.remove((owner, kind))
+            self._count_soft(self._pins[owner, kind].blocks, -1)
+
+    def held_softly(self, group: int, ids: Ids) -> Ids:
+        """Those of `ids` that would be free without the soft pins."""
+        held = self._shared[group][ids]
+        soft = (held > 0) & (held == self._soft[group][ids]) & ~self._given[group][ids]
+        kept: Ids = ids[soft]
+        return kept
+
+    def none(self) -> list[Counts]:
+        """No pin of any block, for each group."""
+        return [np.zeros_like(shared) for shared in self._shared]
+
+    def free_without(self, group: int, ids: Ids, gone: Counts) -> Ids:
+        """Those of `ids` that would be free if `gone[block]` read pins of each block were not there."""
+        free = (self._shared[group][ids] == gone[ids]) & ~self._exclusive[group][ids] & ~self._given[group][ids]
+        kept: Ids = ids[free]
+        return kept
 
     def give_out(self, group: int, ids: Ids) -> None:
         """The allocator gives out blocks that are free."""
@@ -99,9 +137,11 @@ class PinTable:
         """Blocks that were given out are the allocator's again; those that are pinned come free at their last unpin."""
         self._given[group][ids] = False
         self.free[group] += self.unpinned(group, ids).size
+        self.soft[group] += self.held_softly(group, ids).size
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
+        self.harden(owner, kind)
         pin = self._pins.pop((owner, kind), None)
         if pin is None:
             return ()
@@ -170,10 +210,20 @@ class PinTable:
             assert not (exclusive & (shared > 0)).any()
             assert self.quarantined[group] == self.count_blocks(group, PinKind.QUARANTINE)
             assert self.free[group] == int((~self._given[group] & ~self.pinned_mask(group)).sum())
+            soft = [self._pins[name].blocks[group] for name in self._softened]
+            soft_counts = np.bincount(np.concatenate([*soft, np.empty(0, dtype=np.int64)]), minlength=len(shared))
+            assert (soft_counts == self._soft[group]).all()
+            assert self.soft[group] == self.held_softly(group, np.arange(len(shared))).size
 
     def _count_quarantined(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
             self.quarantined[group] += step * len(ids)
+
+    def _count_soft(self, blocks: Blocks, step: int) -> None:
+        for group, ids in enumerate(blocks):
+            self.soft[group] -= self.held_softly(group, ids).size
+            self._soft[group][ids] += step
+            self.soft[group] += self.held_softly(group, ids).size
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
         if kind is PinKind.QUARANTINE:
@@ -181,6 +231,10 @@ class PinTable:
         for group, ids in enumerate(blocks):
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
+            elif self._softened:
+                self.soft[group] -= self.held_softly(group, ids).size
+                self._shared[group][ids] += step
+                self.soft[group] += self.held_softly(group, ids).size
             else:
                 self._shared[group][ids] += step
             # Those whose first pin this is, or whose last one it was.

@@ -17,6 +17,7 @@ class Timer(Enum):
     __hash__ = object.__hash__
 
     LEASE = "lease"
+    SOFTEN = "soften"
     BLOCKS = "blocks"
     QUEUE = "queue"
     TRANSFER = "transfer"

@@ -20,11 +20,12 @@ _SAID = {
     Reason.CANCELLED: "this transfer was cancelled: ",
     Reason.SOURCE_FAILED: "the source of this push has given up: ",
     Reason.TRANSFER_ENDED: "this push is over: ",
+    Reason.LEASE_RECLAIMED: "this push is over: ",
 }
 
 
 def too_late(reason: Reason, message: str) -> PreconditionFailed:
-    """The error for what comes after the end: CANCELLED, SOURCE_FAILED or TRANSFER_ENDED."""
+    """The error for what comes after the end: CANCELLED, SOURCE_FAILED, LEASE_RECLAIMED or TRANSFER_ENDED."""
     return PreconditionFailed(reason, _SAID[reason] + message)
 
 

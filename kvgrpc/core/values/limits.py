@@ -14,6 +14,8 @@ class Limits:
 
     lease_ttl_s: float = 30.0
     """Three renewals fit, so that one lost renewal never ends a lease."""
+    firm_ttl_s: float = 3.0
+    """While nobody has claimed a lease, it is kept for at least this long after its hand-over."""
     lease_cap_s: float = 600.0
     """A lease without a consumer cannot be kept alive for ever."""
     queue_timeout_s: float = 30.0
@@ -86,6 +88,18 @@ def granted_ttl(asked_s: float | None, limits: Limits) -> float:
         return limits.lease_ttl_s
     if not asked_s > 0:
         raise InvalidRequest(Reason.TTL_INVALID, f"a TTL is positive; got {asked_s:g} s")
+    return min(asked_s, limits.lease_cap_s)
+
+
+def granted_firm_ttl(asked_s: float | None, limits: Limits) -> float:
+    """The firm time that is granted for the one asked for: the default for None, clamped to the cap; 0: none.
+
+    Raises InvalidRequest (TTL_INVALID) for negative or not a number.
+    """
+    if asked_s is None:
+        return limits.firm_ttl_s
+    if not asked_s >= 0:
+        raise InvalidRequest(Reason.TTL_INVALID, f"a firm TTL is not negative; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from kvgrpc.core.actions import Reclaimed
 from kvgrpc.core.policy.driver import DrivenRequest, Driver
 from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
@@ -121,6 +122,13 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._await_blocks(request.withdrawn)
             request.withdrawn = None
 
+    def blocks_needed(self, count: int, group: int = 0) -> Reclaimed:
+        """The scheduler lacks blocks, for a request that waits, or for one that it would have to preempt: see
+        `Engine.reclaim`, whose errors it raises. The next `step` tells SendEnded of the requests whose blocks are its
+        own again. Better than a preemption: nobody waits for what is lost.
+        """
+        return self.engine.reclaim(count, group)
+
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
     ) -> Finished:
@@ -182,8 +190,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         assert given is not None, "what is handed over has a name"
         return self.engine.finished_blocks(
             task.blocks, spec.content(given[: task.tokens]), transfer_key=spec.transfer_key,
-            ttl_s=spec.ttl_s, consumers=spec.consumers, on_abort=spec.on_abort, after_step=task.after_step,
-            **spec.labels,
+            ttl_s=spec.ttl_s, firm_ttl_s=spec.kept_s, consumers=spec.consumers, on_abort=spec.on_abort,
+            after_step=task.after_step, **spec.labels,
         )  # fmt: skip
 
     def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:
@@ -191,7 +199,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         spec, ids = request.spec, () if request.given is None else request.given
         push = request.transfers.get(Side.GIVE) or self.engine.push(
             spec.content(ids), transfer_key=spec.transfer_key, consumers=spec.consumers,
-            on_abort=spec.on_abort, priority=spec.priority, **spec.labels,
+            on_abort=spec.on_abort, priority=spec.priority, firm_ttl_s=spec.kept_s, **spec.labels,
         )  # fmt: skip
         assert isinstance(push, Push)
         if not push.content.tokens:  # begun before it was known what goes

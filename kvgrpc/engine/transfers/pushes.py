@@ -9,7 +9,7 @@ from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_bl
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2
-from kvgrpc.wire.values import ON_ABORT
+from kvgrpc.wire.values import ON_ABORT, duration
 
 LayerRange = tuple[int, int]
 """(first, count) of layers."""
@@ -49,6 +49,8 @@ class Push(Handle):
     consumers: int = 1
     on_abort: grants.OnAbort = grants.OnAbort.RELEASE
     priority: int = 0
+    firm_ttl_s: float | None = None
+    """How long its blocks are kept after the last part though no destination has come; None: the lead's default."""
     traceparent: str = ""
     part_epoch: int = 0
     """How often the prefill has started over."""
@@ -86,6 +88,8 @@ class Push(Handle):
             part_epoch=self.part_epoch,
             lease_id=self.lease_id,
         )
+        if self.firm_ttl_s is not None:
+            part.firm_ttl.CopyFrom(duration(self.firm_ttl_s))
         if layers is not None:
             part.layers.first, part.layers.count = layers
         request = handoff_pb2.FinishedBlocksRequest(

@@ -68,6 +68,7 @@ class Hooks:
         the engine's own way to say so.
         """
         request_id = request.request_id
+        self._side.pressure.asked_for(request, computed_tokens)
         tokens = self._do(lambda: self._side.match(request_id, computed_tokens), otherwise=0)
         if request_id in self._unserved and self._on_loss is OnLoss.FAIL:
             return max(0, int(request.num_tokens) - computed_tokens)
@@ -76,6 +77,7 @@ class Hooks:
     def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
         """A request has blocks: the second time without tokens to come."""
         request_id = request.request_id
+        self._side.pressure.placed(request_id)
         self._wanting.discard(request_id)
         unserved = request_id in self._unserved
         self._unserved.discard(request_id)
@@ -90,7 +92,10 @@ class Hooks:
     def step(self, output: "SchedulerOutput") -> Step:
         """What the worker is to report."""
         waiting = bool(self._loading)
-        step = self._do(lambda: self._side.step(output, waiting=waiting), otherwise=None) or Step()
+        step = (
+            self._do(lambda: self._side.step(output, waiting=waiting, holding=bool(self._holding)), otherwise=None)
+            or Step()
+        )
         step.loaded |= self._failed
         step.failed |= self._failed
         self._failed.clear()

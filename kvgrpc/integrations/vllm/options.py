@@ -43,7 +43,10 @@ class Options:
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
         model = config.model_config
         defaults = Defaults(
-            Mode(stated.pop("mode", "pull")), stated.pop("ttl_s", None), float(stated.pop("offer_ttl_s", 0.0))
+            Mode(stated.pop("mode", "pull")),
+            stated.pop("ttl_s", None),
+            stated.pop("firm_ttl_s", None),
+            float(stated.pop("offer_ttl_s", 0.0)),
         )
         fields: dict[str, Any] = {
             "on_loss": OnLoss(transfer.kv_load_failure_policy),

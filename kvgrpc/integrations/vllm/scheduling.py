@@ -19,6 +19,7 @@ from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.pressure import Pressure
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class SchedulerSide:
         )  # fmt: skip
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
+        self.pressure = Pressure(self.scheduler, layout.groups[0].block_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
     @property
@@ -169,8 +171,10 @@ class SchedulerSide:
             return False
         return request_id in self.scheduler.policy
 
-    def step(self, output: "SchedulerOutput", *, waiting: bool) -> Step:
-        """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV."""
+    def step(self, output: "SchedulerOutput", *, waiting: bool, holding: bool) -> Step:
+        """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV.
+        `holding`: blocks of requests that left.
+        """
         self._number += 1
         for request_id in self._serving.intersection(output.preempted_req_ids or ()):
             self.scheduler.preempted(request_id)
@@ -178,6 +182,8 @@ class SchedulerSide:
             if count := output.num_scheduled_tokens.get(request_id):
                 table = _without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
+        if holding:
+            self.pressure.relieve(output, self.blocks.block_pool)
         step = Step(self._number, report=self._overlap or bool(self._computing))
         idle = waiting and not output.total_num_scheduled_tokens
         now = time.monotonic()

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from kvgrpc.errors import Reason
+
 if TYPE_CHECKING:
     from kvgrpc.core.policy.values import LoadEnded, SendEnded
 
@@ -14,6 +16,7 @@ COUNTERS = {
     "lost": "Requests whose KV did not come.",
     "sent": "Requests whose KV was handed over and is done with.",
     "unsent": "Requests whose KV was handed over in vain.",
+    "reclaimed": "Of those, the ones whose blocks were needed before anyone came for them.",
     "refused": "Requests whose kv_transfer_params asked for nothing that can be done.",
 }
 
@@ -35,6 +38,7 @@ class KVGrpcStats(KVConnectorStats):
     def sent(self, news: "SendEnded") -> None:
         """Blocks came back."""
         self.data["sent" if news.loss is None else "unsent"] += 1
+        self.data["reclaimed"] += news.loss is not None and news.loss.reason is Reason.LEASE_RECLAIMED
 
     def refused(self) -> None:
         """Params were of no use."""

@@ -355,7 +355,10 @@ class PeerChannels:
             channel = self._channel(action.peer)
             stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
             reply = bounded(
-                await stub.RenewLeases(lease_pb2.RenewLeasesRequest(leases=refs), timeout=CALL_TIMEOUT_S), action.peer
+                await stub.RenewLeases(
+                    lease_pb2.RenewLeasesRequest(leases=refs, for_access=True), timeout=CALL_TIMEOUT_S
+                ),
+                action.peer,
             )
         except (grpc.aio.AioRpcError, KVGrpcError):
             return  # asked again at the next third of the TTL; liveness and settle notice what matters

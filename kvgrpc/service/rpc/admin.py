@@ -135,6 +135,8 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
         quarantined_block_count=sum(state.pins.quarantined),
         received_bytes=state.bytes_received,
         defect_count=lead.runner.defects,
+        reclaimed_lease_count=state.soft_leases.reclaimed,
+        reclaimed_in_vain_count=state.soft_leases.reclaimed_in_vain,
     )
 
 

@@ -61,6 +61,17 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         return pool_pb2.FreeBlocksResponse(header=header, freed_blocks=pool_blocks(answer.freed, header.incarnation))
 
     @unary
+    async def ReclaimBlocks(self, request: pool_pb2.ReclaimBlocksRequest, trace: str) -> pool_pb2.ReclaimBlocksResponse:
+        header, answer = await self._lead.ask(
+            actions.Reclaimed,
+            "ReclaimBlocks",
+            request,
+            trace,
+            lambda call: requests.reclaim_blocks(request, call),
+        )
+        return pool_pb2.ReclaimBlocksResponse(header=header, reclaimed=answers.reclaimed(answer, header.incarnation))
+
+    @unary
     async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:
         lead = self._lead
         lead.runner.advance()
@@ -80,6 +91,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
                     leased_block_count=state.pins.count_blocks(index, PinKind.LEASE),
                     target_block_count=state.pins.count_blocks(index, PinKind.TARGET),
                     quarantined_block_count=state.pins.quarantined[index],
+                    soft_block_count=state.pins.soft[index],
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)

@@ -15,9 +15,10 @@ from kvgrpc.service.scheduler.hooks import Scheduling
 from kvgrpc.service.session.calls import refusal
 from kvgrpc.service.status import status_code
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from kvgrpc.wire import scheduler as wire
+from kvgrpc.wire import answers, scheduler as wire
 from kvgrpc.wire.bounds import check_count
 from kvgrpc.wire.fields import Budget
+from kvgrpc.wire.requests import block_counts
 from kvgrpc.wire.values import grant, lists_of, seconds
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             "request_preempted": self._preempted,
             "request_finished": self._finished,
             "abort_request": self._aborted,
+            "blocks_needed": self._needed,
         }
 
     # -- the RPCs
@@ -97,6 +99,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.AbortRequestRequest, trace: str
     ) -> scheduler_pb2.AbortRequestResponse:
         return self._signed(self._aborted(request, trace))
+
+    @unary
+    async def BlocksNeeded(
+        self, request: scheduler_pb2.BlocksNeededRequest, trace: str
+    ) -> scheduler_pb2.BlocksNeededResponse:
+        return self._signed(self._needed(request, trace))
 
     @unary
     async def PollSchedulerNews(
@@ -221,6 +229,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _aborted(self, request: scheduler_pb2.AbortRequestRequest, _: str) -> scheduler_pb2.AbortRequestResponse:
         finished = self._scheduling.aborted(wire.required_id(request.request_id), note(request.message))
         return scheduler_pb2.AbortRequestResponse(keep=finished.keep)
+
+    def _needed(self, request: scheduler_pb2.BlocksNeededRequest, _: str) -> scheduler_pb2.BlocksNeededResponse:
+        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts))
+        incarnation = self._lead.node.state.incarnation
+        return scheduler_pb2.BlocksNeededResponse(reclaimed=answers.reclaimed(answer, incarnation))
 
     def _table(
         self,

@@ -29,6 +29,7 @@ from kvgrpc.core.policy.values import (
     Start,
     Table,
 )
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
@@ -41,7 +42,10 @@ from kvgrpc.service.session.calls import sentence
 from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
 
-_Event = events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
+_Event = (
+    events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
+    | events.ReclaimBlocks
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -89,6 +93,16 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             return finished, b""
         handed_over = finished.handed_over and bool(request.grant or request.lease_id)  # it may have been refused
         return replace(finished, handed_over=handed_over), request.grant
+
+    def blocks_needed(self, counts: tuple[tuple[int, int], ...]) -> actions.Reclaimed:
+        """The scheduler lacks blocks (group, count): those of soft leases come back. See `Reclaiming`.
+
+        Raises InvalidRequest or OutOfRange.
+        """
+        answer: actions.Reclaimed = self._ask(
+            events.ReclaimBlocks(events.Call(self._runner.next_call_id(), ENGINE), counts)
+        )
+        return answer
 
     # -- what is checked of a request before it is known
 
@@ -164,7 +178,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         answer: actions.HandedOver = self._ask(
             events.FinishedBlocks(
                 self._call(request), spec.transfer_key, block_ids(task.blocks), request.given, spec.ttl_s,
-                spec.consumers, spec.on_abort, spec.label, spec.priority, task.after_step,
+                spec.consumers, spec.on_abort, spec.label, spec.priority, task.after_step, firm_ttl_s=spec.kept_s,
             )
         )  # fmt: skip
         request.grant = answer.token
@@ -177,7 +191,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
                 self._call(request), spec.transfer_key, block_ids(task.blocks), request.given, None, spec.consumers,
                 spec.on_abort, spec.label, spec.priority, task.after_step, request.lease_id,
                 waits_for=events.WaitsFor.REGISTRATION, last=task.last, layers=task.layers,
-                part_epoch=request.part_epoch,
+                part_epoch=request.part_epoch, firm_ttl_s=spec.kept_s,
             )
         )  # fmt: skip
         request.lease_id = answer.lease.id

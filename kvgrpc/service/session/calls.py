@@ -25,6 +25,7 @@ _METHODS = {
     "grant_lease": "GrantLease",
     "allocate_blocks": "AllocateBlocks",
     "free_blocks": "FreeBlocks",
+    "reclaim_blocks": "ReclaimBlocks",
 }
 
 
@@ -52,6 +53,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
         "grant_lease": lambda: requests.grant_lease(request, made, lead.weights, lead.block_limit),
         "allocate_blocks": lambda: requests.allocate_blocks(request, made),
         "free_blocks": lambda: requests.free_blocks(request, made, lead.block_limit),
+        "reclaim_blocks": lambda: requests.reclaim_blocks(request, made),
     }
     return convert[kind]()
 
@@ -101,7 +103,7 @@ def put_answer(
             made.renew_leases.CopyFrom(lease_pb2.RenewLeasesResponse(leases=answers.renewed(answer)))
         case actions.Released():
             made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease, incarnation)))
-        case actions.Allocated() | actions.Freed():
+        case actions.Allocated() | actions.Freed() | actions.Reclaimed():
             _pool_answer(made, answer, incarnation)
         case actions.HandedOver() if call.WhichOneof("request") == "grant_lease":
             made.grant_lease.CopyFrom(
@@ -160,3 +162,5 @@ def _pool_answer(made: session_pb2.CallAnswer, answer: Any, incarnation: int) ->
         )
     elif isinstance(answer, actions.Freed):
         made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed_blocks=pool_blocks(answer.freed, incarnation)))
+    elif isinstance(answer, actions.Reclaimed):
+        made.reclaim_blocks.CopyFrom(pool_pb2.ReclaimBlocksResponse(reclaimed=answers.reclaimed(answer, incarnation)))

@@ -465,6 +465,7 @@ class Call(_message.Message):
     REGISTER_PUSH_FIELD_NUMBER: _builtins.int
     STEP_DONE_FIELD_NUMBER: _builtins.int
     VOIDED_FIELD_NUMBER: _builtins.int
+    RECLAIM_BLOCKS_FIELD_NUMBER: _builtins.int
     VOID_SLOT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Names the answer; 0 asks for an answer only on failure."""
@@ -524,6 +525,10 @@ class Call(_message.Message):
     def voided(self) -> Global___VoidedSlots:
         """The void flags of some slots were set: the lead looks now, not only when it has to."""
 
+    @_builtins.property
+    def reclaim_blocks(self) -> _pool_pb2.ReclaimBlocksRequest:
+        """PoolService.ReclaimBlocks, also for a pool that the engine manages."""
+
     def __init__(
         self,
         *,
@@ -541,13 +546,14 @@ class Call(_message.Message):
         register_push: _handoff_pb2.RegisterPushRequest | None = ...,
         step_done: _rank_pb2.StepReport | None = ...,
         voided: Global___VoidedSlots | None = ...,
+        reclaim_blocks: _pool_pb2.ReclaimBlocksRequest | None = ...,
         void_slot: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "voided", b"voided"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "voided", b"voided"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent", "void_slot", b"void_slot", "voided", b"voided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent", "void_slot", b"void_slot", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done", "voided"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done", "voided", "reclaim_blocks"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -874,6 +880,7 @@ class CallAnswer(_message.Message):
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     RESERVE_BLOCKS_FIELD_NUMBER: _builtins.int
     REGISTER_PUSH_FIELD_NUMBER: _builtins.int
+    RECLAIM_BLOCKS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call."""
     code: _builtins.str
@@ -922,6 +929,10 @@ class CallAnswer(_message.Message):
     def register_push(self) -> _handoff_pb2.RegisterPushResponse:
         """HandoffService.RegisterPush."""
 
+    @_builtins.property
+    def reclaim_blocks(self) -> _pool_pb2.ReclaimBlocksResponse:
+        """PoolService.ReclaimBlocks."""
+
     def __init__(
         self,
         *,
@@ -938,12 +949,13 @@ class CallAnswer(_message.Message):
         free_blocks: _pool_pb2.FreeBlocksResponse | None = ...,
         reserve_blocks: _handoff_pb2.ReserveBlocksResponse | None = ...,
         register_push: _handoff_pb2.RegisterPushResponse | None = ...,
+        reclaim_blocks: _pool_pb2.ReclaimBlocksResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "code", b"code", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "code", b"code", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "reclaim_blocks"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

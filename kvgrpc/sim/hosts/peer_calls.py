@@ -192,7 +192,9 @@ class PeerCalls:
                 self._host.handle(RenewAnswered(transfer_id, _renewal_error(result, i)))
 
         refs = tuple(LeaseRef(token=token) for _, token in action.rows)
-        self._network.rpc(self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs), give)
+        self._network.rpc(
+            self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs, for_access=True), give
+        )
 
 
 def _renewal_error(result: Result, row: int) -> KVGrpcError | None:

@@ -25,6 +25,8 @@ def lease(lease_id: str = "l-1", now: float = 0.0, ttl_s: float = 30.0, **change
         "ttl_s": ttl_s,
         "deadline": now + ttl_s,
         "cap": now + LIMITS.lease_cap_s,
+        "firm_ttl_s": 3.0,
+        "firm_until": now + 3.0,
         "consumers": 1,
         "on_abort": OnAbort.RELEASE,
         "owner": "engine",

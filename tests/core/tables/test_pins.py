@@ -146,6 +146,7 @@ class Pins(RuleBasedStateMachine):
         super().__init__()
         self.pins = PinTable(self.SIZES)
         self.model: dict[tuple[str, PinKind], set[Row]] = {}
+        self.soft: set[tuple[str, PinKind]] = set()
         self.now = 0.0
 
     @rule(
@@ -175,6 +176,17 @@ class Pins(RuleBasedStateMachine):
         assert bool(dropped) == ((owner, kind) in self.model)
         rows = {(group, block) for group, blocks in enumerate(dropped) for block in blocks.tolist()}
         assert rows == self.model.pop((owner, kind), set())
+        self.soft.discard((owner, kind))
+
+    @rule(owner=st.sampled_from("abcd"), soft=st.booleans())
+    def soften(self, owner: str, soft: bool) -> None:
+        name = (owner, PinKind.LEASE)
+        if soft:
+            self.pins.soften(*name)
+            self.soft |= {name} & self.model.keys()
+        else:
+            self.pins.harden(*name)
+            self.soft.discard(name)
 
     @rule(owner=st.sampled_from("abcd"))
     def quarantine(self, owner: str) -> None:
@@ -192,6 +204,13 @@ class Pins(RuleBasedStateMachine):
             assert self.pins.pinned_mask(group).tolist() == mask
             free = [block for block in range(size) if not mask[block]]
             assert self.pins.unpinned(group, ids(*range(size))).tolist() == free
+
+    @invariant()
+    def a_block_is_soft_when_only_soft_pins_hold_it(self) -> None:
+        soft = set().union(*(self.model[name] for name in self.soft))
+        hard = set().union(*(rows for name, rows in self.model.items() if name not in self.soft))
+        for group, size in enumerate(self.SIZES):
+            assert self.pins.soft[group] == sum((group, block) in soft - hard for block in range(size))
 
     @invariant()
     def the_pins_are_those_that_were_made(self) -> None:

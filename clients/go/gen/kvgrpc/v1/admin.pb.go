@@ -273,9 +273,13 @@ type Counts struct {
 	// Bytes received.
 	ReceivedBytes uint64 `protobuf:"varint,10,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
 	// Lives of the engine that a defect of kvgrpc ended, since this process began.
-	DefectCount   uint64 `protobuf:"varint,11,opt,name=defect_count,json=defectCount,proto3" json:"defect_count,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DefectCount uint64 `protobuf:"varint,11,opt,name=defect_count,json=defectCount,proto3" json:"defect_count,omitempty"`
+	// Leases that were reclaimed.
+	ReclaimedLeaseCount uint64 `protobuf:"varint,12,opt,name=reclaimed_lease_count,json=reclaimedLeaseCount,proto3" json:"reclaimed_lease_count,omitempty"`
+	// Those of them that a consumer came for too late.
+	ReclaimedInVainCount uint64 `protobuf:"varint,13,opt,name=reclaimed_in_vain_count,json=reclaimedInVainCount,proto3" json:"reclaimed_in_vain_count,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Counts) Reset() {
@@ -381,6 +385,20 @@ func (x *Counts) GetReceivedBytes() uint64 {
 func (x *Counts) GetDefectCount() uint64 {
 	if x != nil {
 		return x.DefectCount
+	}
+	return 0
+}
+
+func (x *Counts) GetReclaimedLeaseCount() uint64 {
+	if x != nil {
+		return x.ReclaimedLeaseCount
+	}
+	return 0
+}
+
+func (x *Counts) GetReclaimedInVainCount() uint64 {
+	if x != nil {
+		return x.ReclaimedInVainCount
 	}
 	return 0
 }
@@ -1123,7 +1141,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x13oldest_transfer_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x11oldestTransferAge\x12<\n" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\x97\x04\n" +
+	" \x01(\tR\aversion\"\x82\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
 	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
@@ -1137,7 +1155,9 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x17quarantined_block_count\x18\t \x01(\x04R\x15quarantinedBlockCount\x12%\n" +
 	"\x0ereceived_bytes\x18\n" +
 	" \x01(\x04R\rreceivedBytes\x12!\n" +
-	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\"t\n" +
+	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\x122\n" +
+	"\x15reclaimed_lease_count\x18\f \x01(\x04R\x13reclaimedLeaseCount\x125\n" +
+	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\"t\n" +
 	"\fDrainRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +

@@ -510,6 +510,8 @@ const (
 	FailureReason_FAILURE_REASON_INTERNAL FailureReason = 65
 	// A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins.
 	FailureReason_FAILURE_REASON_INTERNAL_DEFECT FailureReason = 66
+	// The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time.
+	FailureReason_FAILURE_REASON_LEASE_RECLAIMED FailureReason = 67
 )
 
 // Enum value maps for FailureReason.
@@ -582,6 +584,7 @@ var (
 		64: "FAILURE_REASON_HISTORY_LOST",
 		65: "FAILURE_REASON_INTERNAL",
 		66: "FAILURE_REASON_INTERNAL_DEFECT",
+		67: "FAILURE_REASON_LEASE_RECLAIMED",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -651,6 +654,7 @@ var (
 		"FAILURE_REASON_HISTORY_LOST":           64,
 		"FAILURE_REASON_INTERNAL":               65,
 		"FAILURE_REASON_INTERNAL_DEFECT":        66,
+		"FAILURE_REASON_LEASE_RECLAIMED":        67,
 	}
 )
 
@@ -1551,7 +1555,9 @@ type Intent struct {
 	// What a consumer's abort means.
 	OnAbort OnAbort `protobuf:"varint,7,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
 	// Where the other side is, if the router knows.
-	Peer          *PeerAddress `protobuf:"bytes,8,opt,name=peer,proto3" json:"peer,omitempty"`
+	Peer *PeerAddress `protobuf:"bytes,8,opt,name=peer,proto3" json:"peer,omitempty"`
+	// How long the source keeps the blocks in any case, though no consumer has come; as in HandOver.
+	FirmTtl       *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1638,6 +1644,13 @@ func (x *Intent) GetOnAbort() OnAbort {
 func (x *Intent) GetPeer() *PeerAddress {
 	if x != nil {
 		return x.Peer
+	}
+	return nil
+}
+
+func (x *Intent) GetFirmTtl() *durationpb.Duration {
+	if x != nil {
+		return x.FirmTtl
 	}
 	return nil
 }
@@ -1843,7 +1856,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\vblock_count\x18\b \x01(\rR\n" +
 	"blockCount\x12\x1f\n" +
 	"\vtoken_count\x18\t \x01(\rR\n" +
-	"tokenCount\"\xc2\x02\n" +
+	"tokenCount\"\xf8\x02\n" +
 	"\x06Intent\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12\x1d\n" +
 	"\n" +
@@ -1853,7 +1866,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x03ttl\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
 	"\bpriority\x18\x06 \x01(\x05R\bpriority\x12-\n" +
 	"\bon_abort\x18\a \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12*\n" +
-	"\x04peer\x18\b \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\"D\n" +
+	"\x04peer\x18\b \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\x124\n" +
+	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"D\n" +
 	"\vPeerAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
 	"\tengine_id\x18\x02 \x01(\tR\bengineId\"\xf5\x01\n" +
@@ -1894,7 +1908,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\xc2\x12\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\xe6\x12\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -1963,7 +1977,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\"FAILURE_REASON_FEATURE_UNAVAILABLE\x10?\x12\x1f\n" +
 	"\x1bFAILURE_REASON_HISTORY_LOST\x10@\x12\x1b\n" +
 	"\x17FAILURE_REASON_INTERNAL\x10A\x12\"\n" +
-	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B*\x97\x01\n" +
+	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B\x12\"\n" +
+	"\x1eFAILURE_REASON_LEASE_RECLAIMED\x10C*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +
@@ -2026,15 +2041,16 @@ var file_kvgrpc_v1_common_proto_depIdxs = []int32{
 	21, // 8: kvgrpc.v1.Intent.ttl:type_name -> google.protobuf.Duration
 	1,  // 9: kvgrpc.v1.Intent.on_abort:type_name -> kvgrpc.v1.OnAbort
 	19, // 10: kvgrpc.v1.Intent.peer:type_name -> kvgrpc.v1.PeerAddress
-	5,  // 11: kvgrpc.v1.Failure.reason:type_name -> kvgrpc.v1.FailureReason
-	4,  // 12: kvgrpc.v1.Failure.phase:type_name -> kvgrpc.v1.TransferPhase
-	7,  // 13: kvgrpc.v1.Failure.side:type_name -> kvgrpc.v1.Side
-	6,  // 14: kvgrpc.v1.Failure.next:type_name -> kvgrpc.v1.NextStep
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	21, // 11: kvgrpc.v1.Intent.firm_ttl:type_name -> google.protobuf.Duration
+	5,  // 12: kvgrpc.v1.Failure.reason:type_name -> kvgrpc.v1.FailureReason
+	4,  // 13: kvgrpc.v1.Failure.phase:type_name -> kvgrpc.v1.TransferPhase
+	7,  // 14: kvgrpc.v1.Failure.side:type_name -> kvgrpc.v1.Side
+	6,  // 15: kvgrpc.v1.Failure.next:type_name -> kvgrpc.v1.NextStep
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_common_proto_init() }

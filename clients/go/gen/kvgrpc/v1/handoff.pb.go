@@ -185,7 +185,10 @@ type HandOver struct {
 	// Lease id minted by the caller from its session's secret; empty lets the server mint one.
 	LeaseId string `protobuf:"bytes,7,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Higher goes first.
-	Priority      int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
+	Priority int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
+	// How long the lease is firm; see Lease.soft_in. Unset takes the default; 0: not at all, as for an offer that may be of
+	// use or not; negative is refused; above the cap it is clamped.
+	FirmTtl       *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -276,6 +279,13 @@ func (x *HandOver) GetPriority() int32 {
 	return 0
 }
 
+func (x *HandOver) GetFirmTtl() *durationpb.Duration {
+	if x != nil {
+		return x.FirmTtl
+	}
+	return nil
+}
+
 // One part of a push.
 type PushPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -302,7 +312,9 @@ type PushPart struct {
 	// As in HandOver; all parts of an epoch name the same.
 	LeaseId string `protobuf:"bytes,10,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Higher goes first.
-	Priority      int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
+	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
+	// As in HandOver, from the last part on; the first part says it.
+	FirmTtl       *durationpb.Duration `protobuf:"bytes,12,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -412,6 +424,13 @@ func (x *PushPart) GetPriority() int32 {
 		return x.Priority
 	}
 	return 0
+}
+
+func (x *PushPart) GetFirmTtl() *durationpb.Duration {
+	if x != nil {
+		return x.FirmTtl
+	}
+	return nil
 }
 
 // The source cannot deliver.
@@ -1185,7 +1204,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x04part\x18\x05 \x01(\v2\x13.kvgrpc.v1.PushPartH\x00R\x04part\x124\n" +
 	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x12#\n" +
 	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
-	"\x03job\"\xbc\x02\n" +
+	"\x03job\"\xf2\x02\n" +
 	"\bHandOver\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
@@ -1195,7 +1214,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
 	"after_step\x18\x06 \x01(\x04R\tafterStep\x12\x19\n" +
 	"\blease_id\x18\a \x01(\tR\aleaseId\x12\x1a\n" +
-	"\bpriority\x18\b \x01(\x05R\bpriority\"\x9e\x03\n" +
+	"\bpriority\x18\b \x01(\x05R\bpriority\x124\n" +
+	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +
@@ -1210,7 +1230,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"after_step\x18\t \x01(\x04R\tafterStep\x12\x19\n" +
 	"\blease_id\x18\n" +
 	" \x01(\tR\aleaseId\x12\x1a\n" +
-	"\bpriority\x18\v \x01(\x05R\bpriority\")\n" +
+	"\bpriority\x18\v \x01(\x05R\bpriority\x124\n" +
+	"\bfirm_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\")\n" +
 	"\rSourceFailure\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"\xcc\x01\n" +
 	"\x16FinishedBlocksResponse\x121\n" +
@@ -1329,46 +1350,48 @@ var file_kvgrpc_v1_handoff_proto_depIdxs = []int32{
 	13, // 4: kvgrpc.v1.HandOver.content:type_name -> kvgrpc.v1.Content
 	14, // 5: kvgrpc.v1.HandOver.ttl:type_name -> google.protobuf.Duration
 	15, // 6: kvgrpc.v1.HandOver.on_abort:type_name -> kvgrpc.v1.OnAbort
-	12, // 7: kvgrpc.v1.PushPart.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 8: kvgrpc.v1.PushPart.content:type_name -> kvgrpc.v1.Content
-	16, // 9: kvgrpc.v1.PushPart.layers:type_name -> kvgrpc.v1.LayerRange
-	14, // 10: kvgrpc.v1.PushPart.ttl:type_name -> google.protobuf.Duration
-	15, // 11: kvgrpc.v1.PushPart.on_abort:type_name -> kvgrpc.v1.OnAbort
-	17, // 12: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 13: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 14: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	20, // 15: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	20, // 16: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
-	13, // 17: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	6,  // 18: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
-	14, // 19: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
-	14, // 20: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
-	12, // 21: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
-	17, // 22: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 23: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	12, // 24: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 25: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	21, // 26: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	14, // 27: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
-	17, // 28: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 29: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	20, // 30: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	20, // 31: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
-	17, // 32: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 33: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	0,  // 34: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
-	5,  // 35: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
-	8,  // 36: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
-	10, // 37: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
-	4,  // 38: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
-	7,  // 39: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
-	9,  // 40: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
-	11, // 41: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
-	38, // [38:42] is the sub-list for method output_type
-	34, // [34:38] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	14, // 7: kvgrpc.v1.HandOver.firm_ttl:type_name -> google.protobuf.Duration
+	12, // 8: kvgrpc.v1.PushPart.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 9: kvgrpc.v1.PushPart.content:type_name -> kvgrpc.v1.Content
+	16, // 10: kvgrpc.v1.PushPart.layers:type_name -> kvgrpc.v1.LayerRange
+	14, // 11: kvgrpc.v1.PushPart.ttl:type_name -> google.protobuf.Duration
+	15, // 12: kvgrpc.v1.PushPart.on_abort:type_name -> kvgrpc.v1.OnAbort
+	14, // 13: kvgrpc.v1.PushPart.firm_ttl:type_name -> google.protobuf.Duration
+	17, // 14: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 15: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
+	19, // 16: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	20, // 17: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	20, // 18: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
+	13, // 19: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	6,  // 20: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
+	14, // 21: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
+	14, // 22: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
+	12, // 23: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
+	17, // 24: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 25: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	12, // 26: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 27: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	21, // 28: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	14, // 29: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
+	17, // 30: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 31: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	20, // 32: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	20, // 33: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
+	17, // 34: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 35: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	0,  // 36: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
+	5,  // 37: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
+	8,  // 38: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
+	10, // 39: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
+	4,  // 40: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
+	7,  // 41: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
+	9,  // 42: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
+	11, // 43: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
+	40, // [40:44] is the sub-list for method output_type
+	36, // [36:40] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handoff_proto_init() }

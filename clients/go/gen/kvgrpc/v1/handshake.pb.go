@@ -383,7 +383,9 @@ type Limits struct {
 	// Transfers that wait or run.
 	TransferCount uint32 `protobuf:"varint,11,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
 	// The longest that WaitTransfer, WaitTransfers and PollSchedulerNews wait in one call.
-	Wait          *durationpb.Duration `protobuf:"bytes,12,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *durationpb.Duration `protobuf:"bytes,12,opt,name=wait,proto3" json:"wait,omitempty"`
+	// How long a lease is firm when a request does not say; see Lease.soft_in.
+	FirmTtl       *durationpb.Duration `protobuf:"bytes,13,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -498,6 +500,13 @@ func (x *Limits) GetTransferCount() uint32 {
 func (x *Limits) GetWait() *durationpb.Duration {
 	if x != nil {
 		return x.Wait
+	}
+	return nil
+}
+
+func (x *Limits) GetFirmTtl() *durationpb.Duration {
+	if x != nil {
+		return x.FirmTtl
 	}
 	return nil
 }
@@ -951,7 +960,7 @@ type GroupLoad struct {
 	// Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned.
 	FreeBlockCount uint32 `protobuf:"varint,3,opt,name=free_block_count,json=freeBlockCount,proto3" json:"free_block_count,omitempty"`
 	// Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
-	// time. 0 from servers without such leases.
+	// time (ReclaimBlocks).
 	SoftBlockCount uint32 `protobuf:"varint,4,opt,name=soft_block_count,json=softBlockCount,proto3" json:"soft_block_count,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1728,7 +1737,7 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12.\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\x0e2\x12.kvgrpc.v1.FeatureR\bfeatures\x12?\n" +
-	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\x94\x05\n" +
+	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xca\x05\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +
@@ -1744,7 +1753,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	" \x01(\rR\n" +
 	"leaseCount\x12%\n" +
 	"\x0etransfer_count\x18\v \x01(\rR\rtransferCount\x12-\n" +
-	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x18\n" +
+	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\x124\n" +
+	"\bfirm_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"\x18\n" +
 	"\x16GetCapabilitiesRequest\"\xe0\x02\n" +
 	"\x17GetCapabilitiesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
@@ -1917,53 +1927,54 @@ var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	24, // 8: kvgrpc.v1.Limits.registration_timeout:type_name -> google.protobuf.Duration
 	24, // 9: kvgrpc.v1.Limits.peer_grace:type_name -> google.protobuf.Duration
 	24, // 10: kvgrpc.v1.Limits.wait:type_name -> google.protobuf.Duration
-	25, // 11: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 12: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	4,  // 13: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
-	13, // 14: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
-	1,  // 15: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
-	25, // 16: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 17: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	24, // 18: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
-	25, // 19: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 20: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	1,  // 21: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
-	12, // 22: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
-	26, // 23: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
-	3,  // 24: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 25: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	25, // 26: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 27: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 28: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	18, // 29: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	3,  // 30: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	25, // 31: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 32: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	28, // 33: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	25, // 34: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 35: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	2,  // 36: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	22, // 37: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	24, // 38: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	26, // 39: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
-	13, // 40: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
-	5,  // 41: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	7,  // 42: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
-	9,  // 43: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
-	14, // 44: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	16, // 45: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	19, // 46: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	6,  // 47: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	8,  // 48: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
-	10, // 49: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
-	15, // 50: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	17, // 51: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	20, // 52: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	47, // [47:53] is the sub-list for method output_type
-	41, // [41:47] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	24, // 11: kvgrpc.v1.Limits.firm_ttl:type_name -> google.protobuf.Duration
+	25, // 12: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 13: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	4,  // 14: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
+	13, // 15: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
+	1,  // 16: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
+	25, // 17: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 18: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	24, // 19: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
+	25, // 20: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 21: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	1,  // 22: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
+	12, // 23: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
+	26, // 24: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
+	3,  // 25: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 26: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	25, // 27: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 28: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 29: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	18, // 30: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	3,  // 31: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	25, // 32: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 33: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	28, // 34: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	25, // 35: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 36: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	2,  // 37: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	22, // 38: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	24, // 39: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	26, // 40: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
+	13, // 41: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	5,  // 42: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	7,  // 43: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
+	9,  // 44: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
+	14, // 45: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	16, // 46: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	19, // 47: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	6,  // 48: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	8,  // 49: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
+	10, // 50: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
+	15, // 51: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	17, // 52: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	20, // 53: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	48, // [48:54] is the sub-list for method output_type
+	42, // [42:48] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }

@@ -42,6 +42,8 @@ const (
 	LeaseState_LEASE_STATE_VOIDED LeaseState = 5
 	// A defect of kvgrpc ended the life that it was of.
 	LeaseState_LEASE_STATE_LOST LeaseState = 6
+	// The engine needed its blocks, and nobody had claimed it.
+	LeaseState_LEASE_STATE_RECLAIMED LeaseState = 7
 )
 
 // Enum value maps for LeaseState.
@@ -54,6 +56,7 @@ var (
 		4: "LEASE_STATE_DONE",
 		5: "LEASE_STATE_VOIDED",
 		6: "LEASE_STATE_LOST",
+		7: "LEASE_STATE_RECLAIMED",
 	}
 	LeaseState_value = map[string]int32{
 		"LEASE_STATE_UNSPECIFIED": 0,
@@ -63,6 +66,7 @@ var (
 		"LEASE_STATE_DONE":        4,
 		"LEASE_STATE_VOIDED":      5,
 		"LEASE_STATE_LOST":        6,
+		"LEASE_STATE_RECLAIMED":   7,
 	}
 )
 
@@ -127,7 +131,12 @@ type Lease struct {
 	// The trace of the hand-over.
 	TraceId string `protobuf:"bytes,15,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// Labels given with GrantLease.
-	Labels        map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,16,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// When the engine may take its blocks back (ReclaimBlocks): 0: at any time, the lease is soft; more: not before that,
+	// it is firm; unset: not while it is claimed, or it is over. A lease is claimed while a consumer has an access on it,
+	// or waits for one, and a push while it has a destination or still gets parts. It is firm for its firm TTL after the
+	// hand-over and after its last claimer has gone, and after a renewal by a router for the time renewed.
+	SoftIn        *durationpb.Duration `protobuf:"bytes,17,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -274,6 +283,13 @@ func (x *Lease) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *Lease) GetSoftIn() *durationpb.Duration {
+	if x != nil {
+		return x.SoftIn
+	}
+	return nil
+}
+
 // Which lease: an id, or a grant that stands on it.
 type LeaseRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -383,7 +399,9 @@ type GrantLeaseRequest struct {
 	// Free labels; at most 16, of at most 64 bytes each side.
 	Labels map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// See common.proto.
-	ValidateOnly  bool `protobuf:"varint,10,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,10,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// As in FinishedBlocks.
+	FirmTtl       *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -488,6 +506,13 @@ func (x *GrantLeaseRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *GrantLeaseRequest) GetFirmTtl() *durationpb.Duration {
+	if x != nil {
+		return x.FirmTtl
+	}
+	return nil
+}
+
 // The lease stands.
 type GrantLeaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -561,7 +586,10 @@ type RenewLeasesRequest struct {
 	// the lease does leaves it as it is.
 	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// See common.proto: the rows are those of the leases as they are.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Said by leads that have an access open on each: the access is the claim, and the renewal makes no lease firm. Else
+	// a renewal by anybody but the owning engine does.
+	ForAccess     bool `protobuf:"varint,4,opt,name=for_access,json=forAccess,proto3" json:"for_access,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -613,6 +641,13 @@ func (x *RenewLeasesRequest) GetTtl() *durationpb.Duration {
 func (x *RenewLeasesRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *RenewLeasesRequest) GetForAccess() bool {
+	if x != nil {
+		return x.ForAccess
 	}
 	return false
 }
@@ -1226,7 +1261,7 @@ var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xe2\x05\n" +
+	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\x96\x06\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12+\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x15.kvgrpc.v1.LeaseStateR\x05state\x12\x1d\n" +
@@ -1247,14 +1282,15 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x11open_access_count\x18\r \x01(\rR\x0fopenAccessCount\x12#\n" +
 	"\rrenewal_count\x18\x0e \x01(\rR\frenewalCount\x12\x19\n" +
 	"\btrace_id\x18\x0f \x01(\tR\atraceId\x124\n" +
-	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x122\n" +
+	"\asoft_in\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
-	"\x02by\"\xfc\x03\n" +
+	"\x02by\"\xb2\x04\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1267,18 +1303,21 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\ftransfer_key\x18\b \x01(\fR\vtransferKey\x12@\n" +
 	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12#\n" +
 	"\rvalidate_only\x18\n" +
-	" \x01(\bR\fvalidateOnly\x1a9\n" +
+	" \x01(\bR\fvalidateOnly\x124\n" +
+	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
 	"\x12GrantLeaseResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x93\x01\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xb2\x01\n" +
 	"\x12RenewLeasesRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\xa6\x01\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12\x1d\n" +
+	"\n" +
+	"for_access\x18\x04 \x01(\bR\tforAccess\"\xa6\x01\n" +
 	"\fRenewedLease\x127\n" +
 	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12+\n" +
@@ -1316,7 +1355,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x11KeepAliveResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence*\xb6\x01\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence*\xd1\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1325,7 +1364,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n" +
 	"\x10LEASE_STATE_DONE\x10\x04\x12\x16\n" +
 	"\x12LEASE_STATE_VOIDED\x10\x05\x12\x14\n" +
-	"\x10LEASE_STATE_LOST\x10\x062\xed\x03\n" +
+	"\x10LEASE_STATE_LOST\x10\x06\x12\x19\n" +
+	"\x15LEASE_STATE_RECLAIMED\x10\a2\xed\x03\n" +
 	"\fLeaseService\x12N\n" +
 	"\n" +
 	"GrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n" +
@@ -1387,52 +1427,54 @@ var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	18, // 4: kvgrpc.v1.Lease.age:type_name -> google.protobuf.Duration
 	19, // 5: kvgrpc.v1.Lease.blocks:type_name -> kvgrpc.v1.Blocks
 	16, // 6: kvgrpc.v1.Lease.labels:type_name -> kvgrpc.v1.Lease.LabelsEntry
-	20, // 7: kvgrpc.v1.LeaseRef.grant:type_name -> kvgrpc.v1.Grant
-	19, // 8: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	21, // 9: kvgrpc.v1.GrantLeaseRequest.content:type_name -> kvgrpc.v1.Content
-	18, // 10: kvgrpc.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	22, // 11: kvgrpc.v1.GrantLeaseRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
-	17, // 12: kvgrpc.v1.GrantLeaseRequest.labels:type_name -> kvgrpc.v1.GrantLeaseRequest.LabelsEntry
-	23, // 13: kvgrpc.v1.GrantLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 14: kvgrpc.v1.GrantLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	20, // 15: kvgrpc.v1.GrantLeaseResponse.grant:type_name -> kvgrpc.v1.Grant
-	2,  // 16: kvgrpc.v1.RenewLeasesRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 17: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
-	18, // 18: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
-	24, // 19: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
-	0,  // 20: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
-	23, // 21: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 22: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	2,  // 23: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 24: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 25: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 26: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
-	2,  // 27: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 28: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 29: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	23, // 30: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 31: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
-	2,  // 32: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 33: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
-	23, // 34: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 35: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	3,  // 36: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
-	5,  // 37: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
-	8,  // 38: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
-	10, // 39: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
-	12, // 40: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
-	14, // 41: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
-	4,  // 42: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
-	7,  // 43: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
-	9,  // 44: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
-	11, // 45: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
-	13, // 46: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
-	15, // 47: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
-	42, // [42:48] is the sub-list for method output_type
-	36, // [36:42] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	18, // 7: kvgrpc.v1.Lease.soft_in:type_name -> google.protobuf.Duration
+	20, // 8: kvgrpc.v1.LeaseRef.grant:type_name -> kvgrpc.v1.Grant
+	19, // 9: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	21, // 10: kvgrpc.v1.GrantLeaseRequest.content:type_name -> kvgrpc.v1.Content
+	18, // 11: kvgrpc.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	22, // 12: kvgrpc.v1.GrantLeaseRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
+	17, // 13: kvgrpc.v1.GrantLeaseRequest.labels:type_name -> kvgrpc.v1.GrantLeaseRequest.LabelsEntry
+	18, // 14: kvgrpc.v1.GrantLeaseRequest.firm_ttl:type_name -> google.protobuf.Duration
+	23, // 15: kvgrpc.v1.GrantLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 16: kvgrpc.v1.GrantLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	20, // 17: kvgrpc.v1.GrantLeaseResponse.grant:type_name -> kvgrpc.v1.Grant
+	2,  // 18: kvgrpc.v1.RenewLeasesRequest.leases:type_name -> kvgrpc.v1.LeaseRef
+	18, // 19: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
+	18, // 20: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
+	24, // 21: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
+	0,  // 22: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
+	23, // 23: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 24: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	2,  // 25: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 26: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 27: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	19, // 28: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	2,  // 29: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 30: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 31: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	23, // 32: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 33: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
+	2,  // 34: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
+	18, // 35: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
+	23, // 36: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 37: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	3,  // 38: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
+	5,  // 39: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
+	8,  // 40: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
+	10, // 41: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
+	12, // 42: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
+	14, // 43: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
+	4,  // 44: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
+	7,  // 45: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
+	9,  // 46: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
+	11, // 47: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
+	13, // 48: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
+	15, // 49: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
+	44, // [44:50] is the sub-list for method output_type
+	38, // [38:44] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_lease_proto_init() }

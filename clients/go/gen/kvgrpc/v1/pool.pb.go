@@ -185,7 +185,9 @@ type AllocateBlocksRequest struct {
 	// Never freed by itself: a caller that forgets it holds its blocks until the server's end. Without `ttl`.
 	NoExpiry bool `protobuf:"varint,5,opt,name=no_expiry,json=noExpiry,proto3" json:"no_expiry,omitempty"`
 	// See common.proto.
-	ValidateOnly  bool `protobuf:"varint,6,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,6,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Where too few blocks are free, take them back from soft leases, as ReclaimBlocks does, and allocate them.
+	Reclaim       bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -262,6 +264,333 @@ func (x *AllocateBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *AllocateBlocksRequest) GetReclaim() bool {
+	if x != nil {
+		return x.Reclaim
+	}
+	return false
+}
+
+// A lease that was reclaimed.
+type ReclaimedLease struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// The SEND transfer of its hand-over; empty for GrantLease.
+	TransferId string `protobuf:"bytes,2,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// The LLM request's id.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReclaimedLease) Reset() {
+	*x = ReclaimedLease{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReclaimedLease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReclaimedLease) ProtoMessage() {}
+
+func (x *ReclaimedLease) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReclaimedLease.ProtoReflect.Descriptor instead.
+func (*ReclaimedLease) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReclaimedLease) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *ReclaimedLease) GetTransferId() string {
+	if x != nil {
+		return x.TransferId
+	}
+	return ""
+}
+
+func (x *ReclaimedLease) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// A lease that will be soft, if nobody claims it.
+type SoftLater struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In how long.
+	SoftIn *durationpb.Duration `protobuf:"bytes,1,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
+	// What would come free with it alone, of each group where that is not 0.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *SoftLater) Reset() {
+	*x = SoftLater{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SoftLater) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SoftLater) ProtoMessage() {}
+
+func (x *SoftLater) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SoftLater.ProtoReflect.Descriptor instead.
+func (*SoftLater) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SoftLater) GetSoftIn() *durationpb.Duration {
+	if x != nil {
+		return x.SoftIn
+	}
+	return nil
+}
+
+func (x *SoftLater) GetGroupBlockCounts() []*GroupBlockCount {
+	if x != nil {
+		return x.GroupBlockCounts
+	}
+	return nil
+}
+
+// What was reclaimed.
+type Reclaimed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As many blocks came free as were asked for. Else no lease was ended.
+	Enough bool `protobuf:"varint,1,opt,name=enough,proto3" json:"enough,omitempty"`
+	// The leases that ended, oldest first; of many the first 1,000.
+	Leases []*ReclaimedLease `protobuf:"bytes,2,rep,name=leases,proto3" json:"leases,omitempty"`
+	// How many they are.
+	LeaseCount uint32 `protobuf:"varint,3,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
+	// The blocks that came free.
+	FreedBlocks *Blocks `protobuf:"bytes,4,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
+	// What will be soft next, in the order of time; of many the first 16. What is claimed is not among it.
+	LaterLeases   []*SoftLater `protobuf:"bytes,5,rep,name=later_leases,json=laterLeases,proto3" json:"later_leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reclaimed) Reset() {
+	*x = Reclaimed{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reclaimed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reclaimed) ProtoMessage() {}
+
+func (x *Reclaimed) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reclaimed.ProtoReflect.Descriptor instead.
+func (*Reclaimed) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Reclaimed) GetEnough() bool {
+	if x != nil {
+		return x.Enough
+	}
+	return false
+}
+
+func (x *Reclaimed) GetLeases() []*ReclaimedLease {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+func (x *Reclaimed) GetLeaseCount() uint32 {
+	if x != nil {
+		return x.LeaseCount
+	}
+	return 0
+}
+
+func (x *Reclaimed) GetFreedBlocks() *Blocks {
+	if x != nil {
+		return x.FreedBlocks
+	}
+	return nil
+}
+
+func (x *Reclaimed) GetLaterLeases() []*SoftLater {
+	if x != nil {
+		return x.LaterLeases
+	}
+	return nil
+}
+
+// Blocks that are needed.
+type ReclaimBlocksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// See common.proto.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Required. How many of each group shall come free that are not; at most 256 rows.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	// See common.proto: the answer names the leases that would end.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReclaimBlocksRequest) Reset() {
+	*x = ReclaimBlocksRequest{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReclaimBlocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReclaimBlocksRequest) ProtoMessage() {}
+
+func (x *ReclaimBlocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReclaimBlocksRequest.ProtoReflect.Descriptor instead.
+func (*ReclaimBlocksRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReclaimBlocksRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *ReclaimBlocksRequest) GetGroupBlockCounts() []*GroupBlockCount {
+	if x != nil {
+		return x.GroupBlockCounts
+	}
+	return nil
+}
+
+func (x *ReclaimBlocksRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// What was taken back.
+type ReclaimBlocksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// The outcome.
+	Reclaimed     *Reclaimed `protobuf:"bytes,2,opt,name=reclaimed,proto3" json:"reclaimed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReclaimBlocksResponse) Reset() {
+	*x = ReclaimBlocksResponse{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReclaimBlocksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReclaimBlocksResponse) ProtoMessage() {}
+
+func (x *ReclaimBlocksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReclaimBlocksResponse.ProtoReflect.Descriptor instead.
+func (*ReclaimBlocksResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ReclaimBlocksResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ReclaimBlocksResponse) GetReclaimed() *Reclaimed {
+	if x != nil {
+		return x.Reclaimed
+	}
+	return nil
+}
+
 // The blocks taken.
 type AllocateBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -277,7 +606,7 @@ type AllocateBlocksResponse struct {
 
 func (x *AllocateBlocksResponse) Reset() {
 	*x = AllocateBlocksResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -289,7 +618,7 @@ func (x *AllocateBlocksResponse) String() string {
 func (*AllocateBlocksResponse) ProtoMessage() {}
 
 func (x *AllocateBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -302,7 +631,7 @@ func (x *AllocateBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocksResponse.ProtoReflect.Descriptor instead.
 func (*AllocateBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AllocateBlocksResponse) GetHeader() *ResponseHeader {
@@ -346,7 +675,7 @@ type FreeBlocksRequest struct {
 
 func (x *FreeBlocksRequest) Reset() {
 	*x = FreeBlocksRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +687,7 @@ func (x *FreeBlocksRequest) String() string {
 func (*FreeBlocksRequest) ProtoMessage() {}
 
 func (x *FreeBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +700,7 @@ func (x *FreeBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeBlocksRequest.ProtoReflect.Descriptor instead.
 func (*FreeBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FreeBlocksRequest) GetIdempotencyKey() string {
@@ -444,7 +773,7 @@ type FreeBlocksResponse struct {
 
 func (x *FreeBlocksResponse) Reset() {
 	*x = FreeBlocksResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +785,7 @@ func (x *FreeBlocksResponse) String() string {
 func (*FreeBlocksResponse) ProtoMessage() {}
 
 func (x *FreeBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +798,7 @@ func (x *FreeBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeBlocksResponse.ProtoReflect.Descriptor instead.
 func (*FreeBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FreeBlocksResponse) GetHeader() *ResponseHeader {
@@ -495,7 +824,7 @@ type GetPoolStatusRequest struct {
 
 func (x *GetPoolStatusRequest) Reset() {
 	*x = GetPoolStatusRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +836,7 @@ func (x *GetPoolStatusRequest) String() string {
 func (*GetPoolStatusRequest) ProtoMessage() {}
 
 func (x *GetPoolStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +849,7 @@ func (x *GetPoolStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetPoolStatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{12}
 }
 
 // Counts of one group.
@@ -542,13 +871,15 @@ type GroupStatus struct {
 	TargetBlockCount uint32 `protobuf:"varint,7,opt,name=target_block_count,json=targetBlockCount,proto3" json:"target_block_count,omitempty"`
 	// In quarantine.
 	QuarantinedBlockCount uint32 `protobuf:"varint,8,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Held by nothing but soft leases: ReclaimBlocks sets them free.
+	SoftBlockCount uint32 `protobuf:"varint,9,opt,name=soft_block_count,json=softBlockCount,proto3" json:"soft_block_count,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +891,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +904,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GroupStatus) GetName() string {
@@ -632,6 +963,13 @@ func (x *GroupStatus) GetQuarantinedBlockCount() uint32 {
 	return 0
 }
 
+func (x *GroupStatus) GetSoftBlockCount() uint32 {
+	if x != nil {
+		return x.SoftBlockCount
+	}
+	return 0
+}
+
 // Counts of all groups.
 type GetPoolStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -647,7 +985,7 @@ type GetPoolStatusResponse struct {
 
 func (x *GetPoolStatusResponse) Reset() {
 	*x = GetPoolStatusResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -659,7 +997,7 @@ func (x *GetPoolStatusResponse) String() string {
 func (*GetPoolStatusResponse) ProtoMessage() {}
 
 func (x *GetPoolStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -672,7 +1010,7 @@ func (x *GetPoolStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetPoolStatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetPoolStatusResponse) GetHeader() *ResponseHeader {
@@ -711,7 +1049,7 @@ type ReadBlocksRequest struct {
 
 func (x *ReadBlocksRequest) Reset() {
 	*x = ReadBlocksRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +1061,7 @@ func (x *ReadBlocksRequest) String() string {
 func (*ReadBlocksRequest) ProtoMessage() {}
 
 func (x *ReadBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +1074,7 @@ func (x *ReadBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ReadBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadBlocksRequest) GetRank() uint32 {
@@ -775,7 +1113,7 @@ type BlockData struct {
 
 func (x *BlockData) Reset() {
 	*x = BlockData{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +1125,7 @@ func (x *BlockData) String() string {
 func (*BlockData) ProtoMessage() {}
 
 func (x *BlockData) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +1138,7 @@ func (x *BlockData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockData.ProtoReflect.Descriptor instead.
 func (*BlockData) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BlockData) GetGroup() uint32 {
@@ -837,7 +1175,7 @@ type ReadBlocksResponse struct {
 
 func (x *ReadBlocksResponse) Reset() {
 	*x = ReadBlocksResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +1187,7 @@ func (x *ReadBlocksResponse) String() string {
 func (*ReadBlocksResponse) ProtoMessage() {}
 
 func (x *ReadBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +1200,7 @@ func (x *ReadBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ReadBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReadBlocksResponse) GetHeader() *ResponseHeader {
@@ -891,14 +1229,38 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x0fGroupBlockCount\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vblock_count\x18\x02 \x01(\rR\n" +
-	"blockCount\"\x9e\x02\n" +
+	"blockCount\"\xb8\x02\n" +
 	"\x15AllocateBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
 	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
 	"\rallocation_id\x18\x04 \x01(\tR\fallocationId\x12\x1b\n" +
 	"\tno_expiry\x18\x05 \x01(\bR\bnoExpiry\x12#\n" +
-	"\rvalidate_only\x18\x06 \x01(\bR\fvalidateOnly\"\xaf\x01\n" +
+	"\rvalidate_only\x18\x06 \x01(\bR\fvalidateOnly\x12\x18\n" +
+	"\areclaim\x18\a \x01(\bR\areclaim\"k\n" +
+	"\x0eReclaimedLease\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1f\n" +
+	"\vtransfer_id\x18\x02 \x01(\tR\n" +
+	"transferId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"\x89\x01\n" +
+	"\tSoftLater\x122\n" +
+	"\asoft_in\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x12H\n" +
+	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\xe6\x01\n" +
+	"\tReclaimed\x12\x16\n" +
+	"\x06enough\x18\x01 \x01(\bR\x06enough\x121\n" +
+	"\x06leases\x18\x02 \x03(\v2\x19.kvgrpc.v1.ReclaimedLeaseR\x06leases\x12\x1f\n" +
+	"\vlease_count\x18\x03 \x01(\rR\n" +
+	"leaseCount\x124\n" +
+	"\ffreed_blocks\x18\x04 \x01(\v2\x11.kvgrpc.v1.BlocksR\vfreedBlocks\x127\n" +
+	"\flater_leases\x18\x05 \x03(\v2\x14.kvgrpc.v1.SoftLaterR\vlaterLeases\"\xae\x01\n" +
+	"\x14ReclaimBlocksRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
+	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"~\n" +
+	"\x15ReclaimBlocksResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
+	"\treclaimed\x18\x02 \x01(\v2\x14.kvgrpc.v1.ReclaimedR\treclaimed\"\xaf\x01\n" +
 	"\x16AllocateBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x127\n" +
@@ -912,7 +1274,7 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x12FreeBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\ffreed_blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\vfreedBlocks\"\x16\n" +
-	"\x14GetPoolStatusRequest\"\xe2\x02\n" +
+	"\x14GetPoolStatusRequest\"\x8c\x03\n" +
 	"\vGroupStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vblock_count\x18\x02 \x01(\rR\n" +
@@ -922,7 +1284,8 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x12pinned_block_count\x18\x05 \x01(\rR\x10pinnedBlockCount\x12,\n" +
 	"\x12leased_block_count\x18\x06 \x01(\rR\x10leasedBlockCount\x12,\n" +
 	"\x12target_block_count\x18\a \x01(\rR\x10targetBlockCount\x126\n" +
-	"\x17quarantined_block_count\x18\b \x01(\rR\x15quarantinedBlockCount\"\xa3\x01\n" +
+	"\x17quarantined_block_count\x18\b \x01(\rR\x15quarantinedBlockCount\x12(\n" +
+	"\x10soft_block_count\x18\t \x01(\rR\x0esoftBlockCount\"\xa3\x01\n" +
 	"\x15GetPoolStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
@@ -937,12 +1300,13 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"u\n" +
 	"\x12ReadBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12,\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x14.kvgrpc.v1.BlockDataR\x06blocks2\xbb\x03\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x14.kvgrpc.v1.BlockDataR\x06blocks2\x94\x04\n" +
 	"\vPoolService\x12W\n" +
 	"\rDescribePools\x12\x1f.kvgrpc.v1.DescribePoolsRequest\x1a .kvgrpc.v1.DescribePoolsResponse\"\x03\x90\x02\x01\x12Z\n" +
 	"\x0eAllocateBlocks\x12 .kvgrpc.v1.AllocateBlocksRequest\x1a!.kvgrpc.v1.AllocateBlocksResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"FreeBlocks\x12\x1c.kvgrpc.v1.FreeBlocksRequest\x1a\x1d.kvgrpc.v1.FreeBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
+	"\rReclaimBlocks\x12\x1f.kvgrpc.v1.ReclaimBlocksRequest\x1a .kvgrpc.v1.ReclaimBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
 	"\rGetPoolStatus\x12\x1f.kvgrpc.v1.GetPoolStatusRequest\x1a .kvgrpc.v1.GetPoolStatusResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
 	"ReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01BF\n" +
@@ -960,61 +1324,76 @@ func file_kvgrpc_v1_pool_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_pool_proto_rawDescData
 }
 
-var file_kvgrpc_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvgrpc_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvgrpc_v1_pool_proto_goTypes = []any{
 	(*DescribePoolsRequest)(nil),   // 0: kvgrpc.v1.DescribePoolsRequest
 	(*DescribePoolsResponse)(nil),  // 1: kvgrpc.v1.DescribePoolsResponse
 	(*GroupBlockCount)(nil),        // 2: kvgrpc.v1.GroupBlockCount
 	(*AllocateBlocksRequest)(nil),  // 3: kvgrpc.v1.AllocateBlocksRequest
-	(*AllocateBlocksResponse)(nil), // 4: kvgrpc.v1.AllocateBlocksResponse
-	(*FreeBlocksRequest)(nil),      // 5: kvgrpc.v1.FreeBlocksRequest
-	(*FreeBlocksResponse)(nil),     // 6: kvgrpc.v1.FreeBlocksResponse
-	(*GetPoolStatusRequest)(nil),   // 7: kvgrpc.v1.GetPoolStatusRequest
-	(*GroupStatus)(nil),            // 8: kvgrpc.v1.GroupStatus
-	(*GetPoolStatusResponse)(nil),  // 9: kvgrpc.v1.GetPoolStatusResponse
-	(*ReadBlocksRequest)(nil),      // 10: kvgrpc.v1.ReadBlocksRequest
-	(*BlockData)(nil),              // 11: kvgrpc.v1.BlockData
-	(*ReadBlocksResponse)(nil),     // 12: kvgrpc.v1.ReadBlocksResponse
-	(*ResponseHeader)(nil),         // 13: kvgrpc.v1.ResponseHeader
-	(*PoolDescription)(nil),        // 14: kvgrpc.v1.PoolDescription
-	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
-	(*Blocks)(nil),                 // 16: kvgrpc.v1.Blocks
-	(PoolKind)(0),                  // 17: kvgrpc.v1.PoolKind
-	(*LayerRange)(nil),             // 18: kvgrpc.v1.LayerRange
+	(*ReclaimedLease)(nil),         // 4: kvgrpc.v1.ReclaimedLease
+	(*SoftLater)(nil),              // 5: kvgrpc.v1.SoftLater
+	(*Reclaimed)(nil),              // 6: kvgrpc.v1.Reclaimed
+	(*ReclaimBlocksRequest)(nil),   // 7: kvgrpc.v1.ReclaimBlocksRequest
+	(*ReclaimBlocksResponse)(nil),  // 8: kvgrpc.v1.ReclaimBlocksResponse
+	(*AllocateBlocksResponse)(nil), // 9: kvgrpc.v1.AllocateBlocksResponse
+	(*FreeBlocksRequest)(nil),      // 10: kvgrpc.v1.FreeBlocksRequest
+	(*FreeBlocksResponse)(nil),     // 11: kvgrpc.v1.FreeBlocksResponse
+	(*GetPoolStatusRequest)(nil),   // 12: kvgrpc.v1.GetPoolStatusRequest
+	(*GroupStatus)(nil),            // 13: kvgrpc.v1.GroupStatus
+	(*GetPoolStatusResponse)(nil),  // 14: kvgrpc.v1.GetPoolStatusResponse
+	(*ReadBlocksRequest)(nil),      // 15: kvgrpc.v1.ReadBlocksRequest
+	(*BlockData)(nil),              // 16: kvgrpc.v1.BlockData
+	(*ReadBlocksResponse)(nil),     // 17: kvgrpc.v1.ReadBlocksResponse
+	(*ResponseHeader)(nil),         // 18: kvgrpc.v1.ResponseHeader
+	(*PoolDescription)(nil),        // 19: kvgrpc.v1.PoolDescription
+	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
+	(*Blocks)(nil),                 // 21: kvgrpc.v1.Blocks
+	(PoolKind)(0),                  // 22: kvgrpc.v1.PoolKind
+	(*LayerRange)(nil),             // 23: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_v1_pool_proto_depIdxs = []int32{
-	13, // 0: kvgrpc.v1.DescribePoolsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	14, // 1: kvgrpc.v1.DescribePoolsResponse.pools:type_name -> kvgrpc.v1.PoolDescription
+	18, // 0: kvgrpc.v1.DescribePoolsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 1: kvgrpc.v1.DescribePoolsResponse.pools:type_name -> kvgrpc.v1.PoolDescription
 	2,  // 2: kvgrpc.v1.AllocateBlocksRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	15, // 3: kvgrpc.v1.AllocateBlocksRequest.ttl:type_name -> google.protobuf.Duration
-	13, // 4: kvgrpc.v1.AllocateBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	16, // 5: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.Blocks
-	15, // 6: kvgrpc.v1.AllocateBlocksResponse.remaining:type_name -> google.protobuf.Duration
-	16, // 7: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 8: kvgrpc.v1.FreeBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	16, // 9: kvgrpc.v1.FreeBlocksResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 10: kvgrpc.v1.GetPoolStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 11: kvgrpc.v1.GetPoolStatusResponse.kind:type_name -> kvgrpc.v1.PoolKind
-	8,  // 12: kvgrpc.v1.GetPoolStatusResponse.groups:type_name -> kvgrpc.v1.GroupStatus
-	16, // 13: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	18, // 14: kvgrpc.v1.ReadBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	13, // 15: kvgrpc.v1.ReadBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 16: kvgrpc.v1.ReadBlocksResponse.blocks:type_name -> kvgrpc.v1.BlockData
-	0,  // 17: kvgrpc.v1.PoolService.DescribePools:input_type -> kvgrpc.v1.DescribePoolsRequest
-	3,  // 18: kvgrpc.v1.PoolService.AllocateBlocks:input_type -> kvgrpc.v1.AllocateBlocksRequest
-	5,  // 19: kvgrpc.v1.PoolService.FreeBlocks:input_type -> kvgrpc.v1.FreeBlocksRequest
-	7,  // 20: kvgrpc.v1.PoolService.GetPoolStatus:input_type -> kvgrpc.v1.GetPoolStatusRequest
-	10, // 21: kvgrpc.v1.PoolService.ReadBlocks:input_type -> kvgrpc.v1.ReadBlocksRequest
-	1,  // 22: kvgrpc.v1.PoolService.DescribePools:output_type -> kvgrpc.v1.DescribePoolsResponse
-	4,  // 23: kvgrpc.v1.PoolService.AllocateBlocks:output_type -> kvgrpc.v1.AllocateBlocksResponse
-	6,  // 24: kvgrpc.v1.PoolService.FreeBlocks:output_type -> kvgrpc.v1.FreeBlocksResponse
-	9,  // 25: kvgrpc.v1.PoolService.GetPoolStatus:output_type -> kvgrpc.v1.GetPoolStatusResponse
-	12, // 26: kvgrpc.v1.PoolService.ReadBlocks:output_type -> kvgrpc.v1.ReadBlocksResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	20, // 3: kvgrpc.v1.AllocateBlocksRequest.ttl:type_name -> google.protobuf.Duration
+	20, // 4: kvgrpc.v1.SoftLater.soft_in:type_name -> google.protobuf.Duration
+	2,  // 5: kvgrpc.v1.SoftLater.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	4,  // 6: kvgrpc.v1.Reclaimed.leases:type_name -> kvgrpc.v1.ReclaimedLease
+	21, // 7: kvgrpc.v1.Reclaimed.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	5,  // 8: kvgrpc.v1.Reclaimed.later_leases:type_name -> kvgrpc.v1.SoftLater
+	2,  // 9: kvgrpc.v1.ReclaimBlocksRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	18, // 10: kvgrpc.v1.ReclaimBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 11: kvgrpc.v1.ReclaimBlocksResponse.reclaimed:type_name -> kvgrpc.v1.Reclaimed
+	18, // 12: kvgrpc.v1.AllocateBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 13: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.Blocks
+	20, // 14: kvgrpc.v1.AllocateBlocksResponse.remaining:type_name -> google.protobuf.Duration
+	21, // 15: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	18, // 16: kvgrpc.v1.FreeBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 17: kvgrpc.v1.FreeBlocksResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	18, // 18: kvgrpc.v1.GetPoolStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	22, // 19: kvgrpc.v1.GetPoolStatusResponse.kind:type_name -> kvgrpc.v1.PoolKind
+	13, // 20: kvgrpc.v1.GetPoolStatusResponse.groups:type_name -> kvgrpc.v1.GroupStatus
+	21, // 21: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	23, // 22: kvgrpc.v1.ReadBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
+	18, // 23: kvgrpc.v1.ReadBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	16, // 24: kvgrpc.v1.ReadBlocksResponse.blocks:type_name -> kvgrpc.v1.BlockData
+	0,  // 25: kvgrpc.v1.PoolService.DescribePools:input_type -> kvgrpc.v1.DescribePoolsRequest
+	3,  // 26: kvgrpc.v1.PoolService.AllocateBlocks:input_type -> kvgrpc.v1.AllocateBlocksRequest
+	10, // 27: kvgrpc.v1.PoolService.FreeBlocks:input_type -> kvgrpc.v1.FreeBlocksRequest
+	7,  // 28: kvgrpc.v1.PoolService.ReclaimBlocks:input_type -> kvgrpc.v1.ReclaimBlocksRequest
+	12, // 29: kvgrpc.v1.PoolService.GetPoolStatus:input_type -> kvgrpc.v1.GetPoolStatusRequest
+	15, // 30: kvgrpc.v1.PoolService.ReadBlocks:input_type -> kvgrpc.v1.ReadBlocksRequest
+	1,  // 31: kvgrpc.v1.PoolService.DescribePools:output_type -> kvgrpc.v1.DescribePoolsResponse
+	9,  // 32: kvgrpc.v1.PoolService.AllocateBlocks:output_type -> kvgrpc.v1.AllocateBlocksResponse
+	11, // 33: kvgrpc.v1.PoolService.FreeBlocks:output_type -> kvgrpc.v1.FreeBlocksResponse
+	8,  // 34: kvgrpc.v1.PoolService.ReclaimBlocks:output_type -> kvgrpc.v1.ReclaimBlocksResponse
+	14, // 35: kvgrpc.v1.PoolService.GetPoolStatus:output_type -> kvgrpc.v1.GetPoolStatusResponse
+	17, // 36: kvgrpc.v1.PoolService.ReadBlocks:output_type -> kvgrpc.v1.ReadBlocksResponse
+	31, // [31:37] is the sub-list for method output_type
+	25, // [25:31] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_proto_init() }
@@ -1024,7 +1403,7 @@ func file_kvgrpc_v1_pool_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_pool_types_proto_init()
-	file_kvgrpc_v1_pool_proto_msgTypes[5].OneofWrappers = []any{
+	file_kvgrpc_v1_pool_proto_msgTypes[10].OneofWrappers = []any{
 		(*FreeBlocksRequest_Blocks)(nil),
 		(*FreeBlocksRequest_AllocationId)(nil),
 	}
@@ -1034,7 +1413,7 @@ func file_kvgrpc_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_proto_rawDesc), len(file_kvgrpc_v1_pool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	PoolService_DescribePools_FullMethodName  = "/kvgrpc.v1.PoolService/DescribePools"
 	PoolService_AllocateBlocks_FullMethodName = "/kvgrpc.v1.PoolService/AllocateBlocks"
 	PoolService_FreeBlocks_FullMethodName     = "/kvgrpc.v1.PoolService/FreeBlocks"
+	PoolService_ReclaimBlocks_FullMethodName  = "/kvgrpc.v1.PoolService/ReclaimBlocks"
 	PoolService_GetPoolStatus_FullMethodName  = "/kvgrpc.v1.PoolService/GetPoolStatus"
 	PoolService_ReadBlocks_FullMethodName     = "/kvgrpc.v1.PoolService/ReadBlocks"
 )
@@ -45,8 +46,8 @@ type PoolServiceClient interface {
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-	//     delay.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+	//     `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
 	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -62,6 +63,18 @@ type PoolServiceClient interface {
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(ctx context.Context, in *FreeBlocksRequest, opts ...grpc.CallOption) (*FreeBlocksResponse, error)
+	// Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+	// they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+	// soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+	// A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+	//
+	// Errors:
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+	ReclaimBlocks(ctx context.Context, in *ReclaimBlocksRequest, opts ...grpc.CallOption) (*ReclaimBlocksResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
 	// Errors:
@@ -114,6 +127,16 @@ func (c *poolServiceClient) FreeBlocks(ctx context.Context, in *FreeBlocksReques
 	return out, nil
 }
 
+func (c *poolServiceClient) ReclaimBlocks(ctx context.Context, in *ReclaimBlocksRequest, opts ...grpc.CallOption) (*ReclaimBlocksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReclaimBlocksResponse)
+	err := c.cc.Invoke(ctx, PoolService_ReclaimBlocks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *poolServiceClient) GetPoolStatus(ctx context.Context, in *GetPoolStatusRequest, opts ...grpc.CallOption) (*GetPoolStatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetPoolStatusResponse)
@@ -151,8 +174,8 @@ type PoolServiceServer interface {
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
-	//     delay.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
+	//     `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
 	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -168,6 +191,18 @@ type PoolServiceServer interface {
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(context.Context, *FreeBlocksRequest) (*FreeBlocksResponse, error)
+	// Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
+	// they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
+	// soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+	// A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
+	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
+	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+	//
+	// Errors:
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+	ReclaimBlocks(context.Context, *ReclaimBlocksRequest) (*ReclaimBlocksResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
 	// Errors:
@@ -198,6 +233,9 @@ func (UnimplementedPoolServiceServer) AllocateBlocks(context.Context, *AllocateB
 }
 func (UnimplementedPoolServiceServer) FreeBlocks(context.Context, *FreeBlocksRequest) (*FreeBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreeBlocks not implemented")
+}
+func (UnimplementedPoolServiceServer) ReclaimBlocks(context.Context, *ReclaimBlocksRequest) (*ReclaimBlocksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReclaimBlocks not implemented")
 }
 func (UnimplementedPoolServiceServer) GetPoolStatus(context.Context, *GetPoolStatusRequest) (*GetPoolStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetPoolStatus not implemented")
@@ -280,6 +318,24 @@ func _PoolService_FreeBlocks_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PoolService_ReclaimBlocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReclaimBlocksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PoolServiceServer).ReclaimBlocks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PoolService_ReclaimBlocks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PoolServiceServer).ReclaimBlocks(ctx, req.(*ReclaimBlocksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PoolService_GetPoolStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetPoolStatusRequest)
 	if err := dec(in); err != nil {
@@ -334,6 +390,10 @@ var PoolService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FreeBlocks",
 			Handler:    _PoolService_FreeBlocks_Handler,
+		},
+		{
+			MethodName: "ReclaimBlocks",
+			Handler:    _PoolService_ReclaimBlocks_Handler,
 		},
 		{
 			MethodName: "GetPoolStatus",

@@ -1032,6 +1032,107 @@ func (x *RequestPreemptedResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
+// How many blocks are needed.
+type BlocksNeededRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. How many of each group shall come free that are not.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,1,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *BlocksNeededRequest) Reset() {
+	*x = BlocksNeededRequest{}
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlocksNeededRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlocksNeededRequest) ProtoMessage() {}
+
+func (x *BlocksNeededRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlocksNeededRequest.ProtoReflect.Descriptor instead.
+func (*BlocksNeededRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *BlocksNeededRequest) GetGroupBlockCounts() []*GroupBlockCount {
+	if x != nil {
+		return x.GroupBlockCounts
+	}
+	return nil
+}
+
+// What was taken back.
+type BlocksNeededResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// The outcome.
+	Reclaimed     *Reclaimed `protobuf:"bytes,2,opt,name=reclaimed,proto3" json:"reclaimed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlocksNeededResponse) Reset() {
+	*x = BlocksNeededResponse{}
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlocksNeededResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlocksNeededResponse) ProtoMessage() {}
+
+func (x *BlocksNeededResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlocksNeededResponse.ProtoReflect.Descriptor instead.
+func (*BlocksNeededResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *BlocksNeededResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *BlocksNeededResponse) GetReclaimed() *Reclaimed {
+	if x != nil {
+		return x.Reclaimed
+	}
+	return nil
+}
+
 // A request that left.
 type RequestFinishedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1057,7 +1158,7 @@ type RequestFinishedRequest struct {
 
 func (x *RequestFinishedRequest) Reset() {
 	*x = RequestFinishedRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1170,7 @@ func (x *RequestFinishedRequest) String() string {
 func (*RequestFinishedRequest) ProtoMessage() {}
 
 func (x *RequestFinishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1183,7 @@ func (x *RequestFinishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinishedRequest.ProtoReflect.Descriptor instead.
 func (*RequestFinishedRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RequestFinishedRequest) GetRequestId() string {
@@ -1153,7 +1254,7 @@ type RequestFinishedResponse struct {
 
 func (x *RequestFinishedResponse) Reset() {
 	*x = RequestFinishedResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1266,7 @@ func (x *RequestFinishedResponse) String() string {
 func (*RequestFinishedResponse) ProtoMessage() {}
 
 func (x *RequestFinishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1279,7 @@ func (x *RequestFinishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinishedResponse.ProtoReflect.Descriptor instead.
 func (*RequestFinishedResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RequestFinishedResponse) GetHeader() *ResponseHeader {
@@ -1229,7 +1330,7 @@ type AbortRequestRequest struct {
 
 func (x *AbortRequestRequest) Reset() {
 	*x = AbortRequestRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1342,7 @@ func (x *AbortRequestRequest) String() string {
 func (*AbortRequestRequest) ProtoMessage() {}
 
 func (x *AbortRequestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1355,7 @@ func (x *AbortRequestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequestRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequestRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AbortRequestRequest) GetRequestId() string {
@@ -1284,7 +1385,7 @@ type AbortRequestResponse struct {
 
 func (x *AbortRequestResponse) Reset() {
 	*x = AbortRequestResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1397,7 @@ func (x *AbortRequestResponse) String() string {
 func (*AbortRequestResponse) ProtoMessage() {}
 
 func (x *AbortRequestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1410,7 @@ func (x *AbortRequestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequestResponse.ProtoReflect.Descriptor instead.
 func (*AbortRequestResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AbortRequestResponse) GetHeader() *ResponseHeader {
@@ -1341,7 +1442,7 @@ type PollSchedulerNewsRequest struct {
 
 func (x *PollSchedulerNewsRequest) Reset() {
 	*x = PollSchedulerNewsRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1454,7 @@ func (x *PollSchedulerNewsRequest) String() string {
 func (*PollSchedulerNewsRequest) ProtoMessage() {}
 
 func (x *PollSchedulerNewsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1467,7 @@ func (x *PollSchedulerNewsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollSchedulerNewsRequest.ProtoReflect.Descriptor instead.
 func (*PollSchedulerNewsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PollSchedulerNewsRequest) GetAfterSeq() uint64 {
@@ -1405,7 +1506,7 @@ type PollSchedulerNewsResponse struct {
 
 func (x *PollSchedulerNewsResponse) Reset() {
 	*x = PollSchedulerNewsResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1518,7 @@ func (x *PollSchedulerNewsResponse) String() string {
 func (*PollSchedulerNewsResponse) ProtoMessage() {}
 
 func (x *PollSchedulerNewsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1531,7 @@ func (x *PollSchedulerNewsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollSchedulerNewsResponse.ProtoReflect.Descriptor instead.
 func (*PollSchedulerNewsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PollSchedulerNewsResponse) GetHeader() *ResponseHeader {
@@ -1479,7 +1580,7 @@ type SchedulerNews struct {
 
 func (x *SchedulerNews) Reset() {
 	*x = SchedulerNews{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1592,7 @@ func (x *SchedulerNews) String() string {
 func (*SchedulerNews) ProtoMessage() {}
 
 func (x *SchedulerNews) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1605,7 @@ func (x *SchedulerNews) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SchedulerNews.ProtoReflect.Descriptor instead.
 func (*SchedulerNews) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SchedulerNews) GetSeq() uint64 {
@@ -1661,7 +1762,7 @@ type LoadEnded struct {
 
 func (x *LoadEnded) Reset() {
 	*x = LoadEnded{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1774,7 @@ func (x *LoadEnded) String() string {
 func (*LoadEnded) ProtoMessage() {}
 
 func (x *LoadEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1787,7 @@ func (x *LoadEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadEnded.ProtoReflect.Descriptor instead.
 func (*LoadEnded) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LoadEnded) GetComputedTokens() uint32 {
@@ -1728,7 +1829,7 @@ type SendEnded struct {
 
 func (x *SendEnded) Reset() {
 	*x = SendEnded{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1740,7 +1841,7 @@ func (x *SendEnded) String() string {
 func (*SendEnded) ProtoMessage() {}
 
 func (x *SendEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1753,7 +1854,7 @@ func (x *SendEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendEnded.ProtoReflect.Descriptor instead.
 func (*SendEnded) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SendEnded) GetFailure() *Failure {
@@ -1776,7 +1877,7 @@ type TakeLost struct {
 
 func (x *TakeLost) Reset() {
 	*x = TakeLost{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1889,7 @@ func (x *TakeLost) String() string {
 func (*TakeLost) ProtoMessage() {}
 
 func (x *TakeLost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +1902,7 @@ func (x *TakeLost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeLost.ProtoReflect.Descriptor instead.
 func (*TakeLost) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TakeLost) GetFailure() *Failure {
@@ -1829,7 +1930,7 @@ type SaveBlocks struct {
 
 func (x *SaveBlocks) Reset() {
 	*x = SaveBlocks{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1942,7 @@ func (x *SaveBlocks) String() string {
 func (*SaveBlocks) ProtoMessage() {}
 
 func (x *SaveBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1955,7 @@ func (x *SaveBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveBlocks.ProtoReflect.Descriptor instead.
 func (*SaveBlocks) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{24}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SaveBlocks) GetBlocks() *Blocks {
@@ -1875,7 +1976,7 @@ type LoadBlocks struct {
 
 func (x *LoadBlocks) Reset() {
 	*x = LoadBlocks{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[25]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1887,7 +1988,7 @@ func (x *LoadBlocks) String() string {
 func (*LoadBlocks) ProtoMessage() {}
 
 func (x *LoadBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[25]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1900,7 +2001,7 @@ func (x *LoadBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBlocks.ProtoReflect.Descriptor instead.
 func (*LoadBlocks) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{25}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LoadBlocks) GetBlocks() *Blocks {
@@ -1923,7 +2024,7 @@ type ReservedAt struct {
 
 func (x *ReservedAt) Reset() {
 	*x = ReservedAt{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[26]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2036,7 @@ func (x *ReservedAt) String() string {
 func (*ReservedAt) ProtoMessage() {}
 
 func (x *ReservedAt) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[26]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2049,7 @@ func (x *ReservedAt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedAt.ProtoReflect.Descriptor instead.
 func (*ReservedAt) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{26}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReservedAt) GetGrant() *Grant {
@@ -1980,7 +2081,7 @@ type ProvisionalLayers struct {
 
 func (x *ProvisionalLayers) Reset() {
 	*x = ProvisionalLayers{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[27]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2093,7 @@ func (x *ProvisionalLayers) String() string {
 func (*ProvisionalLayers) ProtoMessage() {}
 
 func (x *ProvisionalLayers) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[27]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2106,7 @@ func (x *ProvisionalLayers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvisionalLayers.ProtoReflect.Descriptor instead.
 func (*ProvisionalLayers) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{27}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ProvisionalLayers) GetLayersDone() []*LayerRange {
@@ -2037,6 +2138,7 @@ type ScheduleCall struct {
 	//	*ScheduleCall_RequestPreempted
 	//	*ScheduleCall_RequestFinished
 	//	*ScheduleCall_AbortRequest
+	//	*ScheduleCall_BlocksNeeded
 	Call          isScheduleCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2044,7 +2146,7 @@ type ScheduleCall struct {
 
 func (x *ScheduleCall) Reset() {
 	*x = ScheduleCall{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[28]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2158,7 @@ func (x *ScheduleCall) String() string {
 func (*ScheduleCall) ProtoMessage() {}
 
 func (x *ScheduleCall) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[28]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2171,7 @@ func (x *ScheduleCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleCall.ProtoReflect.Descriptor instead.
 func (*ScheduleCall) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{28}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScheduleCall) GetCall() isScheduleCall_Call {
@@ -2151,6 +2253,15 @@ func (x *ScheduleCall) GetAbortRequest() *AbortRequestRequest {
 	return nil
 }
 
+func (x *ScheduleCall) GetBlocksNeeded() *BlocksNeededRequest {
+	if x != nil {
+		if x, ok := x.Call.(*ScheduleCall_BlocksNeeded); ok {
+			return x.BlocksNeeded
+		}
+	}
+	return nil
+}
+
 type isScheduleCall_Call interface {
 	isScheduleCall_Call()
 }
@@ -2195,6 +2306,11 @@ type ScheduleCall_AbortRequest struct {
 	AbortRequest *AbortRequestRequest `protobuf:"bytes,8,opt,name=abort_request,json=abortRequest,proto3,oneof"`
 }
 
+type ScheduleCall_BlocksNeeded struct {
+	// As SchedulerService.BlocksNeeded.
+	BlocksNeeded *BlocksNeededRequest `protobuf:"bytes,9,opt,name=blocks_needed,json=blocksNeeded,proto3,oneof"`
+}
+
 func (*ScheduleCall_RequestArrived) isScheduleCall_Call() {}
 
 func (*ScheduleCall_MatchTokens) isScheduleCall_Call() {}
@@ -2210,6 +2326,8 @@ func (*ScheduleCall_RequestPreempted) isScheduleCall_Call() {}
 func (*ScheduleCall_RequestFinished) isScheduleCall_Call() {}
 
 func (*ScheduleCall_AbortRequest) isScheduleCall_Call() {}
+
+func (*ScheduleCall_BlocksNeeded) isScheduleCall_Call() {}
 
 // The answer to one call of a step; its header is left out.
 type ScheduleAnswer struct {
@@ -2230,6 +2348,7 @@ type ScheduleAnswer struct {
 	//	*ScheduleAnswer_RequestPreempted
 	//	*ScheduleAnswer_RequestFinished
 	//	*ScheduleAnswer_AbortRequest
+	//	*ScheduleAnswer_BlocksNeeded
 	Answer        isScheduleAnswer_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2237,7 +2356,7 @@ type ScheduleAnswer struct {
 
 func (x *ScheduleAnswer) Reset() {
 	*x = ScheduleAnswer{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[29]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2368,7 @@ func (x *ScheduleAnswer) String() string {
 func (*ScheduleAnswer) ProtoMessage() {}
 
 func (x *ScheduleAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[29]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2381,7 @@ func (x *ScheduleAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleAnswer.ProtoReflect.Descriptor instead.
 func (*ScheduleAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{29}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ScheduleAnswer) GetFailure() *Failure {
@@ -2358,6 +2477,15 @@ func (x *ScheduleAnswer) GetAbortRequest() *AbortRequestResponse {
 	return nil
 }
 
+func (x *ScheduleAnswer) GetBlocksNeeded() *BlocksNeededResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*ScheduleAnswer_BlocksNeeded); ok {
+			return x.BlocksNeeded
+		}
+	}
+	return nil
+}
+
 type isScheduleAnswer_Answer interface {
 	isScheduleAnswer_Answer()
 }
@@ -2402,6 +2530,11 @@ type ScheduleAnswer_AbortRequest struct {
 	AbortRequest *AbortRequestResponse `protobuf:"bytes,10,opt,name=abort_request,json=abortRequest,proto3,oneof"`
 }
 
+type ScheduleAnswer_BlocksNeeded struct {
+	// To SchedulerService.BlocksNeeded.
+	BlocksNeeded *BlocksNeededResponse `protobuf:"bytes,11,opt,name=blocks_needed,json=blocksNeeded,proto3,oneof"`
+}
+
 func (*ScheduleAnswer_RequestArrived) isScheduleAnswer_Answer() {}
 
 func (*ScheduleAnswer_MatchTokens) isScheduleAnswer_Answer() {}
@@ -2418,6 +2551,8 @@ func (*ScheduleAnswer_RequestFinished) isScheduleAnswer_Answer() {}
 
 func (*ScheduleAnswer_AbortRequest) isScheduleAnswer_Answer() {}
 
+func (*ScheduleAnswer_BlocksNeeded) isScheduleAnswer_Answer() {}
+
 // One step of a scheduler.
 type ScheduleStepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2433,7 +2568,7 @@ type ScheduleStepRequest struct {
 
 func (x *ScheduleStepRequest) Reset() {
 	*x = ScheduleStepRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[30]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2580,7 @@ func (x *ScheduleStepRequest) String() string {
 func (*ScheduleStepRequest) ProtoMessage() {}
 
 func (x *ScheduleStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[30]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2593,7 @@ func (x *ScheduleStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleStepRequest.ProtoReflect.Descriptor instead.
 func (*ScheduleStepRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{30}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ScheduleStepRequest) GetCalls() []*ScheduleCall {
@@ -2499,7 +2634,7 @@ type ScheduleStepResponse struct {
 
 func (x *ScheduleStepResponse) Reset() {
 	*x = ScheduleStepResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[31]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2646,7 @@ func (x *ScheduleStepResponse) String() string {
 func (*ScheduleStepResponse) ProtoMessage() {}
 
 func (x *ScheduleStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[31]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2659,7 @@ func (x *ScheduleStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleStepResponse.ProtoReflect.Descriptor instead.
 func (*ScheduleStepResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{31}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ScheduleStepResponse) GetHeader() *ResponseHeader {
@@ -2570,7 +2705,7 @@ type ScheduleRequest struct {
 
 func (x *ScheduleRequest) Reset() {
 	*x = ScheduleRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2717,7 @@ func (x *ScheduleRequest) String() string {
 func (*ScheduleRequest) ProtoMessage() {}
 
 func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2730,7 @@ func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
 func (*ScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{32}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ScheduleRequest) GetCalls() []*ScheduleCall {
@@ -2636,7 +2771,7 @@ type ScheduleResponse struct {
 
 func (x *ScheduleResponse) Reset() {
 	*x = ScheduleResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2783,7 @@ func (x *ScheduleResponse) String() string {
 func (*ScheduleResponse) ProtoMessage() {}
 
 func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2796,7 @@ func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleResponse.ProtoReflect.Descriptor instead.
 func (*ScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{33}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ScheduleResponse) GetHeader() *ResponseHeader {
@@ -2696,7 +2831,7 @@ var File_kvgrpc_v1_scheduler_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/v1/scheduler.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"O\n" +
+	"\x19kvgrpc/v1/scheduler.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x14kvgrpc/v1/pool.proto\"O\n" +
 	"\tPushOffer\x12.\n" +
 	"\x06source\x18\x01 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\bR\x04keep\"O\n" +
@@ -2757,7 +2892,12 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
 	"\x18RequestPreemptedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xb4\x02\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"_\n" +
+	"\x13BlocksNeededRequest\x12H\n" +
+	"\x12group_block_counts\x18\x01 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"}\n" +
+	"\x14BlocksNeededResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
+	"\treclaimed\x18\x02 \x01(\v2\x14.kvgrpc.v1.ReclaimedR\treclaimed\"\xb4\x02\n" +
 	"\x16RequestFinishedRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12)\n" +
@@ -2828,7 +2968,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\vlayers_done\x18\x01 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
 	"layersDone\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\x02 \x01(\rR\tpartEpoch\"\xf5\x04\n" +
+	"part_epoch\x18\x02 \x01(\rR\tpartEpoch\"\xbc\x05\n" +
 	"\fScheduleCall\x12K\n" +
 	"\x0frequest_arrived\x18\x01 \x01(\v2 .kvgrpc.v1.RequestArrivedRequestH\x00R\x0erequestArrived\x12B\n" +
 	"\fmatch_tokens\x18\x02 \x01(\v2\x1d.kvgrpc.v1.MatchTokensRequestH\x00R\vmatchTokens\x12N\n" +
@@ -2837,8 +2977,9 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\rblocks_loaded\x18\x05 \x01(\v2\x1e.kvgrpc.v1.BlocksLoadedRequestH\x00R\fblocksLoaded\x12Q\n" +
 	"\x11request_preempted\x18\x06 \x01(\v2\".kvgrpc.v1.RequestPreemptedRequestH\x00R\x10requestPreempted\x12N\n" +
 	"\x10request_finished\x18\a \x01(\v2!.kvgrpc.v1.RequestFinishedRequestH\x00R\x0frequestFinished\x12E\n" +
-	"\rabort_request\x18\b \x01(\v2\x1e.kvgrpc.v1.AbortRequestRequestH\x00R\fabortRequestB\x06\n" +
-	"\x04call\"\xd0\x05\n" +
+	"\rabort_request\x18\b \x01(\v2\x1e.kvgrpc.v1.AbortRequestRequestH\x00R\fabortRequest\x12E\n" +
+	"\rblocks_needed\x18\t \x01(\v2\x1e.kvgrpc.v1.BlocksNeededRequestH\x00R\fblocksNeededB\x06\n" +
+	"\x04call\"\x98\x06\n" +
 	"\x0eScheduleAnswer\x12,\n" +
 	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1f\n" +
 	"\vstatus_code\x18\x02 \x01(\rR\n" +
@@ -2851,7 +2992,8 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x11request_preempted\x18\b \x01(\v2#.kvgrpc.v1.RequestPreemptedResponseH\x00R\x10requestPreempted\x12O\n" +
 	"\x10request_finished\x18\t \x01(\v2\".kvgrpc.v1.RequestFinishedResponseH\x00R\x0frequestFinished\x12F\n" +
 	"\rabort_request\x18\n" +
-	" \x01(\v2\x1f.kvgrpc.v1.AbortRequestResponseH\x00R\fabortRequestB\b\n" +
+	" \x01(\v2\x1f.kvgrpc.v1.AbortRequestResponseH\x00R\fabortRequest\x12F\n" +
+	"\rblocks_needed\x18\v \x01(\v2\x1f.kvgrpc.v1.BlocksNeededResponseH\x00R\fblocksNeededB\b\n" +
 	"\x06answer\"\x83\x01\n" +
 	"\x13ScheduleStepRequest\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.v1.ScheduleCallR\x05calls\x12\x1b\n" +
@@ -2878,7 +3020,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x0eRequestOutcome\x12\x1f\n" +
 	"\x1bREQUEST_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18REQUEST_OUTCOME_COMPLETE\x10\x01\x12\x1b\n" +
-	"\x17REQUEST_OUTCOME_ABORTED\x10\x022\xf2\a\n" +
+	"\x17REQUEST_OUTCOME_ABORTED\x10\x022\xc8\b\n" +
 	"\x10SchedulerService\x12Z\n" +
 	"\x0eRequestArrived\x12 .kvgrpc.v1.RequestArrivedRequest\x1a!.kvgrpc.v1.RequestArrivedResponse\"\x03\x90\x02\x02\x12Q\n" +
 	"\vMatchTokens\x12\x1d.kvgrpc.v1.MatchTokensRequest\x1a\x1e.kvgrpc.v1.MatchTokensResponse\"\x03\x90\x02\x01\x12]\n" +
@@ -2887,6 +3029,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\fBlocksLoaded\x12\x1e.kvgrpc.v1.BlocksLoadedRequest\x1a\x1f.kvgrpc.v1.BlocksLoadedResponse\"\x03\x90\x02\x02\x12`\n" +
 	"\x10RequestPreempted\x12\".kvgrpc.v1.RequestPreemptedRequest\x1a#.kvgrpc.v1.RequestPreemptedResponse\"\x03\x90\x02\x02\x12]\n" +
 	"\x0fRequestFinished\x12!.kvgrpc.v1.RequestFinishedRequest\x1a\".kvgrpc.v1.RequestFinishedResponse\"\x03\x90\x02\x02\x12T\n" +
+	"\fBlocksNeeded\x12\x1e.kvgrpc.v1.BlocksNeededRequest\x1a\x1f.kvgrpc.v1.BlocksNeededResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\fAbortRequest\x12\x1e.kvgrpc.v1.AbortRequestRequest\x1a\x1f.kvgrpc.v1.AbortRequestResponse\"\x03\x90\x02\x02\x12c\n" +
 	"\x11PollSchedulerNews\x12#.kvgrpc.v1.PollSchedulerNewsRequest\x1a$.kvgrpc.v1.PollSchedulerNewsResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\fScheduleStep\x12\x1e.kvgrpc.v1.ScheduleStepRequest\x1a\x1f.kvgrpc.v1.ScheduleStepResponse\"\x03\x90\x02\x02\x12L\n" +
@@ -2906,7 +3049,7 @@ func file_kvgrpc_v1_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_kvgrpc_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_kvgrpc_v1_scheduler_proto_goTypes = []any{
 	(OnLoss)(0),                       // 0: kvgrpc.v1.OnLoss
 	(RequestOutcome)(0),               // 1: kvgrpc.v1.RequestOutcome
@@ -2924,132 +3067,143 @@ var file_kvgrpc_v1_scheduler_proto_goTypes = []any{
 	(*BlocksLoadedResponse)(nil),      // 13: kvgrpc.v1.BlocksLoadedResponse
 	(*RequestPreemptedRequest)(nil),   // 14: kvgrpc.v1.RequestPreemptedRequest
 	(*RequestPreemptedResponse)(nil),  // 15: kvgrpc.v1.RequestPreemptedResponse
-	(*RequestFinishedRequest)(nil),    // 16: kvgrpc.v1.RequestFinishedRequest
-	(*RequestFinishedResponse)(nil),   // 17: kvgrpc.v1.RequestFinishedResponse
-	(*AbortRequestRequest)(nil),       // 18: kvgrpc.v1.AbortRequestRequest
-	(*AbortRequestResponse)(nil),      // 19: kvgrpc.v1.AbortRequestResponse
-	(*PollSchedulerNewsRequest)(nil),  // 20: kvgrpc.v1.PollSchedulerNewsRequest
-	(*PollSchedulerNewsResponse)(nil), // 21: kvgrpc.v1.PollSchedulerNewsResponse
-	(*SchedulerNews)(nil),             // 22: kvgrpc.v1.SchedulerNews
-	(*LoadEnded)(nil),                 // 23: kvgrpc.v1.LoadEnded
-	(*SendEnded)(nil),                 // 24: kvgrpc.v1.SendEnded
-	(*TakeLost)(nil),                  // 25: kvgrpc.v1.TakeLost
-	(*SaveBlocks)(nil),                // 26: kvgrpc.v1.SaveBlocks
-	(*LoadBlocks)(nil),                // 27: kvgrpc.v1.LoadBlocks
-	(*ReservedAt)(nil),                // 28: kvgrpc.v1.ReservedAt
-	(*ProvisionalLayers)(nil),         // 29: kvgrpc.v1.ProvisionalLayers
-	(*ScheduleCall)(nil),              // 30: kvgrpc.v1.ScheduleCall
-	(*ScheduleAnswer)(nil),            // 31: kvgrpc.v1.ScheduleAnswer
-	(*ScheduleStepRequest)(nil),       // 32: kvgrpc.v1.ScheduleStepRequest
-	(*ScheduleStepResponse)(nil),      // 33: kvgrpc.v1.ScheduleStepResponse
-	(*ScheduleRequest)(nil),           // 34: kvgrpc.v1.ScheduleRequest
-	(*ScheduleResponse)(nil),          // 35: kvgrpc.v1.ScheduleResponse
-	(*PeerAddress)(nil),               // 36: kvgrpc.v1.PeerAddress
-	(TransferMode)(0),                 // 37: kvgrpc.v1.TransferMode
-	(*Content)(nil),                   // 38: kvgrpc.v1.Content
-	(*Grant)(nil),                     // 39: kvgrpc.v1.Grant
-	(*Intent)(nil),                    // 40: kvgrpc.v1.Intent
-	(*ResponseHeader)(nil),            // 41: kvgrpc.v1.ResponseHeader
-	(*Blocks)(nil),                    // 42: kvgrpc.v1.Blocks
-	(*durationpb.Duration)(nil),       // 43: google.protobuf.Duration
-	(*Failure)(nil),                   // 44: kvgrpc.v1.Failure
-	(*LayerRange)(nil),                // 45: kvgrpc.v1.LayerRange
+	(*BlocksNeededRequest)(nil),       // 16: kvgrpc.v1.BlocksNeededRequest
+	(*BlocksNeededResponse)(nil),      // 17: kvgrpc.v1.BlocksNeededResponse
+	(*RequestFinishedRequest)(nil),    // 18: kvgrpc.v1.RequestFinishedRequest
+	(*RequestFinishedResponse)(nil),   // 19: kvgrpc.v1.RequestFinishedResponse
+	(*AbortRequestRequest)(nil),       // 20: kvgrpc.v1.AbortRequestRequest
+	(*AbortRequestResponse)(nil),      // 21: kvgrpc.v1.AbortRequestResponse
+	(*PollSchedulerNewsRequest)(nil),  // 22: kvgrpc.v1.PollSchedulerNewsRequest
+	(*PollSchedulerNewsResponse)(nil), // 23: kvgrpc.v1.PollSchedulerNewsResponse
+	(*SchedulerNews)(nil),             // 24: kvgrpc.v1.SchedulerNews
+	(*LoadEnded)(nil),                 // 25: kvgrpc.v1.LoadEnded
+	(*SendEnded)(nil),                 // 26: kvgrpc.v1.SendEnded
+	(*TakeLost)(nil),                  // 27: kvgrpc.v1.TakeLost
+	(*SaveBlocks)(nil),                // 28: kvgrpc.v1.SaveBlocks
+	(*LoadBlocks)(nil),                // 29: kvgrpc.v1.LoadBlocks
+	(*ReservedAt)(nil),                // 30: kvgrpc.v1.ReservedAt
+	(*ProvisionalLayers)(nil),         // 31: kvgrpc.v1.ProvisionalLayers
+	(*ScheduleCall)(nil),              // 32: kvgrpc.v1.ScheduleCall
+	(*ScheduleAnswer)(nil),            // 33: kvgrpc.v1.ScheduleAnswer
+	(*ScheduleStepRequest)(nil),       // 34: kvgrpc.v1.ScheduleStepRequest
+	(*ScheduleStepResponse)(nil),      // 35: kvgrpc.v1.ScheduleStepResponse
+	(*ScheduleRequest)(nil),           // 36: kvgrpc.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),          // 37: kvgrpc.v1.ScheduleResponse
+	(*PeerAddress)(nil),               // 38: kvgrpc.v1.PeerAddress
+	(TransferMode)(0),                 // 39: kvgrpc.v1.TransferMode
+	(*Content)(nil),                   // 40: kvgrpc.v1.Content
+	(*Grant)(nil),                     // 41: kvgrpc.v1.Grant
+	(*Intent)(nil),                    // 42: kvgrpc.v1.Intent
+	(*ResponseHeader)(nil),            // 43: kvgrpc.v1.ResponseHeader
+	(*Blocks)(nil),                    // 44: kvgrpc.v1.Blocks
+	(*GroupBlockCount)(nil),           // 45: kvgrpc.v1.GroupBlockCount
+	(*Reclaimed)(nil),                 // 46: kvgrpc.v1.Reclaimed
+	(*durationpb.Duration)(nil),       // 47: google.protobuf.Duration
+	(*Failure)(nil),                   // 48: kvgrpc.v1.Failure
+	(*LayerRange)(nil),                // 49: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
-	36, // 0: kvgrpc.v1.PushOffer.source:type_name -> kvgrpc.v1.PeerAddress
-	37, // 1: kvgrpc.v1.KvGift.mode:type_name -> kvgrpc.v1.TransferMode
-	38, // 2: kvgrpc.v1.RequestArrivedRequest.prompt:type_name -> kvgrpc.v1.Content
-	39, // 3: kvgrpc.v1.RequestArrivedRequest.offer:type_name -> kvgrpc.v1.Grant
+	38, // 0: kvgrpc.v1.PushOffer.source:type_name -> kvgrpc.v1.PeerAddress
+	39, // 1: kvgrpc.v1.KvGift.mode:type_name -> kvgrpc.v1.TransferMode
+	40, // 2: kvgrpc.v1.RequestArrivedRequest.prompt:type_name -> kvgrpc.v1.Content
+	41, // 3: kvgrpc.v1.RequestArrivedRequest.offer:type_name -> kvgrpc.v1.Grant
 	2,  // 4: kvgrpc.v1.RequestArrivedRequest.push:type_name -> kvgrpc.v1.PushOffer
 	3,  // 5: kvgrpc.v1.RequestArrivedRequest.give:type_name -> kvgrpc.v1.KvGift
-	39, // 6: kvgrpc.v1.RequestArrivedRequest.target:type_name -> kvgrpc.v1.Grant
-	40, // 7: kvgrpc.v1.RequestArrivedRequest.intent:type_name -> kvgrpc.v1.Intent
-	41, // 8: kvgrpc.v1.RequestArrivedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	41, // 9: kvgrpc.v1.MatchTokensResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	41, // 11: kvgrpc.v1.BlocksAllocatedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	41, // 13: kvgrpc.v1.TokensComputedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	41, // 14: kvgrpc.v1.BlocksLoadedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	41, // 15: kvgrpc.v1.RequestPreemptedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 16: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	1,  // 17: kvgrpc.v1.RequestFinishedRequest.outcome:type_name -> kvgrpc.v1.RequestOutcome
-	38, // 18: kvgrpc.v1.RequestFinishedRequest.content:type_name -> kvgrpc.v1.Content
-	41, // 19: kvgrpc.v1.RequestFinishedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	39, // 20: kvgrpc.v1.RequestFinishedResponse.grant:type_name -> kvgrpc.v1.Grant
-	41, // 21: kvgrpc.v1.AbortRequestResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	43, // 22: kvgrpc.v1.PollSchedulerNewsRequest.wait:type_name -> google.protobuf.Duration
-	41, // 23: kvgrpc.v1.PollSchedulerNewsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	22, // 24: kvgrpc.v1.PollSchedulerNewsResponse.news:type_name -> kvgrpc.v1.SchedulerNews
-	23, // 25: kvgrpc.v1.SchedulerNews.load_ended:type_name -> kvgrpc.v1.LoadEnded
-	24, // 26: kvgrpc.v1.SchedulerNews.send_ended:type_name -> kvgrpc.v1.SendEnded
-	25, // 27: kvgrpc.v1.SchedulerNews.take_lost:type_name -> kvgrpc.v1.TakeLost
-	26, // 28: kvgrpc.v1.SchedulerNews.save:type_name -> kvgrpc.v1.SaveBlocks
-	27, // 29: kvgrpc.v1.SchedulerNews.load:type_name -> kvgrpc.v1.LoadBlocks
-	28, // 30: kvgrpc.v1.SchedulerNews.reserved_at:type_name -> kvgrpc.v1.ReservedAt
-	29, // 31: kvgrpc.v1.SchedulerNews.provisional:type_name -> kvgrpc.v1.ProvisionalLayers
-	44, // 32: kvgrpc.v1.LoadEnded.failure:type_name -> kvgrpc.v1.Failure
-	42, // 33: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.Blocks
-	0,  // 34: kvgrpc.v1.LoadEnded.on_loss:type_name -> kvgrpc.v1.OnLoss
-	44, // 35: kvgrpc.v1.SendEnded.failure:type_name -> kvgrpc.v1.Failure
-	44, // 36: kvgrpc.v1.TakeLost.failure:type_name -> kvgrpc.v1.Failure
-	0,  // 37: kvgrpc.v1.TakeLost.on_loss:type_name -> kvgrpc.v1.OnLoss
-	42, // 38: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.Blocks
-	42, // 39: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.Blocks
-	39, // 40: kvgrpc.v1.ReservedAt.grant:type_name -> kvgrpc.v1.Grant
-	45, // 41: kvgrpc.v1.ProvisionalLayers.layers_done:type_name -> kvgrpc.v1.LayerRange
-	4,  // 42: kvgrpc.v1.ScheduleCall.request_arrived:type_name -> kvgrpc.v1.RequestArrivedRequest
-	6,  // 43: kvgrpc.v1.ScheduleCall.match_tokens:type_name -> kvgrpc.v1.MatchTokensRequest
-	8,  // 44: kvgrpc.v1.ScheduleCall.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedRequest
-	10, // 45: kvgrpc.v1.ScheduleCall.tokens_computed:type_name -> kvgrpc.v1.TokensComputedRequest
-	12, // 46: kvgrpc.v1.ScheduleCall.blocks_loaded:type_name -> kvgrpc.v1.BlocksLoadedRequest
-	14, // 47: kvgrpc.v1.ScheduleCall.request_preempted:type_name -> kvgrpc.v1.RequestPreemptedRequest
-	16, // 48: kvgrpc.v1.ScheduleCall.request_finished:type_name -> kvgrpc.v1.RequestFinishedRequest
-	18, // 49: kvgrpc.v1.ScheduleCall.abort_request:type_name -> kvgrpc.v1.AbortRequestRequest
-	44, // 50: kvgrpc.v1.ScheduleAnswer.failure:type_name -> kvgrpc.v1.Failure
-	5,  // 51: kvgrpc.v1.ScheduleAnswer.request_arrived:type_name -> kvgrpc.v1.RequestArrivedResponse
-	7,  // 52: kvgrpc.v1.ScheduleAnswer.match_tokens:type_name -> kvgrpc.v1.MatchTokensResponse
-	9,  // 53: kvgrpc.v1.ScheduleAnswer.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedResponse
-	11, // 54: kvgrpc.v1.ScheduleAnswer.tokens_computed:type_name -> kvgrpc.v1.TokensComputedResponse
-	13, // 55: kvgrpc.v1.ScheduleAnswer.blocks_loaded:type_name -> kvgrpc.v1.BlocksLoadedResponse
-	15, // 56: kvgrpc.v1.ScheduleAnswer.request_preempted:type_name -> kvgrpc.v1.RequestPreemptedResponse
-	17, // 57: kvgrpc.v1.ScheduleAnswer.request_finished:type_name -> kvgrpc.v1.RequestFinishedResponse
-	19, // 58: kvgrpc.v1.ScheduleAnswer.abort_request:type_name -> kvgrpc.v1.AbortRequestResponse
-	30, // 59: kvgrpc.v1.ScheduleStepRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
-	41, // 60: kvgrpc.v1.ScheduleStepResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 61: kvgrpc.v1.ScheduleStepResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
-	22, // 62: kvgrpc.v1.ScheduleStepResponse.news:type_name -> kvgrpc.v1.SchedulerNews
-	30, // 63: kvgrpc.v1.ScheduleRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
-	41, // 64: kvgrpc.v1.ScheduleResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 65: kvgrpc.v1.ScheduleResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
-	22, // 66: kvgrpc.v1.ScheduleResponse.news:type_name -> kvgrpc.v1.SchedulerNews
-	4,  // 67: kvgrpc.v1.SchedulerService.RequestArrived:input_type -> kvgrpc.v1.RequestArrivedRequest
-	6,  // 68: kvgrpc.v1.SchedulerService.MatchTokens:input_type -> kvgrpc.v1.MatchTokensRequest
-	8,  // 69: kvgrpc.v1.SchedulerService.BlocksAllocated:input_type -> kvgrpc.v1.BlocksAllocatedRequest
-	10, // 70: kvgrpc.v1.SchedulerService.TokensComputed:input_type -> kvgrpc.v1.TokensComputedRequest
-	12, // 71: kvgrpc.v1.SchedulerService.BlocksLoaded:input_type -> kvgrpc.v1.BlocksLoadedRequest
-	14, // 72: kvgrpc.v1.SchedulerService.RequestPreempted:input_type -> kvgrpc.v1.RequestPreemptedRequest
-	16, // 73: kvgrpc.v1.SchedulerService.RequestFinished:input_type -> kvgrpc.v1.RequestFinishedRequest
-	18, // 74: kvgrpc.v1.SchedulerService.AbortRequest:input_type -> kvgrpc.v1.AbortRequestRequest
-	20, // 75: kvgrpc.v1.SchedulerService.PollSchedulerNews:input_type -> kvgrpc.v1.PollSchedulerNewsRequest
-	32, // 76: kvgrpc.v1.SchedulerService.ScheduleStep:input_type -> kvgrpc.v1.ScheduleStepRequest
-	34, // 77: kvgrpc.v1.SchedulerService.Schedule:input_type -> kvgrpc.v1.ScheduleRequest
-	5,  // 78: kvgrpc.v1.SchedulerService.RequestArrived:output_type -> kvgrpc.v1.RequestArrivedResponse
-	7,  // 79: kvgrpc.v1.SchedulerService.MatchTokens:output_type -> kvgrpc.v1.MatchTokensResponse
-	9,  // 80: kvgrpc.v1.SchedulerService.BlocksAllocated:output_type -> kvgrpc.v1.BlocksAllocatedResponse
-	11, // 81: kvgrpc.v1.SchedulerService.TokensComputed:output_type -> kvgrpc.v1.TokensComputedResponse
-	13, // 82: kvgrpc.v1.SchedulerService.BlocksLoaded:output_type -> kvgrpc.v1.BlocksLoadedResponse
-	15, // 83: kvgrpc.v1.SchedulerService.RequestPreempted:output_type -> kvgrpc.v1.RequestPreemptedResponse
-	17, // 84: kvgrpc.v1.SchedulerService.RequestFinished:output_type -> kvgrpc.v1.RequestFinishedResponse
-	19, // 85: kvgrpc.v1.SchedulerService.AbortRequest:output_type -> kvgrpc.v1.AbortRequestResponse
-	21, // 86: kvgrpc.v1.SchedulerService.PollSchedulerNews:output_type -> kvgrpc.v1.PollSchedulerNewsResponse
-	33, // 87: kvgrpc.v1.SchedulerService.ScheduleStep:output_type -> kvgrpc.v1.ScheduleStepResponse
-	35, // 88: kvgrpc.v1.SchedulerService.Schedule:output_type -> kvgrpc.v1.ScheduleResponse
-	78, // [78:89] is the sub-list for method output_type
-	67, // [67:78] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	41, // 6: kvgrpc.v1.RequestArrivedRequest.target:type_name -> kvgrpc.v1.Grant
+	42, // 7: kvgrpc.v1.RequestArrivedRequest.intent:type_name -> kvgrpc.v1.Intent
+	43, // 8: kvgrpc.v1.RequestArrivedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	43, // 9: kvgrpc.v1.MatchTokensResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	44, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	43, // 11: kvgrpc.v1.BlocksAllocatedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	44, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	43, // 13: kvgrpc.v1.TokensComputedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	43, // 14: kvgrpc.v1.BlocksLoadedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	43, // 15: kvgrpc.v1.RequestPreemptedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	45, // 16: kvgrpc.v1.BlocksNeededRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	43, // 17: kvgrpc.v1.BlocksNeededResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	46, // 18: kvgrpc.v1.BlocksNeededResponse.reclaimed:type_name -> kvgrpc.v1.Reclaimed
+	44, // 19: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	1,  // 20: kvgrpc.v1.RequestFinishedRequest.outcome:type_name -> kvgrpc.v1.RequestOutcome
+	40, // 21: kvgrpc.v1.RequestFinishedRequest.content:type_name -> kvgrpc.v1.Content
+	43, // 22: kvgrpc.v1.RequestFinishedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	41, // 23: kvgrpc.v1.RequestFinishedResponse.grant:type_name -> kvgrpc.v1.Grant
+	43, // 24: kvgrpc.v1.AbortRequestResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	47, // 25: kvgrpc.v1.PollSchedulerNewsRequest.wait:type_name -> google.protobuf.Duration
+	43, // 26: kvgrpc.v1.PollSchedulerNewsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 27: kvgrpc.v1.PollSchedulerNewsResponse.news:type_name -> kvgrpc.v1.SchedulerNews
+	25, // 28: kvgrpc.v1.SchedulerNews.load_ended:type_name -> kvgrpc.v1.LoadEnded
+	26, // 29: kvgrpc.v1.SchedulerNews.send_ended:type_name -> kvgrpc.v1.SendEnded
+	27, // 30: kvgrpc.v1.SchedulerNews.take_lost:type_name -> kvgrpc.v1.TakeLost
+	28, // 31: kvgrpc.v1.SchedulerNews.save:type_name -> kvgrpc.v1.SaveBlocks
+	29, // 32: kvgrpc.v1.SchedulerNews.load:type_name -> kvgrpc.v1.LoadBlocks
+	30, // 33: kvgrpc.v1.SchedulerNews.reserved_at:type_name -> kvgrpc.v1.ReservedAt
+	31, // 34: kvgrpc.v1.SchedulerNews.provisional:type_name -> kvgrpc.v1.ProvisionalLayers
+	48, // 35: kvgrpc.v1.LoadEnded.failure:type_name -> kvgrpc.v1.Failure
+	44, // 36: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.Blocks
+	0,  // 37: kvgrpc.v1.LoadEnded.on_loss:type_name -> kvgrpc.v1.OnLoss
+	48, // 38: kvgrpc.v1.SendEnded.failure:type_name -> kvgrpc.v1.Failure
+	48, // 39: kvgrpc.v1.TakeLost.failure:type_name -> kvgrpc.v1.Failure
+	0,  // 40: kvgrpc.v1.TakeLost.on_loss:type_name -> kvgrpc.v1.OnLoss
+	44, // 41: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.Blocks
+	44, // 42: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.Blocks
+	41, // 43: kvgrpc.v1.ReservedAt.grant:type_name -> kvgrpc.v1.Grant
+	49, // 44: kvgrpc.v1.ProvisionalLayers.layers_done:type_name -> kvgrpc.v1.LayerRange
+	4,  // 45: kvgrpc.v1.ScheduleCall.request_arrived:type_name -> kvgrpc.v1.RequestArrivedRequest
+	6,  // 46: kvgrpc.v1.ScheduleCall.match_tokens:type_name -> kvgrpc.v1.MatchTokensRequest
+	8,  // 47: kvgrpc.v1.ScheduleCall.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedRequest
+	10, // 48: kvgrpc.v1.ScheduleCall.tokens_computed:type_name -> kvgrpc.v1.TokensComputedRequest
+	12, // 49: kvgrpc.v1.ScheduleCall.blocks_loaded:type_name -> kvgrpc.v1.BlocksLoadedRequest
+	14, // 50: kvgrpc.v1.ScheduleCall.request_preempted:type_name -> kvgrpc.v1.RequestPreemptedRequest
+	18, // 51: kvgrpc.v1.ScheduleCall.request_finished:type_name -> kvgrpc.v1.RequestFinishedRequest
+	20, // 52: kvgrpc.v1.ScheduleCall.abort_request:type_name -> kvgrpc.v1.AbortRequestRequest
+	16, // 53: kvgrpc.v1.ScheduleCall.blocks_needed:type_name -> kvgrpc.v1.BlocksNeededRequest
+	48, // 54: kvgrpc.v1.ScheduleAnswer.failure:type_name -> kvgrpc.v1.Failure
+	5,  // 55: kvgrpc.v1.ScheduleAnswer.request_arrived:type_name -> kvgrpc.v1.RequestArrivedResponse
+	7,  // 56: kvgrpc.v1.ScheduleAnswer.match_tokens:type_name -> kvgrpc.v1.MatchTokensResponse
+	9,  // 57: kvgrpc.v1.ScheduleAnswer.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedResponse
+	11, // 58: kvgrpc.v1.ScheduleAnswer.tokens_computed:type_name -> kvgrpc.v1.TokensComputedResponse
+	13, // 59: kvgrpc.v1.ScheduleAnswer.blocks_loaded:type_name -> kvgrpc.v1.BlocksLoadedResponse
+	15, // 60: kvgrpc.v1.ScheduleAnswer.request_preempted:type_name -> kvgrpc.v1.RequestPreemptedResponse
+	19, // 61: kvgrpc.v1.ScheduleAnswer.request_finished:type_name -> kvgrpc.v1.RequestFinishedResponse
+	21, // 62: kvgrpc.v1.ScheduleAnswer.abort_request:type_name -> kvgrpc.v1.AbortRequestResponse
+	17, // 63: kvgrpc.v1.ScheduleAnswer.blocks_needed:type_name -> kvgrpc.v1.BlocksNeededResponse
+	32, // 64: kvgrpc.v1.ScheduleStepRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
+	43, // 65: kvgrpc.v1.ScheduleStepResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 66: kvgrpc.v1.ScheduleStepResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
+	24, // 67: kvgrpc.v1.ScheduleStepResponse.news:type_name -> kvgrpc.v1.SchedulerNews
+	32, // 68: kvgrpc.v1.ScheduleRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
+	43, // 69: kvgrpc.v1.ScheduleResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 70: kvgrpc.v1.ScheduleResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
+	24, // 71: kvgrpc.v1.ScheduleResponse.news:type_name -> kvgrpc.v1.SchedulerNews
+	4,  // 72: kvgrpc.v1.SchedulerService.RequestArrived:input_type -> kvgrpc.v1.RequestArrivedRequest
+	6,  // 73: kvgrpc.v1.SchedulerService.MatchTokens:input_type -> kvgrpc.v1.MatchTokensRequest
+	8,  // 74: kvgrpc.v1.SchedulerService.BlocksAllocated:input_type -> kvgrpc.v1.BlocksAllocatedRequest
+	10, // 75: kvgrpc.v1.SchedulerService.TokensComputed:input_type -> kvgrpc.v1.TokensComputedRequest
+	12, // 76: kvgrpc.v1.SchedulerService.BlocksLoaded:input_type -> kvgrpc.v1.BlocksLoadedRequest
+	14, // 77: kvgrpc.v1.SchedulerService.RequestPreempted:input_type -> kvgrpc.v1.RequestPreemptedRequest
+	18, // 78: kvgrpc.v1.SchedulerService.RequestFinished:input_type -> kvgrpc.v1.RequestFinishedRequest
+	16, // 79: kvgrpc.v1.SchedulerService.BlocksNeeded:input_type -> kvgrpc.v1.BlocksNeededRequest
+	20, // 80: kvgrpc.v1.SchedulerService.AbortRequest:input_type -> kvgrpc.v1.AbortRequestRequest
+	22, // 81: kvgrpc.v1.SchedulerService.PollSchedulerNews:input_type -> kvgrpc.v1.PollSchedulerNewsRequest
+	34, // 82: kvgrpc.v1.SchedulerService.ScheduleStep:input_type -> kvgrpc.v1.ScheduleStepRequest
+	36, // 83: kvgrpc.v1.SchedulerService.Schedule:input_type -> kvgrpc.v1.ScheduleRequest
+	5,  // 84: kvgrpc.v1.SchedulerService.RequestArrived:output_type -> kvgrpc.v1.RequestArrivedResponse
+	7,  // 85: kvgrpc.v1.SchedulerService.MatchTokens:output_type -> kvgrpc.v1.MatchTokensResponse
+	9,  // 86: kvgrpc.v1.SchedulerService.BlocksAllocated:output_type -> kvgrpc.v1.BlocksAllocatedResponse
+	11, // 87: kvgrpc.v1.SchedulerService.TokensComputed:output_type -> kvgrpc.v1.TokensComputedResponse
+	13, // 88: kvgrpc.v1.SchedulerService.BlocksLoaded:output_type -> kvgrpc.v1.BlocksLoadedResponse
+	15, // 89: kvgrpc.v1.SchedulerService.RequestPreempted:output_type -> kvgrpc.v1.RequestPreemptedResponse
+	19, // 90: kvgrpc.v1.SchedulerService.RequestFinished:output_type -> kvgrpc.v1.RequestFinishedResponse
+	17, // 91: kvgrpc.v1.SchedulerService.BlocksNeeded:output_type -> kvgrpc.v1.BlocksNeededResponse
+	21, // 92: kvgrpc.v1.SchedulerService.AbortRequest:output_type -> kvgrpc.v1.AbortRequestResponse
+	23, // 93: kvgrpc.v1.SchedulerService.PollSchedulerNews:output_type -> kvgrpc.v1.PollSchedulerNewsResponse
+	35, // 94: kvgrpc.v1.SchedulerService.ScheduleStep:output_type -> kvgrpc.v1.ScheduleStepResponse
+	37, // 95: kvgrpc.v1.SchedulerService.Schedule:output_type -> kvgrpc.v1.ScheduleResponse
+	84, // [84:96] is the sub-list for method output_type
+	72, // [72:84] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_scheduler_proto_init() }
@@ -3058,11 +3212,12 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 		return
 	}
 	file_kvgrpc_v1_common_proto_init()
+	file_kvgrpc_v1_pool_proto_init()
 	file_kvgrpc_v1_scheduler_proto_msgTypes[2].OneofWrappers = []any{
 		(*RequestArrivedRequest_Offer)(nil),
 		(*RequestArrivedRequest_Push)(nil),
 	}
-	file_kvgrpc_v1_scheduler_proto_msgTypes[20].OneofWrappers = []any{
+	file_kvgrpc_v1_scheduler_proto_msgTypes[22].OneofWrappers = []any{
 		(*SchedulerNews_LoadEnded)(nil),
 		(*SchedulerNews_SendEnded)(nil),
 		(*SchedulerNews_TakeLost)(nil),
@@ -3071,7 +3226,7 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 		(*SchedulerNews_ReservedAt)(nil),
 		(*SchedulerNews_Provisional)(nil),
 	}
-	file_kvgrpc_v1_scheduler_proto_msgTypes[28].OneofWrappers = []any{
+	file_kvgrpc_v1_scheduler_proto_msgTypes[30].OneofWrappers = []any{
 		(*ScheduleCall_RequestArrived)(nil),
 		(*ScheduleCall_MatchTokens)(nil),
 		(*ScheduleCall_BlocksAllocated)(nil),
@@ -3080,8 +3235,9 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 		(*ScheduleCall_RequestPreempted)(nil),
 		(*ScheduleCall_RequestFinished)(nil),
 		(*ScheduleCall_AbortRequest)(nil),
+		(*ScheduleCall_BlocksNeeded)(nil),
 	}
-	file_kvgrpc_v1_scheduler_proto_msgTypes[29].OneofWrappers = []any{
+	file_kvgrpc_v1_scheduler_proto_msgTypes[31].OneofWrappers = []any{
 		(*ScheduleAnswer_RequestArrived)(nil),
 		(*ScheduleAnswer_MatchTokens)(nil),
 		(*ScheduleAnswer_BlocksAllocated)(nil),
@@ -3090,6 +3246,7 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 		(*ScheduleAnswer_RequestPreempted)(nil),
 		(*ScheduleAnswer_RequestFinished)(nil),
 		(*ScheduleAnswer_AbortRequest)(nil),
+		(*ScheduleAnswer_BlocksNeeded)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3097,7 +3254,7 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_scheduler_proto_rawDesc), len(file_kvgrpc_v1_scheduler_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

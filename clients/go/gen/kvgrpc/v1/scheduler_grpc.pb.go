@@ -32,6 +32,7 @@ const (
 	SchedulerService_BlocksLoaded_FullMethodName      = "/kvgrpc.v1.SchedulerService/BlocksLoaded"
 	SchedulerService_RequestPreempted_FullMethodName  = "/kvgrpc.v1.SchedulerService/RequestPreempted"
 	SchedulerService_RequestFinished_FullMethodName   = "/kvgrpc.v1.SchedulerService/RequestFinished"
+	SchedulerService_BlocksNeeded_FullMethodName      = "/kvgrpc.v1.SchedulerService/BlocksNeeded"
 	SchedulerService_AbortRequest_FullMethodName      = "/kvgrpc.v1.SchedulerService/AbortRequest"
 	SchedulerService_PollSchedulerNews_FullMethodName = "/kvgrpc.v1.SchedulerService/PollSchedulerNews"
 	SchedulerService_ScheduleStep_FullMethodName      = "/kvgrpc.v1.SchedulerService/ScheduleStep"
@@ -116,6 +117,14 @@ type SchedulerServiceClient interface {
 	// * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
 	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	RequestFinished(ctx context.Context, in *RequestFinishedRequest, opts ...grpc.CallOption) (*RequestFinishedResponse, error)
+	// The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+	// are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+	//
+	// Errors:
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+	BlocksNeeded(ctx context.Context, in *BlocksNeededRequest, opts ...grpc.CallOption) (*BlocksNeededResponse, error)
 	// A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
 	// over.
 	//
@@ -215,6 +224,16 @@ func (c *schedulerServiceClient) RequestFinished(ctx context.Context, in *Reques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RequestFinishedResponse)
 	err := c.cc.Invoke(ctx, SchedulerService_RequestFinished_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *schedulerServiceClient) BlocksNeeded(ctx context.Context, in *BlocksNeededRequest, opts ...grpc.CallOption) (*BlocksNeededResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BlocksNeededResponse)
+	err := c.cc.Invoke(ctx, SchedulerService_BlocksNeeded_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -342,6 +361,14 @@ type SchedulerServiceServer interface {
 	// * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
 	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	RequestFinished(context.Context, *RequestFinishedRequest) (*RequestFinishedResponse, error)
+	// The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
+	// are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
+	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+	//
+	// Errors:
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+	BlocksNeeded(context.Context, *BlocksNeededRequest) (*BlocksNeededResponse, error)
 	// A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
 	// over.
 	//
@@ -397,6 +424,9 @@ func (UnimplementedSchedulerServiceServer) RequestPreempted(context.Context, *Re
 }
 func (UnimplementedSchedulerServiceServer) RequestFinished(context.Context, *RequestFinishedRequest) (*RequestFinishedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RequestFinished not implemented")
+}
+func (UnimplementedSchedulerServiceServer) BlocksNeeded(context.Context, *BlocksNeededRequest) (*BlocksNeededResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BlocksNeeded not implemented")
 }
 func (UnimplementedSchedulerServiceServer) AbortRequest(context.Context, *AbortRequestRequest) (*AbortRequestResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortRequest not implemented")
@@ -557,6 +587,24 @@ func _SchedulerService_RequestFinished_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SchedulerService_BlocksNeeded_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BlocksNeededRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SchedulerServiceServer).BlocksNeeded(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SchedulerService_BlocksNeeded_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SchedulerServiceServer).BlocksNeeded(ctx, req.(*BlocksNeededRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _SchedulerService_AbortRequest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AbortRequestRequest)
 	if err := dec(in); err != nil {
@@ -652,6 +700,10 @@ var SchedulerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RequestFinished",
 			Handler:    _SchedulerService_RequestFinished_Handler,
+		},
+		{
+			MethodName: "BlocksNeeded",
+			Handler:    _SchedulerService_BlocksNeeded_Handler,
 		},
 		{
 			MethodName: "AbortRequest",

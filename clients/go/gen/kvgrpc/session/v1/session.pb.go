@@ -955,6 +955,7 @@ type Call struct {
 	//	*Call_RegisterPush
 	//	*Call_StepDone
 	//	*Call_Voided
+	//	*Call_ReclaimBlocks
 	Request isCall_Request `protobuf_oneof:"request"`
 	// With `finished_blocks`: the slot of its lease in the void page, counted from 1; 0: none. The parts of one epoch of a
 	// push share a lease, and so a slot.
@@ -1122,6 +1123,15 @@ func (x *Call) GetVoided() *VoidedSlots {
 	return nil
 }
 
+func (x *Call) GetReclaimBlocks() *v1.ReclaimBlocksRequest {
+	if x != nil {
+		if x, ok := x.Request.(*Call_ReclaimBlocks); ok {
+			return x.ReclaimBlocks
+		}
+	}
+	return nil
+}
+
 func (x *Call) GetVoidSlot() uint32 {
 	if x != nil {
 		return x.VoidSlot
@@ -1194,6 +1204,11 @@ type Call_Voided struct {
 	Voided *VoidedSlots `protobuf:"bytes,14,opt,name=voided,proto3,oneof"`
 }
 
+type Call_ReclaimBlocks struct {
+	// PoolService.ReclaimBlocks, also for a pool that the engine manages.
+	ReclaimBlocks *v1.ReclaimBlocksRequest `protobuf:"bytes,16,opt,name=reclaim_blocks,json=reclaimBlocks,proto3,oneof"`
+}
+
 func (*Call_FinishedBlocks) isCall_Request() {}
 
 func (*Call_PullBlocks) isCall_Request() {}
@@ -1217,6 +1232,8 @@ func (*Call_RegisterPush) isCall_Request() {}
 func (*Call_StepDone) isCall_Request() {}
 
 func (*Call_Voided) isCall_Request() {}
+
+func (*Call_ReclaimBlocks) isCall_Request() {}
 
 // Slots of the void page.
 type VoidedSlots struct {
@@ -1909,6 +1926,7 @@ type CallAnswer struct {
 	//	*CallAnswer_FreeBlocks
 	//	*CallAnswer_ReserveBlocks
 	//	*CallAnswer_RegisterPush
+	//	*CallAnswer_ReclaimBlocks
 	Response      isCallAnswer_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2062,6 +2080,15 @@ func (x *CallAnswer) GetRegisterPush() *v1.RegisterPushResponse {
 	return nil
 }
 
+func (x *CallAnswer) GetReclaimBlocks() *v1.ReclaimBlocksResponse {
+	if x != nil {
+		if x, ok := x.Response.(*CallAnswer_ReclaimBlocks); ok {
+			return x.ReclaimBlocks
+		}
+	}
+	return nil
+}
+
 type isCallAnswer_Response interface {
 	isCallAnswer_Response()
 }
@@ -2116,6 +2143,11 @@ type CallAnswer_RegisterPush struct {
 	RegisterPush *v1.RegisterPushResponse `protobuf:"bytes,12,opt,name=register_push,json=registerPush,proto3,oneof"`
 }
 
+type CallAnswer_ReclaimBlocks struct {
+	// PoolService.ReclaimBlocks.
+	ReclaimBlocks *v1.ReclaimBlocksResponse `protobuf:"bytes,14,opt,name=reclaim_blocks,json=reclaimBlocks,proto3,oneof"`
+}
+
 func (*CallAnswer_FinishedBlocks) isCallAnswer_Response() {}
 
 func (*CallAnswer_PullBlocks) isCallAnswer_Response() {}
@@ -2135,6 +2167,8 @@ func (*CallAnswer_FreeBlocks) isCallAnswer_Response() {}
 func (*CallAnswer_ReserveBlocks) isCallAnswer_Response() {}
 
 func (*CallAnswer_RegisterPush) isCallAnswer_Response() {}
+
+func (*CallAnswer_ReclaimBlocks) isCallAnswer_Response() {}
 
 // Commands, in order.
 type RankCommandBatch struct {
@@ -2289,7 +2323,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\tCallBatch\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.session.v1.CallR\x05calls\x12\x1f\n" +
 	"\vread_events\x18\x02 \x01(\x04R\n" +
-	"readEvents\"\xa7\a\n" +
+	"readEvents\"\xf1\a\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12K\n" +
@@ -2308,7 +2342,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x0ereserve_blocks\x18\v \x01(\v2\x1f.kvgrpc.v1.ReserveBlocksRequestH\x00R\rreserveBlocks\x12E\n" +
 	"\rregister_push\x18\f \x01(\v2\x1e.kvgrpc.v1.RegisterPushRequestH\x00R\fregisterPush\x12<\n" +
 	"\tstep_done\x18\r \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\bstepDone\x128\n" +
-	"\x06voided\x18\x0e \x01(\v2\x1e.kvgrpc.session.v1.VoidedSlotsH\x00R\x06voided\x12\x1b\n" +
+	"\x06voided\x18\x0e \x01(\v2\x1e.kvgrpc.session.v1.VoidedSlotsH\x00R\x06voided\x12H\n" +
+	"\x0ereclaim_blocks\x18\x10 \x01(\v2\x1f.kvgrpc.v1.ReclaimBlocksRequestH\x00R\rreclaimBlocks\x12\x1b\n" +
 	"\tvoid_slot\x18\x0f \x01(\rR\bvoidSlotB\t\n" +
 	"\arequest\"\r\n" +
 	"\vVoidedSlots\">\n" +
@@ -2367,7 +2402,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\vlayers_done\x18\x03 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
 	"layersDone\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\"\xc3\x06\n" +
+	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\"\x8e\a\n" +
 	"\n" +
 	"CallAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12,\n" +
@@ -2386,7 +2421,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	" \x01(\v2\x1d.kvgrpc.v1.FreeBlocksResponseH\x00R\n" +
 	"freeBlocks\x12I\n" +
 	"\x0ereserve_blocks\x18\v \x01(\v2 .kvgrpc.v1.ReserveBlocksResponseH\x00R\rreserveBlocks\x12F\n" +
-	"\rregister_push\x18\f \x01(\v2\x1f.kvgrpc.v1.RegisterPushResponseH\x00R\fregisterPushB\n" +
+	"\rregister_push\x18\f \x01(\v2\x1f.kvgrpc.v1.RegisterPushResponseH\x00R\fregisterPush\x12I\n" +
+	"\x0ereclaim_blocks\x18\x0e \x01(\v2 .kvgrpc.v1.ReclaimBlocksResponseH\x00R\rreclaimBlocksB\n" +
 	"\n" +
 	"\bresponse\"N\n" +
 	"\x10RankCommandBatch\x12:\n" +
@@ -2455,20 +2491,22 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*v1.ReserveBlocksRequest)(nil),   // 37: kvgrpc.v1.ReserveBlocksRequest
 	(*v1.RegisterPushRequest)(nil),    // 38: kvgrpc.v1.RegisterPushRequest
 	(*StepReport)(nil),                // 39: kvgrpc.session.v1.StepReport
-	(*v1.Failure)(nil),                // 40: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 41: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 42: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 43: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 44: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 45: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 46: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 47: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 48: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 49: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 50: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 51: kvgrpc.v1.RegisterPushResponse
-	(*RankCommand)(nil),               // 52: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 53: kvgrpc.session.v1.RankReport
+	(*v1.ReclaimBlocksRequest)(nil),   // 40: kvgrpc.v1.ReclaimBlocksRequest
+	(*v1.Failure)(nil),                // 41: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 42: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 43: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 44: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 45: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 46: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 47: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 48: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 49: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 50: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 51: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 52: kvgrpc.v1.RegisterPushResponse
+	(*v1.ReclaimBlocksResponse)(nil),  // 53: kvgrpc.v1.ReclaimBlocksResponse
+	(*RankCommand)(nil),               // 54: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 55: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
@@ -2503,34 +2541,36 @@ var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	38, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
 	39, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
 	12, // 31: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
-	14, // 32: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
-	15, // 33: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
-	16, // 34: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
-	17, // 35: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	21, // 36: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	19, // 37: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	20, // 38: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
-	18, // 39: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
-	40, // 40: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	41, // 41: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	40, // 42: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	42, // 43: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	43, // 44: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	44, // 45: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	45, // 46: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	46, // 47: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	47, // 48: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	48, // 49: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	49, // 50: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	50, // 51: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	51, // 52: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	52, // 53: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	53, // 54: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	40, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
+	14, // 33: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
+	15, // 34: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
+	16, // 35: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
+	17, // 36: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
+	21, // 37: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	19, // 38: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	20, // 39: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	18, // 40: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
+	41, // 41: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	42, // 42: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	41, // 43: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	43, // 44: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	44, // 45: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	45, // 46: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	46, // 47: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	47, // 48: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	48, // 49: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	49, // 50: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	50, // 51: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	51, // 52: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	52, // 53: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	53, // 54: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
+	54, // 55: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	55, // 56: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2567,6 +2607,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Call_RegisterPush)(nil),
 		(*Call_StepDone)(nil),
 		(*Call_Voided)(nil),
+		(*Call_ReclaimBlocks)(nil),
 	}
 	file_kvgrpc_session_v1_session_proto_msgTypes[13].OneofWrappers = []any{
 		(*Event_Received)(nil),
@@ -2588,6 +2629,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*CallAnswer_FreeBlocks)(nil),
 		(*CallAnswer_ReserveBlocks)(nil),
 		(*CallAnswer_RegisterPush)(nil),
+		(*CallAnswer_ReclaimBlocks)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -1,0 +1,36 @@
+"""How many blocks of each group a call asks for."""
+
+from kvgrpc.core.state.node_state import NodeState
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
+
+
+def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[int, int]:
+    """Rows (group, count) as a caller wrote them, checked against the pool: counts by group, at least one block in all.
+
+    Raises InvalidRequest or OutOfRange.
+    """
+    groups = state.pool.pool.groups
+    counts = dict(rows)
+    if len(counts) != len(rows) or any(not 0 <= g < len(groups) for g in counts):
+        raise InvalidRequest(
+            Reason.GROUP_MISMATCH, f"counts names each of the groups 0 to {len(groups) - 1} at most once"
+        )
+    total = sum(counts.values())
+    if total <= 0 or min(counts.values()) < 0:
+        raise invalid("group_block_counts", "asks for no block")
+    most = state.limits.blocks_per_request
+    if total > most:
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{total} blocks in one request; the limit is {most}",
+            metadata={"limit": str(most)},
+        )
+    for row, (group, count) in enumerate(rows):
+        if count > groups[group].blocks:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{count} blocks of group {group} were asked for, which has {groups[group].blocks} in all",
+                violations=(FieldViolation(f"group_block_counts[{row}]", f"at most {groups[group].blocks} blocks"),),
+                metadata={"group": str(group), "block_count": str(groups[group].blocks)},
+            )
+    return counts

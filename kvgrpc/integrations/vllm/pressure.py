@@ -1,0 +1,77 @@
+"""Blocks that vLLM lacks, and that hand-overs hold for which nobody has come.
+
+vLLM says to no connector that a request got no blocks: it asks what can be loaded for the first request that waits, and
+then allocates, or goes on without it. So a request that was asked for in a step and not allocated lacks blocks, unless
+there were enough. A request that computes and gets no block is preempted, without a word before; so blocks that the
+next step will need are looked for one step ahead.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    from kvgrpc.engine.scheduler import Scheduler
+
+AGAIN_S = 0.005
+"""After an answer that there is nothing to take back, the lead is not asked for so long, unless it said longer."""
+LONGEST_S = 0.1
+
+
+class Pressure:
+    """Of one engine."""
+
+    def __init__(self, scheduler: "Scheduler", block_tokens: int) -> None:
+        self._scheduler = scheduler
+        self._block_tokens = block_tokens
+        self._unplaced: tuple[Request, int] | None = None
+        """The request that was asked for last and has no blocks, with the tokens of it that were found here."""
+        self._ask_at = 0.0
+
+    def asked_for(self, request: "Request", computed_tokens: int) -> None:
+        """VLLM is about to allocate blocks for it."""
+        self._unplaced = request, computed_tokens
+
+    def placed(self, request_id: str) -> None:
+        """It has blocks."""
+        if self._unplaced is not None and self._unplaced[0].request_id == request_id:
+            self._unplaced = None
+
+    def relieve(self, output: "SchedulerOutput", pool: Any) -> None:
+        """What was scheduled is `output`, and `pool` is vLLM's BlockPool: where it is short of blocks, they are taken
+        back. `Scheduler.step` tells which.
+        """
+        lacking = self._lacking(output, pool.get_num_free_blocks())
+        self._unplaced = None
+        now = time.monotonic()
+        if lacking <= 0 or now < self._ask_at:
+            return
+        found = self._scheduler.blocks_needed(min(lacking, pool.num_gpu_blocks))
+        if not found.enough:
+            soon_s = found.later[0].in_s if found.later else LONGEST_S
+            self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
+
+    def _lacking(self, output: "SchedulerOutput", free: int) -> int:
+        """How many blocks vLLM lacks; of a request that waits it is only known that it lacks one, where what was found
+        here would be enough for the rest.
+        """
+        next_step = self._of_next_step(output)
+        if self._unplaced is None:
+            return next_step - free
+        request, computed_tokens = self._unplaced
+        whole = -(-int(request.num_tokens) // self._block_tokens)
+        if next_step + whole <= free:
+            return 0
+        return max(1, next_step + whole - computed_tokens // self._block_tokens - free)
+
+    def _of_next_step(self, output: "SchedulerOutput") -> int:
+        """Requests that compute and whose last block is full after this step."""
+        cached = output.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        return sum(
+            (computed.get(request_id, 0) + count) % self._block_tokens == 0
+            for request_id, count in output.num_scheduled_tokens.items()
+        )
