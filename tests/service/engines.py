@@ -286,9 +286,12 @@ class Engine:
     def memory_state(self) -> list[str]:
         """Who holds which blocks: counts, leases, pins. Without what passes by itself."""
         leases = self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases
+        pool = self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
+        for group in pool.groups:
+            group.ClearField("soft_block_count")
         return [
-            without(self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest()), "header"),
-            *(without(lease, "age", "remaining", "cap_remaining") for lease in leases),
+            without(pool, "header"),
+            *(without(lease, "age", "remaining", "cap_remaining", "soft_in") for lease in leases),
             *(without(pin, "age") for pin in self.pins()),
         ]
 

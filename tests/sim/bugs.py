@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.actions import Failed, Operation, Post, Verdicts
+from kvgrpc.core.actions import BlocksReturned, Failed, Operation, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
 from kvgrpc.core.tables.accesses import AccessState, CloseOutcome, Verdict
 from kvgrpc.core.tables.leases import LeaseState
@@ -360,6 +360,33 @@ def cancels_are_failures(close: Any) -> Any:
         close(self, move, CloseOutcome.FAILED if outcome is CloseOutcome.CANCELLED else outcome, message)
 
     return _close
+
+
+def postings_unheeded(is_claimed: Any) -> Any:
+    """A push without a destination is not claimed, though our own postings still read its blocks."""
+
+    def _is_claimed(self: Any, lease: Any) -> bool:
+        push = self._state.pushes.find(lease.transfer_id) if lease.pushed else None
+        if push is None or push.live or not push.posting:
+            return bool(is_claimed(self, lease))
+        for move in push.registrations.values():
+            self._state.pins.drop(move.name, PinKind.ACCESS)
+        return False
+
+    return _is_claimed
+
+
+def reclaimed_and_live(_: Any) -> Any:
+    """Blocks of a lease that is reclaimed come back, and the lease goes on."""
+
+    def carry_out(self: Any, plan: Any) -> None:
+        state = self._state
+        for lease in plan.leases:
+            state.soft_leases.take_out(lease)
+            state.pins.drop(lease.id, PinKind.LEASE)
+            state.tell(lease.owner, BlocksReturned(lease.transfer_id, lease.request_id, lease.id))
+
+    return carry_out
 
 
 def deaf_reader(cancelled: Any) -> Any:

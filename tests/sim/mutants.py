@@ -23,7 +23,7 @@ from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import quarantine
 from kvgrpc.core.receive import pull_course, pull_ends, pulls
 from kvgrpc.core.receive.reservations import Reservations
-from kvgrpc.core.send import checksum_prefetch, hand_overs, push_course, push_ends
+from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
@@ -130,6 +130,15 @@ MUTANTS = (
         "a close that proves nothing is trusted", Reservations, "closed",
         lambda closed: lambda self, access, **fields: closed(self, access, **(fields | {"quiesced": True})), Rule.R1,
     ),
+    Mutant("a claimed lease is reclaimed", firmness.Firmness, "claimed", bugs.always(None), Rule.R2),
+    Mutant(
+        "a firm lease is reclaimed", firmness.Firmness, "_keep",
+        lambda keep: lambda self, lease, _: keep(self, lease, 0.0), Rule.R8,
+    ),
+    Mutant(
+        "a lease is reclaimed under our own write", firmness.Firmness, "is_claimed", bugs.postings_unheeded, Rule.R1
+    ),
+    Mutant("a reclaimed lease vouches", reclaiming.Reclaiming, "carry_out", bugs.reclaimed_and_live, Rule.R5),
     Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", bugs.dead_mover, Rule.R1),

@@ -64,8 +64,8 @@ class Firmness:
         lease.firm_until = max(lease.firm_until, min(state.now + for_s, lease.cap))
         if self.is_claimed(lease):
             return
-        self.claimed(lease)
-        state.soft_leases.firm(lease)
+        if state.soft_leases.firm(lease):
+            state.pins.harden(lease.id, PinKind.LEASE)
         if lease.firm_until <= state.now:
             self.due()
         else:

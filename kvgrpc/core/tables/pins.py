@@ -141,7 +141,8 @@ class PinTable:
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
-        self.harden(owner, kind)
+        if self._softened:
+            self.harden(owner, kind)
         pin = self._pins.pop((owner, kind), None)
         if pin is None:
             return ()

@@ -30,14 +30,15 @@ class SoftLeases:
         self.reclaimed_in_vain = 0
         """How many of them a reader came for."""
 
-    def firm(self, lease: Lease) -> None:
-        """It becomes soft at its `firm_until`, unless it is claimed or ends."""
-        self._soft.pop(lease.id, None)
+    def firm(self, lease: Lease) -> bool:
+        """It becomes soft at its `firm_until`, unless it is claimed or ends. Whether it was soft."""
+        was_soft = self._soft.pop(lease.id, None) is not None
         self._firm[lease.id] = lease.firm_until
         heapq.heappush(self._by_end, (lease.firm_until, next(self._order), lease))
         if len(self._by_end) > 2 * len(self._firm) + STALE_MIN:
             kept = {entry[2].id: entry for entry in self._by_end if self._firm.get(entry[2].id) == entry[0]}
             self._by_end = sorted(kept.values())
+        return was_soft
 
     def take_out(self, lease: Lease) -> bool:
         """It is claimed, or has ended. Whether it was soft."""

@@ -67,6 +67,7 @@ from kvgrpc.sim.checks.consumers import Consumers
 from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.checks.pinned import Uses, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
+from kvgrpc.sim.checks.reclaims import ReclaimAudit
 from kvgrpc.sim.checks.waits import Waits
 from kvgrpc.sim.checks.writers import WriterAudit
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
@@ -93,6 +94,7 @@ class Audit:
         self._waits = Waits(state.limits)
         self._leases = LeaseTimes(state)
         self._overdue = QuarantineAudit(state)
+        self._reclaims = ReclaimAudit(state)
         self._asked: dict[bytes, str] = {}
         """Transfers of pulls, by the access that was asked for."""
         self._access: dict[str, bytes] = {}
@@ -133,6 +135,7 @@ class Audit:
         """Before the node handles an event."""
         self._beliefs.hears(event)
         self._cancels.hears(event, now)
+        self._reclaims.hears(event, now)
         self.proven.hears(event, self._node.state)
         self._consumers.time_passes(self._node.state.timers, now)
         hear = self._ears.get(type(event))
@@ -149,6 +152,7 @@ class Audit:
         """After the node handled it, and before anything is done of what it asks for."""
         self._overdue.look(actions)
         self._cancels.says(actions)
+        self._reclaims.says(actions)
         for action in actions:
             if isinstance(action, Reply):
                 call = self._calls.pop(action.call_id, None)
@@ -201,6 +205,7 @@ class Audit:
         self._closes.life_began()
         self.proven.life_began()
         self._overdue.life_began()
+        self._reclaims.life_began()
         self._waits.life_began()
 
     def posts(self, action: Post) -> None:

@@ -29,6 +29,13 @@ class BlockManager:
             taken.append(np.array(ids, dtype=np.int64))
         return tuple(taken)
 
+    def lacks(self, tokens: int) -> tuple[tuple[int, int], ...]:
+        """How many blocks of each group are missing for that many tokens, where some are."""
+        counts = enumerate(-(-tokens // size) for size in self._tokens)
+        return tuple(
+            (group, count - len(self._free[group])) for group, count in counts if count > len(self._free[group])
+        )
+
     def share(self, blocks: Blocks) -> Blocks:
         """One more reference to blocks in use."""
         for uses, ids in zip(self._uses, blocks, strict=True):

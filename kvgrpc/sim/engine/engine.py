@@ -78,7 +78,7 @@ class Engine:
         elif received is not None:
             made = HandOver(offer.prompt, blocks.share(received), "", 0)
         else:
-            taken = blocks.take(len(offer.prompt.tokens))
+            taken = self._plant.take(len(offer.prompt.tokens))
             if taken is None:
                 return None
             made = HandOver(offer.prompt, taken, "", self._plant.compute(taken, offer))
@@ -202,6 +202,7 @@ class Engine:
                 after_step=made.step,
                 priority=offer.priority,
                 lease_id=made.lease_id,
+                firm_ttl_s=offer.firm_ttl_s,
             )
 
         key = {"key": made.lease_id, "method": "FinishedBlocks"}

@@ -191,7 +191,7 @@ class Fetches:
 
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
-        blocks = self._plant.blocks.take(fetch.use_tokens)
+        blocks = self._plant.take(fetch.use_tokens)
         if blocks is None:
             return False
         fetch.blocks = blocks

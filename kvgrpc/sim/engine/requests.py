@@ -15,6 +15,7 @@ class Offer:
     request_id: str
     prompt: Prompt
     ttl_s: float = 30.0
+    firm_ttl_s: float | None = None
     consumers: int = 1
     on_abort: OnAbort = OnAbort.RELEASE
     announce_after_s: float = 0.0

@@ -24,7 +24,7 @@ class Pushes:
 
     def start(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
         """Computes a prompt and hands it over to be pushed, part by part."""
-        blocks = self._plant.blocks.take(len(offer.prompt.tokens))
+        blocks = self._plant.take(len(offer.prompt.tokens))
         if blocks is None:
             return
         made = HandOver(offer.prompt, blocks, "", self._plant.compute(blocks, offer))
@@ -42,7 +42,7 @@ class Pushes:
         if made.asking:
             self._plant.lead.later(AGAIN_S, lambda: self._start_over(offer, made, plans))
             return
-        blocks = None if made.over else self._plant.blocks.take(len(offer.prompt.tokens))
+        blocks = None if made.over else self._plant.take(len(offer.prompt.tokens))
         if blocks is None:
             return
         if not made.handed and not made.taken_back:
@@ -74,6 +74,7 @@ class Pushes:
                 part_epoch=part_epoch,
                 consumers=offer.consumers,
                 on_abort=offer.on_abort,
+                firm_ttl_s=offer.firm_ttl_s,
             )
 
         def give(result: Result) -> None:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+from kvgrpc.core.events import ReclaimBlocks
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -58,6 +60,16 @@ class Worker:
         expected = key in self._cancelled or self.lead.clock() <= self._half_cancelled.get(key, -1.0)
         if error.reason is Reason.CANCELLED and not expected:
             broken(Rule.R5, f"a retry is refused although what its key stood for is over: {error.message}")
+
+    def take(self, tokens: int) -> Blocks | None:
+        """Blocks for that many tokens. None without room: then the lead is asked for those that nobody has come for,
+        and a later request finds them.
+        """
+        taken = self.blocks.take(tokens)
+        missing = () if taken is not None else self.blocks.lacks(tokens)
+        if missing:
+            self.lead.call(lambda call: ReclaimBlocks(call, missing), ENGINE, lambda _: None)
+        return taken
 
     def compute(self, blocks: Blocks, offer: Offer) -> int:
         """Computes the KV of a prompt, now or in a step; the step's number, or 0."""

@@ -71,7 +71,9 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         watcher=watcher,
     )
     habits = setup.habits
-    traffic = Traffic(world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, setup.left_out)
+    traffic = Traffic(
+        world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, habits.hang_ups, setup.left_out
+    )
 
     def live() -> None:
         world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_checksums)

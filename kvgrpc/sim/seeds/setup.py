@@ -14,6 +14,7 @@ WRITES = frozenset({"loopback"})
 TIGHT = Limits(
     lease_ttl_s=2.0,
     in_flight_bytes=5,
+    firm_ttl_s=0.5,
     lease_cap_s=10.0,
     queue_timeout_s=3.0,
     transfer_timeout_s=2.0,
@@ -44,6 +45,8 @@ DOOMED = Mishaps(
 )  # fmt: skip
 """Something happens every second."""
 
+HANG_UPS = (0.0, 0.1, 0.5)
+"""So many of the clients of a world leave between prefill and decode."""
 COMPARED = 0.25
 """Of the worlds compare what arrives with its source,"""
 CORRUPT = 0.03
@@ -173,6 +176,8 @@ def _summed(setup: Setup) -> Setup:
 
 def _honest(seed: int, steps: int) -> Setup:
     setup = _drawn(seed, steps)
+    rng = Random(f"{seed}/hang-ups")  # noqa: S311 - a simulation, no secrets
+    setup = replace(setup, habits=replace(setup.habits, hang_ups=rng.choice(HANG_UPS)))
     if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets

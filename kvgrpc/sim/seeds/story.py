@@ -28,6 +28,7 @@ from kvgrpc.sim.world.memory import Prompt
 
 RETRIES = 2
 TTLS_S = (0.3, 2.0, 5.0, 30.0)
+FIRM_TTLS_S = (None, 0.0, 0.1, 1.0)
 TOKENS = 1000
 """Size of the vocabulary."""
 PRIORITIES = (0, 0, -1, 7)
@@ -51,6 +52,9 @@ class Habits(Protocol):
 
     @property
     def turns(self) -> float: ...
+
+    @property
+    def hang_ups(self) -> float: ...
 
 
 @dataclass
@@ -109,6 +113,8 @@ class Story:
         if token is None:
             return
         self._library.grants.append(token)
+        if self._often(self._habits.hang_ups):
+            consumers = []
         for host in consumers:
             self._after(self._relay_s(), self._pull(source, host, offer, self._relayed(token), RETRIES))
             if self._mistaken():
@@ -164,6 +170,8 @@ class Story:
         plans = self._plans(len(offer.prompt.tokens))
         if rng.randrange(20):
             self._after(self._relay_s(), lambda: source.engine.push(offer, plans) if source.ready else None)
+        if self._often(self._habits.hang_ups):
+            hosts = []
         for host in hosts:
             self._after(self._relay_s(), self._reserve(source, host, offer, RETRIES))
         for lead in (source, *hosts):
@@ -236,6 +244,7 @@ class Story:
             on_abort=rng.choice(tuple(OnAbort)),
             priority=rng.choice(PRIORITIES),
             in_step=rng.random() < 0.3,
+            firm_ttl_s=rng.choice(FIRM_TTLS_S),
         )
         self._world.offered[offer.key] = prompt
         return offer

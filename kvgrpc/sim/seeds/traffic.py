@@ -18,6 +18,8 @@ class Habits:
     """A grant is sent twice, swapped with another, sent to the wrong place, long after its time, or damaged."""
     turns: float = 0.0
     """The next turn follows: what D received is handed over there, and pulled back."""
+    hang_ups: float = 0.0
+    """The client is gone when its request was handed over: nobody comes, and nobody says so."""
 
     def without(self, kind: str) -> "Habits":
         """The same without that."""
@@ -38,6 +40,7 @@ class Traffic:
     pushes: float = 0.0
     mistakes: float = 0.0
     turns: float = 0.0
+    hang_ups: float = 0.0
     left_out: frozenset[int] = frozenset()
     """Requests that are not made, by number."""
     counts: Counts = field(default_factory=Counts)
@@ -45,7 +48,7 @@ class Traffic:
     def __post_init__(self) -> None:
         self._rng = self.world.rng("traffic")
         self._library = Library(self.world.rng("library"))
-        self._habits = Habits(self.pushes, self.meddling, self.mistakes, self.turns)
+        self._habits = Habits(self.pushes, self.meddling, self.mistakes, self.turns, self.hang_ups)
         self.made = 0
         """Requests so far, with those that were left out."""
 

@@ -1,0 +1,97 @@
+"""Whether what is reclaimed may be: nobody has claimed it, its firm time is over, and its blocks are at rest.
+
+Claims are counted here from the accesses and registrations that there are, not from what the lead thinks of them.
+"""
+
+from kvgrpc.core.actions import Action, Openings, Reclaimed, Reply
+from kvgrpc.core.events import CloseAccess, Event, Opened, ReclaimBlocks, SettleAccess
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
+
+CLAIMS = (AccessState.WAITING, AccessState.OPEN)
+
+
+class ReclaimAudit:
+    """The leases of one lead."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._claimed: dict[str, str] | None = None
+        """While ReclaimBlocks is handled: leases that are claimed, and by whom; None: nothing is looked at."""
+        self._closing: list[Lease] = []
+        """Leases of which an access is being closed."""
+        self._let_go: dict[str, float] = {}
+        """When the last access on a lease was closed."""
+
+    def life_began(self) -> None:
+        """Leases of the last life are over."""
+        self._let_go.clear()
+
+    def hears(self, event: Event, now: float) -> None:
+        """Before the node handles an event. What is due at that moment comes first: then nothing is looked at."""
+        due = self._state.timers.next_deadline()
+        quiet = due is None or due > now
+        self._claimed = self._claims() if isinstance(event, ReclaimBlocks) and quiet else None
+        self._closing = []
+        if isinstance(event, CloseAccess | SettleAccess):
+            rows = event.closings if isinstance(event, CloseAccess) else event.settlings
+            found = (self._state.accesses.get(row.access_id) for row in rows)
+            claims = [access for access in found if access is not None and _claims(access)]
+            closing = (self._state.leases.find(access.lease_id) for access in claims)
+            self._closing = [lease for lease in closing if lease is not None]
+
+    def says(self, actions: list[Action]) -> None:
+        """After the node handled it."""
+        for lease in self._closing:
+            if lease.live and not any(_claims(access) for access in self._accesses_on(lease)):
+                self._let_go[lease.id] = self._state.now
+        for action in actions:
+            if not isinstance(action, Reply):
+                continue
+            if isinstance(action.answer, Reclaimed):
+                self._check(action.answer)
+            elif isinstance(action.answer, Openings):
+                self._check_opened(action.answer)
+
+    def _check(self, answer: Reclaimed) -> None:
+        state = self._state
+        for row in answer.leases:
+            lease = state.leases.find(row.lease_id)
+            if self._claimed is not None and row.lease_id in self._claimed:
+                broken(Rule.R2, f"{row.lease_id} is reclaimed under {self._claimed[row.lease_id]}", row.lease_id)
+            if lease is None:
+                continue  # forgotten for newer ones
+            since = max(lease.granted, self._let_go.get(lease.id, 0.0))
+            if state.now < since + lease.firm_ttl_s - SLACK_S:
+                broken(
+                    Rule.R8, f"{lease.id} is reclaimed {state.now - since:.3f} s after its firm time began", lease.id
+                )
+        for group, ids in enumerate(answer.freed):
+            if state.pins.pinned_mask(group)[ids].any():
+                broken(Rule.R1, f"blocks of group {group} are said to be free and are pinned")
+
+    def _check_opened(self, answer: Openings) -> None:
+        for row in answer.rows:
+            lease = self._state.leases.find(row.lease_id) if isinstance(row, Opened) and row.lease_id else None
+            if lease is not None and lease.state is LeaseState.RECLAIMED:
+                broken(Rule.R2, f"{lease.id} was reclaimed and is read", lease.id)
+
+    def _claims(self) -> dict[str, str]:
+        state = self._state
+        claimed = {a.lease_id: f"access {a.id.hex()}" for a in state.accesses.values() if _claims(a)}
+        for push in state.pushes:
+            if push.live:
+                claimed[push.lease_id] = f"registration {push.live[0].name}"
+            elif push.posting:
+                claimed[push.lease_id] = "our own postings"
+        return claimed
+
+    def _accesses_on(self, lease: Lease) -> list[Access]:
+        return [access for access in self._state.accesses.values() if access.lease_id == lease.id]
+
+
+def _claims(access: Access) -> bool:
+    return access.kind is AccessKind.READ and access.state in CLAIMS
