@@ -78,7 +78,8 @@ class HandoffServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+        recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -110,7 +111,8 @@ class HandoffServiceServicer:
         GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+        recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -138,7 +140,8 @@ class HandoffServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+        recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -168,7 +171,8 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-        * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
+        * FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+        reserve anew, or, when its source needed the blocks, recompute.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.

@@ -50,7 +50,8 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -78,7 +79,8 @@ class HandoffServiceStub:
       GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -102,7 +104,8 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -128,7 +131,8 @@ class HandoffServiceStub:
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-    * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
+    * FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+      reserve anew, or, when its source needed the blocks, recompute.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
@@ -157,7 +161,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -185,7 +190,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
       GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -209,7 +215,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+    * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+      recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -235,7 +242,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-    * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
+    * FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+      reserve anew, or, when its source needed the blocks, recompute.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
@@ -267,7 +275,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+          recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -301,7 +310,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
           GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+          recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -331,7 +341,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+          recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -363,7 +374,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-        * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
+        * FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+          reserve anew, or, when its source needed the blocks, recompute.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.

@@ -224,7 +224,8 @@ class SchedulerServiceServicer:
     def BlocksNeeded(self, request, context):
         """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
         are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+        call asks for so many more.
 
         Errors:
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.

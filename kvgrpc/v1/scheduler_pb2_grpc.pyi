@@ -121,7 +121,8 @@ class SchedulerServiceStub:
     BlocksNeeded: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksNeededRequest, _scheduler_pb2.BlocksNeededResponse]
     """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
     are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+    call asks for so many more.
 
     Errors:
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
@@ -245,7 +246,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     BlocksNeeded: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksNeededRequest, _scheduler_pb2.BlocksNeededResponse]  # type: ignore[assignment]
     """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
     are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+    requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+    call asks for so many more.
 
     Errors:
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
@@ -414,7 +416,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.BlocksNeededResponse, _abc.Awaitable[_scheduler_pb2.BlocksNeededResponse]]:
         """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
         are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+        call asks for so many more.
 
         Errors:
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.

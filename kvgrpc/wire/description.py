@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from google.protobuf.duration_pb2 import Duration
-
 from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
@@ -19,7 +17,6 @@ from kvgrpc.core.values.endpoints import (
     ShmEndpoint,
 )
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
-from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
@@ -322,44 +319,6 @@ def status_to_proto(
     )
 
 
-def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
-    """Limits and defaults."""
-    return handshake_pb2.Limits(
-        lease_ttl=duration(value.lease_ttl_s),
-        lease_cap=duration(value.lease_cap_s),
-        queue_timeout=duration(value.queue_timeout_s),
-        transfer_timeout=duration(value.transfer_timeout_s),
-        settle_timeout=duration(value.settle_timeout_s),
-        registration_timeout=duration(value.registration_timeout_s),
-        peer_grace=duration(value.peer_grace_s),
-        request_block_count=value.blocks_per_request,
-        message_bytes=value.message_bytes,
-        lease_count=value.leases,
-        transfer_count=value.transfers,
-        wait=duration(value.wait_s),
-        firm_ttl=duration(value.firm_ttl_s),
-    )
-
-
-def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
-    """Limits as a lead told them at attach; what is not on the wire keeps its default."""
-    return Limits(
-        lease_ttl_s=_s(value.lease_ttl),
-        lease_cap_s=_s(value.lease_cap),
-        queue_timeout_s=_s(value.queue_timeout),
-        transfer_timeout_s=_s(value.transfer_timeout),
-        settle_timeout_s=_s(value.settle_timeout),
-        registration_timeout_s=_s(value.registration_timeout),
-        peer_grace_s=_s(value.peer_grace),
-        blocks_per_request=value.request_block_count,
-        message_bytes=value.message_bytes,
-        leases=value.lease_count,
-        transfers=value.transfer_count,
-        wait_s=_s(value.wait),
-        firm_ttl_s=_s(value.firm_ttl),
-    )
-
-
 def _order(field: str, value: int) -> str:
     order = _CORE_ORDERS.get(value)
     if order is None:
@@ -377,10 +336,6 @@ def _printable(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
     if not text(field, value, most).isprintable():
         raise invalid(field, "has printable characters only")
     return value
-
-
-def _s(value: Duration) -> float:
-    return value.seconds + value.nanos / 1e9
 
 
 def _segment(value: Segment) -> pool_types_pb2.Segment:

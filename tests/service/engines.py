@@ -287,8 +287,8 @@ class Engine:
         """Who holds which blocks: counts, leases, pins. Without what passes by itself."""
         leases = self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases
         pool = self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
-        for group in pool.groups:
-            group.ClearField("soft_block_count")
+        for counts in pool.groups:
+            counts.ClearField("soft_block_count")
         return [
             without(pool, "header"),
             *(without(lease, "age", "remaining", "cap_remaining", "soft_in") for lease in leases),

@@ -15,6 +15,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description
+from kvgrpc.wire.limits import limits_from_proto, limits_to_proto
 from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
 
@@ -153,10 +154,10 @@ def test_every_value_has_its_wire_value(table: dict[object, int], values: type[P
 
 
 def test_the_limits_on_the_wire_are_those_of_the_server() -> None:
-    told = description.limits_to_proto(Limits(lease_ttl_s=1.5, leases=7))
-    back = description.limits_from_proto(told)
+    told = limits_to_proto(Limits(lease_ttl_s=1.5, leases=7))
+    back = limits_from_proto(told)
     assert (back.lease_ttl_s, back.leases) == (1.5, 7)
-    assert description.limits_to_proto(back) == told
+    assert limits_to_proto(back) == told
 
 
 def test_a_peer_says_how_it_is_reached_and_what_was_rejected() -> None:

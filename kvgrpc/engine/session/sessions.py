@@ -20,7 +20,7 @@ from kvgrpc.engine.transfers.handles import Handle, Pull
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.wire.description import limits_from_proto
+from kvgrpc.wire.limits import limits_from_proto
 from kvgrpc.wire.session import step_report
 
 RETRY_DELAY_S = 1.0

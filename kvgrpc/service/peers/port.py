@@ -354,12 +354,8 @@ class PeerChannels:
         try:
             channel = self._channel(action.peer)
             stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
-            reply = bounded(
-                await stub.RenewLeases(
-                    lease_pb2.RenewLeasesRequest(leases=refs, for_access=True), timeout=CALL_TIMEOUT_S
-                ),
-                action.peer,
-            )
+            request = lease_pb2.RenewLeasesRequest(leases=refs, for_access=True)
+            reply = bounded(await stub.RenewLeases(request, timeout=CALL_TIMEOUT_S), action.peer)
         except (grpc.aio.AioRpcError, KVGrpcError):
             return  # asked again at the next third of the TTL; liveness and settle notice what matters
         for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False):

@@ -13,6 +13,7 @@ from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
+from kvgrpc.wire.limits import limits_to_proto
 from kvgrpc.wire.values import data_path, seconds
 
 
@@ -34,7 +35,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         return handshake_pb2.GetCapabilitiesResponse(
             header=lead.header(),
             engine=description.engine_to_proto(known) if known else engine,
-            limits=description.limits_to_proto(lead.config.limits),
+            limits=limits_to_proto(lead.config.limits),
             data_paths=[
                 handshake_pb2.DataPathStatus(data_path=data_path(name), available=available, why=why)
                 for name, available, why in lead.data_paths()

@@ -25,8 +25,9 @@ from kvgrpc.service.session.void_page import SLOTS, VoidPage
 from kvgrpc.service.session.workers import Workers, write, write_with_descriptor
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
-from kvgrpc.wire.description import limits_to_proto, pool_to_proto
+from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import encode, encode_rows
+from kvgrpc.wire.limits import limits_to_proto
 from kvgrpc.wire.values import reason
 
 _log = logging.getLogger(__name__)

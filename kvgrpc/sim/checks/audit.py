@@ -52,7 +52,6 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.core.values import grants
@@ -68,9 +67,10 @@ from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.checks.pinned import Uses, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
 from kvgrpc.sim.checks.reclaims import ReclaimAudit
+from kvgrpc.sim.checks.silences import Silences
 from kvgrpc.sim.checks.waits import Waits
 from kvgrpc.sim.checks.writers import WriterAudit
-from kvgrpc.sim.rules import SLACK_S, Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 
@@ -111,8 +111,7 @@ class Audit:
         """What such postings fill that ended here, but may go on there."""
         self._calls: dict[int, Event] = {}
         """Calls that are not answered, by number."""
-        self._silent: dict[str, float] = {}
-        """Since when lives of peers are silent."""
+        self._silences = Silences(state)
         self._ears: dict[type[Event], Callable[[Any], None]] = {
             OpenAccess: self._opening,
             SettleAccess: self._asks,
@@ -144,9 +143,7 @@ class Audit:
         elif isinstance(event, GiveDestination):
             self._waits.given(event.transfer_id, now)
         elif isinstance(event, PeerSilent):
-            peer = self._node.state.peers.get(event.peer)
-            if peer is not None and peer.state is not PeerState.SUSPECT:
-                self._silent[event.peer] = now
+            self._silences.begins(event.peer, now)
 
     def says(self, actions: list[Action]) -> None:
         """After the node handled it, and before anything is done of what it asks for."""
@@ -269,12 +266,7 @@ class Audit:
         state = self._node.state
         self._waits.check(state.now)
         self._closes.check(state.now)
-        for life, since in list(self._silent.items()):
-            peer = state.peers.get(life)
-            if peer is None or peer.state is not PeerState.SUSPECT:
-                del self._silent[life]
-            elif state.now > since + state.limits.peer_grace_s + SLACK_S:
-                broken(Rule.R5, f"{life} is silent for {state.now - since:.3f} s and not declared dead", life)
+        self._silences.check()
 
     def check_arrived(self, transfer_id: str, blocks: Blocks, memories: list[Memory], layers: Layers) -> None:
         """See `Beliefs.check_arrived`."""

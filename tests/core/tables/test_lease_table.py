@@ -1,37 +1,16 @@
 """Leases: a renewal never shortens one, nothing passes its cap, and it ends once, for ever."""
 
-from typing import Any
-
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvgrpc.core.tables.leases import END_REASON, STATES, Lease, LeaseState, LeaseTable, ended_error
-from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.core.values.limits import Limits, granted_ttl
+from kvgrpc.core.tables.leases import END_REASON, STATES, LeaseState, LeaseTable, ended_error
+from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import InternalError, NotFound, PreconditionFailed, Reason
-from tests.core.nodes import check_table, content, ids, refused
+from tests.core.made_leases import LIMITS, lease
+from tests.core.nodes import check_table, ids, refused
 
-LIMITS = Limits(lease_ttl_s=30.0, lease_cap_s=100.0)
 ENDS = sorted(set(LeaseState) - {LeaseState.LIVE}, key=lambda state: state.value)
-
-
-def lease(lease_id: str = "l-1", now: float = 0.0, ttl_s: float = 30.0, **changes: Any) -> Lease:
-    fields: dict[str, Any] = {
-        "id": lease_id,
-        "blocks": (ids(3, 4),),
-        "content": content(32),
-        "granted": now,
-        "ttl_s": ttl_s,
-        "deadline": now + ttl_s,
-        "cap": now + LIMITS.lease_cap_s,
-        "firm_ttl_s": 3.0,
-        "firm_until": now + 3.0,
-        "consumers": 1,
-        "on_abort": OnAbort.RELEASE,
-        "owner": "engine",
-    }
-    return Lease(**{**fields, **changes})
 
 
 def test_every_move_of_the_table_happens_and_no_other() -> None:

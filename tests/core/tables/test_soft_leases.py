@@ -4,7 +4,7 @@ from hypothesis import given, strategies as st
 
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.soft_leases import SoftLeases
-from tests.core.tables.test_lease_table import lease
+from tests.core.made_leases import lease
 
 
 def firm(soft: SoftLeases, lease_id: str, granted: float = 0.0, until: float = 3.0) -> Lease:

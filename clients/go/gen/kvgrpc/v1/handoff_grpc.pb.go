@@ -49,7 +49,8 @@ type HandoffServiceClient interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -76,7 +77,8 @@ type HandoffServiceClient interface {
 	//     GRANT_INVALID: fix it.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -97,17 +99,18 @@ type HandoffServiceClient interface {
 	// first part or between two, fails the transfer.
 	//
 	// Errors (all before anything changed):
-	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
-	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-	// * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	// * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
-	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
-	// * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
+	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
+	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
 	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
@@ -120,16 +123,17 @@ type HandoffServiceClient interface {
 	// The same grant again is the same registration.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
-	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
-	// * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-	// * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-	// * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
-	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
+	//   - INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
+	//   - FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+	//     reserve anew, or, when its source needed the blocks, recompute.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
+	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	RegisterPush(ctx context.Context, in *RegisterPushRequest, opts ...grpc.CallOption) (*RegisterPushResponse, error)
 }
 
@@ -203,7 +207,8 @@ type HandoffServiceServer interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -230,7 +235,8 @@ type HandoffServiceServer interface {
 	//     GRANT_INVALID: fix it.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -251,17 +257,18 @@ type HandoffServiceServer interface {
 	// first part or between two, fails the transfer.
 	//
 	// Errors (all before anything changed):
-	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
-	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-	// * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	// * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED: a push under this key was given up, or is over: recompute.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
-	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
-	// * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
+	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
+	//     recompute.
+	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)
 	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
@@ -274,16 +281,17 @@ type HandoffServiceServer interface {
 	// The same grant again is the same registration.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
-	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
-	// * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-	// * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
-	// * FAILED_PRECONDITION TRANSFER_ENDED: the push is over, or this registration has failed already: reserve anew.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
-	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
+	//   - INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+	//   - FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
+	//   - FAILED_PRECONDITION TRANSFER_ENDED, LEASE_RECLAIMED: the push is over, or this registration has failed already:
+	//     reserve anew, or, when its source needed the blocks, recompute.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
+	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	RegisterPush(context.Context, *RegisterPushRequest) (*RegisterPushResponse, error)
 	mustEmbedUnimplementedHandoffServiceServer()
 }

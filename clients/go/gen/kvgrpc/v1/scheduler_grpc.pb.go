@@ -119,7 +119,8 @@ type SchedulerServiceClient interface {
 	RequestFinished(ctx context.Context, in *RequestFinishedRequest, opts ...grpc.CallOption) (*RequestFinishedResponse, error)
 	// The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
 	// are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+	// call asks for so many more.
 	//
 	// Errors:
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
@@ -363,7 +364,8 @@ type SchedulerServiceServer interface {
 	RequestFinished(context.Context, *RequestFinishedRequest) (*RequestFinishedResponse, error)
 	// The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
 	// are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost.
+	// requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
+	// call asks for so many more.
 	//
 	// Errors:
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
