@@ -122,7 +122,7 @@ class SchedulerServiceStub:
     """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
     are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
     requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
-    call asks for so many more.
+    call asks for so many more. Also blocks that the scheduler has allocated come free so: for it to free, or to use again.
 
     Errors:
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
@@ -247,7 +247,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
     are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
     requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
-    call asks for so many more.
+    call asks for so many more. Also blocks that the scheduler has allocated come free so: for it to free, or to use again.
 
     Errors:
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
@@ -417,7 +417,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
         are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
         requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
-        call asks for so many more.
+        call asks for so many more. Also blocks that the scheduler has allocated come free so: for it to free, or to use again.
 
         Errors:
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.

@@ -113,7 +113,7 @@ class Allocations:
                 state.allocator.choose(counts)
             except Exhausted as error:
                 group = int(error.metadata["group"])
-                error.metadata["soft_block_count"] = str(state.pins.soft[group])
+                error.metadata["soft_block_count"] = str(state.pins.soft[group] - state.pins.soft_given[group])
                 error.retry_delay_s = self._reclaiming.enough_in_s(missing) or RETRY_DELAY_S
                 raise
         return plan

@@ -50,21 +50,24 @@ class Reclaiming:
                 Reason.POOL_KIND_MISMATCH, "the engine manages this pool: it alone takes its blocks back"
             )
         needed = check_counts(event.counts, state)
-        plan = self.plan(needed)
+        mine = event.call.principal == ENGINE
+        plan = self.plan(needed, mine=mine)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)
         leases, freed = (plan.leases, plan.freed) if plan else ((), ())
         rows = tuple(ReclaimedLease(lease.id, lease.transfer_id, lease.request_id) for lease in leases)
-        answer = Reclaimed(plan is not None, rows[:LEASES_LISTED_MAX], len(rows), freed, self.later())
+        answer = Reclaimed(plan is not None, rows[:LEASES_LISTED_MAX], len(rows), freed, self.later(mine=mine))
         state.reply(event.call.id, answer)
 
-    def plan(self, needed: Mapping[int, int]) -> Plan | None:
+    def plan(self, needed: Mapping[int, int], *, mine: bool = False) -> Plan | None:
         """What to end so that `needed[group]` blocks of each group come free that are not; None where that is not to be
-        had. It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
+        had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses them.
+
+        It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
         younger ones give more.
         """
         pins = self._state.pins
-        if any(count > pins.soft[group] for group, count in needed.items()):
+        if any(count > self._soft(group, mine=mine) for group, count in needed.items()):
             return None
         gone, missing = pins.none(), dict(needed)
         looked_at: list[Lease] = []
@@ -74,17 +77,19 @@ class Reclaiming:
             looked_at.append(lease)
             _add(gone, lease, 1)
             for group in missing:
-                missing[group] -= pins.free_without(group, lease.blocks[group], gone[group]).size
+                missing[group] -= pins.free_without(group, lease.blocks[group], gone[group], given=mine).size
         chosen: list[Lease] = []
         for lease in reversed(looked_at):
-            lost = {group: pins.free_without(group, lease.blocks[group], gone[group]).size for group in missing}
+            lost = {
+                group: pins.free_without(group, lease.blocks[group], gone[group], given=mine).size for group in missing
+            }
             if all(missing[group] + lost[group] <= 0 for group in missing):
                 _add(gone, lease, -1)
                 missing = {group: missing[group] + lost[group] for group in missing}
             else:
                 chosen.append(lease)
         chosen.reverse()
-        return Plan(tuple(chosen), self._freed(chosen, gone))
+        return Plan(tuple(chosen), self._freed(chosen, gone, mine=mine))
 
     def carry_out(self, plan: Plan) -> None:
         """Ends the leases of a plan that was made in this event."""
@@ -92,32 +97,40 @@ class Reclaiming:
         for lease in plan.leases:
             self._hand_overs.end(lease, LeaseState.RECLAIMED)
 
-    def later(self) -> tuple[Later, ...]:
+    def later(self, *, mine: bool = False) -> tuple[Later, ...]:
         """What will be soft next if nobody claims it, with the blocks that would come free with each lease alone."""
         state = self._state
         rows, alone = [], state.pins.none()
         for lease in state.soft_leases.soonest(LATER_MAX):
             _add(alone, lease, 1)
-            free = (state.pins.free_without(group, ids, alone[group]).size for group, ids in enumerate(lease.blocks))
+            free = (
+                state.pins.free_without(group, ids, alone[group], given=mine).size
+                for group, ids in enumerate(lease.blocks)
+            )
             rows.append(Later(lease.firm_until - state.now, tuple(free)))
             _add(alone, lease, -1)
         return tuple(rows)
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
         """In how long there might be enough soft blocks, as far as that can be seen; None where it cannot."""
-        soft = list(self._state.pins.soft)
+        soft = [self._soft(group) for group in range(len(self._state.pins.soft))]
         for row in self.later():
             soft = [have + more for have, more in zip(soft, row.block_counts, strict=True)]
             if all(count <= soft[group] for group, count in needed.items()):
                 return row.in_s
         return None
 
-    def _freed(self, leases: list[Lease], gone: list[Counts]) -> Blocks:
+    def _soft(self, group: int, *, mine: bool = False) -> int:
+        """Blocks that would come free if all soft leases ended."""
+        pins = self._state.pins
+        return pins.soft[group] - (0 if mine else pins.soft_given[group])
+
+    def _freed(self, leases: list[Lease], gone: list[Counts], *, mine: bool) -> Blocks:
         freed = []
         for group in range(len(gone)):
             listed = [lease.blocks[group] for lease in leases]
             ids = np.unique(np.concatenate([*listed, np.empty(0, dtype=np.int64)]))
-            freed.append(self._state.pins.free_without(group, ids, gone[group]))
+            freed.append(self._state.pins.free_without(group, ids, gone[group], given=mine))
         return tuple(freed)
 
 

@@ -36,8 +36,10 @@ def engine_status(state: NodeState) -> EngineStatus:
     groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
         groups=tuple(
-            GroupLoad(group.blocks, free, soft)
-            for group, free, soft in zip(groups, state.pins.free, state.pins.soft, strict=True)
+            GroupLoad(group.blocks, free, soft - given)
+            for group, free, soft, given in zip(
+                groups, state.pins.free, state.pins.soft, state.pins.soft_given, strict=True
+            )
         ),
         transfers=state.transfers.going_on,
         waiting_turns=state.turns.waiting,

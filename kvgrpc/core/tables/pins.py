@@ -56,7 +56,9 @@ class PinTable:
         self.free = list(blocks)
         """Blocks of each group that nothing pins and that were not given out; to be read only."""
         self.soft = [0] * len(blocks)
-        """Blocks of each group that would be free without the soft pins; to be read only."""
+        """Blocks of each group that soft pins alone hold; to be read only."""
+        self.soft_given = [0] * len(blocks)
+        """Those of them that were given out; to be read only."""
         self._softened: set[tuple[str, PinKind]] = set()
         self.quarantined = [0] * len(blocks)
         """Blocks of each group that are in quarantine; to be read only."""
@@ -111,21 +113,16 @@ class PinTable:
             self._softened.remove((owner, kind))
             self._count_soft(self._pins[owner, kind].blocks, -1)
 
-    def held_softly(self, group: int, ids: Ids) -> Ids:
-        """Those of `ids` that would be free without the soft pins."""
-        held = self._shared[group][ids]
-        soft = (held > 0) & (held == self._soft[group][ids]) & ~self._given[group][ids]
-        kept: Ids = ids[soft]
-        return kept
-
     def none(self) -> list[Counts]:
         """No pin of any block, for each group."""
         return [np.zeros_like(shared) for shared in self._shared]
 
-    def free_without(self, group: int, ids: Ids, gone: Counts) -> Ids:
-        """Those of `ids` that would be free if `gone[block]` read pins of each block were not there."""
-        free = (self._shared[group][ids] == gone[ids]) & ~self._exclusive[group][ids] & ~self._given[group][ids]
-        kept: Ids = ids[free]
+    def free_without(self, group: int, ids: Ids, gone: Counts, *, given: bool) -> Ids:
+        """Those of `ids` that nothing would pin if `gone[block]` read pins of each block were not there; with `given`
+        also those that were given out.
+        """
+        free = (self._shared[group][ids] == gone[ids]) & ~self._exclusive[group][ids]
+        kept: Ids = ids[free if given else free & ~self._given[group][ids]]
         return kept
 
     def give_out(self, group: int, ids: Ids) -> None:
@@ -135,9 +132,10 @@ class PinTable:
 
     def take_back(self, group: int, ids: Ids) -> None:
         """Blocks that were given out are the allocator's again; those that are pinned come free at their last unpin."""
+        self._count_softly_held(group, ids, -1)
         self._given[group][ids] = False
+        self._count_softly_held(group, ids, 1)
         self.free[group] += self.unpinned(group, ids).size
-        self.soft[group] += self.held_softly(group, ids).size
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
@@ -214,7 +212,8 @@ class PinTable:
             soft = [self._pins[name].blocks[group] for name in self._softened]
             soft_counts = np.bincount(np.concatenate([*soft, np.empty(0, dtype=np.int64)]), minlength=len(shared))
             assert (soft_counts == self._soft[group]).all()
-            assert self.soft[group] == self.held_softly(group, np.arange(len(shared))).size
+            held = (shared > 0) & (shared == self._soft[group])
+            assert (self.soft[group], self.soft_given[group]) == (held.sum(), (held & self._given[group]).sum())
 
     def _count_quarantined(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
@@ -222,9 +221,16 @@ class PinTable:
 
     def _count_soft(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
-            self.soft[group] -= self.held_softly(group, ids).size
+            self._count_softly_held(group, ids, -1)
             self._soft[group][ids] += step
-            self.soft[group] += self.held_softly(group, ids).size
+            self._count_softly_held(group, ids, 1)
+
+    def _count_softly_held(self, group: int, ids: Ids, step: int) -> None:
+        """Counts those of `ids` that soft pins alone hold, before (-1) and after something changes for them."""
+        held = self._shared[group][ids]
+        soft = (held > 0) & (held == self._soft[group][ids])
+        self.soft[group] += step * soft.nonzero()[0].size
+        self.soft_given[group] += step * (soft & self._given[group][ids]).nonzero()[0].size
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
         if kind is PinKind.QUARANTINE:
@@ -233,9 +239,9 @@ class PinTable:
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
             elif self._softened:
-                self.soft[group] -= self.held_softly(group, ids).size
+                self._count_softly_held(group, ids, -1)
                 self._shared[group][ids] += step
-                self.soft[group] += self.held_softly(group, ids).size
+                self._count_softly_held(group, ids, 1)
             else:
                 self._shared[group][ids] += step
             # Those whose first pin this is, or whose last one it was.

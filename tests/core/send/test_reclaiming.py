@@ -317,3 +317,11 @@ def test_blocks_that_an_allocation_holds_do_not_come_free_with_their_lease(manag
 
 def test_anyone_may_reclaim_blocks_of_a_pool_that_the_server_manages(managed: Lead) -> None:
     assert reclaim(managed, 4, principal="router").enough
+
+
+def test_an_engine_gets_back_what_it_has_allocated_itself(managed: Lead) -> None:
+    managed.finish(32, (4, 5), key=b"2" * 16, firm_ttl_s=0.0)
+    answer = reclaim(managed, 6)
+    assert answer.enough
+    assert answer.freed[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert not reclaim(managed, 1, principal="router").enough

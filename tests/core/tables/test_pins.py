@@ -210,7 +210,10 @@ class Pins(RuleBasedStateMachine):
         soft = set().union(*(self.model[name] for name in self.soft))
         hard = set().union(*(rows for name, rows in self.model.items() if name not in self.soft))
         for group, size in enumerate(self.SIZES):
-            assert self.pins.soft[group] == sum((group, block) in soft - hard for block in range(size))
+            assert (self.pins.soft[group], self.pins.soft_given[group]) == (
+                sum((group, block) in soft - hard for block in range(size)),
+                0,
+            )
 
     @invariant()
     def the_pins_are_those_that_were_made(self) -> None:

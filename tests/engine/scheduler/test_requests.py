@@ -252,3 +252,20 @@ def test_windows_send_last_blocks_and_states_running_ones(leads: Leads, attach: 
     assert d.told(LoadEnded).loss is None
     assert same(p, d, goes)
     assert np.array_equal(d.side.read(stay), before)
+
+
+def test_a_scheduler_that_lacks_blocks_gets_those_that_nobody_came_for(sides: tuple[At, At]) -> None:
+    p, d = sides
+    grant = p.prefilled(replace(give(), firm_ttl_s=0.0))
+    assert p.scheduler.blocks_needed(3).enough
+    ended = p.told(SendEnded)
+    assert (ended.request_id, ended.loss.reason) == (R, Reason.LEASE_RECLAIMED)
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(grant)))
+    d.load()
+    assert d.told(LoadEnded).loss.reason is Reason.LEASE_RECLAIMED
+
+
+def test_an_offer_for_the_next_turn_is_soft_from_the_start(sides: tuple[At, At]) -> None:
+    p, _ = sides
+    p.prefilled(replace(give(), give=Give(Mode.PULL, prefill=False)))
+    assert p.scheduler.blocks_needed(3).enough

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvgrpc.core.values.content import chain
-from kvgrpc.v1 import common_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import common_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import Engine
 from tests.service.scheduler.scheduled_pair import PREFILL, Pair, at_rest, group_runs
@@ -193,3 +193,32 @@ def test_a_staged_engine_is_told_what_to_save_and_what_to_load(start: Start) -> 
     assert list(d.told("load", id_).blocks.groups) == [group_runs(target)]
     d.loaded(id_)
     assert d.told("load_ended", id_).computed_tokens == 40
+
+
+# ---- blocks that are lacking
+
+
+def needed(pair: Pair, count: int) -> pool_pb2.Reclaimed:
+    rows = [pool_pb2.GroupBlockCount(group=0, block_count=count)]
+    return pair[0].stub.BlocksNeeded(scheduler_pb2.BlocksNeededRequest(group_block_counts=rows)).reclaimed
+
+
+def test_a_scheduler_that_lacks_blocks_gets_those_that_nobody_came_for(pair: Pair) -> None:
+    p, _ = pair
+    id_, blocks = new_id(), p.engine.allocate(3)
+    p.arrived(id_, give=PREFILL, intent=intent(firm_ttl=dur(0.0)))
+    p.finished(id_, blocks)
+    answer = needed(pair, 3)
+    assert answer.enough
+    assert [row.request_id for row in answer.leases] == [id_]
+    assert p.told("send_ended", id_).failure.reason == common_pb2.FAILURE_REASON_LEASE_RECLAIMED
+
+
+def test_blocks_that_are_lacking_are_asked_for_in_a_step_too(pair: Pair) -> None:
+    p, _ = pair
+    rows = [pool_pb2.GroupBlockCount(group=0, block_count=1)]
+    call = scheduler_pb2.ScheduleCall(blocks_needed=scheduler_pb2.BlocksNeededRequest(group_block_counts=rows))
+    bad = scheduler_pb2.ScheduleCall(blocks_needed=scheduler_pb2.BlocksNeededRequest())
+    found = p.stub.ScheduleStep(scheduler_pb2.ScheduleStepRequest(calls=[call, bad], after_seq=p.seq)).answers
+    assert found[0].HasField("blocks_needed")
+    assert found[1].failure.reason == common_pb2.FAILURE_REASON_INVALID_FIELD
