@@ -31,12 +31,11 @@ class Core:
 
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
-        layers_per_part: int = 0, marks: Marks = marks_of,
+        firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
     ) -> None:  # fmt: skip
         """`marks`: of the device that computes."""
-        options = Options(
-            Defaults(offer_ttl_s=offer_ttl_s), on_loss, data_paths=("nixl",), layers_per_part=layers_per_part
-        )
+        defaults = Defaults(offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
+        options = Options(defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part)
         group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
         layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
         self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
@@ -116,9 +115,11 @@ Cores = tuple[Core, Core]
 def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None) -> Any:
     """A step that computes so many tokens of each request."""
     counts = dict(tokens or {})
+    cached = SimpleNamespace(req_ids=list(counts), num_computed_tokens=[0] * len(counts))
     return SimpleNamespace(
-        preempted_req_ids=preempted, num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values())
-    )
+        preempted_req_ids=preempted, num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()),
+        scheduled_cached_reqs=cached, scheduled_new_reqs=[],
+    )  # fmt: skip
 
 
 def request_of(name: str, params: Any, **fields: Any) -> Any:
