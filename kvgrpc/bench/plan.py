@@ -24,7 +24,7 @@ SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
-PARTS = ("bandwidth", "latency", "leases")
+PARTS = ("bandwidth", "latency", "leases", "rate")
 _SEEDS = {"source": 1, "destination": 2}
 
 
@@ -98,6 +98,12 @@ class PullPlan(Plan):
     leases_few: int = 1_000
     leases_many: int = 100_000
     idle_s: float = 5.0
+    rested_pulls: int = 100
+    """Samples of the one-block pull after a rest."""
+    in_flight: int = 64
+    """Pulls of one block at a time, for their rate."""
+    rate_pulls: int = 640
+    """Pulls in a sample of the rate."""
     checksum: bool = False
     """Whole pools are pulled with checksums, and without them right after it."""
 
@@ -140,6 +146,8 @@ PULL_QUICK = PullPlan(
     leases_few=100,
     leases_many=1_000,
     idle_s=0.5,
+    rested_pulls=3,
+    rate_pulls=64,
 )
 PUSH_QUICK = PushPlan(
     **_FEW, pushes=10, control_blocks=256, handovers=2, waiting_few=10, waiting_many=100, waiting_pushes=20

@@ -1,7 +1,7 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.measures import layerwise, leases, push
+from kvgrpc.bench.measures import layerwise, leases, push, rate
 from kvgrpc.bench.measures.bandwidth import Bandwidth
 from kvgrpc.bench.measures.latency import Latency
 from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan, environment_of
@@ -20,6 +20,11 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
         progress(f"leases with {plan.leases_few} and {plan.leases_many} alive")
         cost = leases.measure(plan)
         found.lease_us, found.lease_cost_ratio_100k = cost.few_us, cost.ratio
+    if "rate" in plan.parts:
+        progress(f"{plan.in_flight} pulls at once")
+        await rate.measure(plan, found)
+    if not {"latency", "bandwidth"}.intersection(plan.parts):
+        return found
     with Stage(plan, progress, environment_of(plan.data_paths[0])) as stage:
         if "latency" in plan.parts:
             progress("single pulls and calls")

@@ -40,7 +40,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     data_paths: DataPaths = "shm,cma,nixl",
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
-    parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases.")] = None,
+    parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate.")] = None,
     checksum: Annotated[
         bool,
         typer.Option(

@@ -12,14 +12,11 @@ import typer
 
 from kvgrpc import config as configuration
 from kvgrpc.errors import Exhausted, KVGrpcError
+from kvgrpc.service.polling import poll_in_place
 
 EXIT_CONFIG = 2
 EXIT_BIND = 3
 EXIT_POOL = 4
-GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
-"""gRPC then reads a socket in the thread that waits for its news, and not in one of a pool that wakes that thread up:
-an answer takes a third of the thread switches.
-"""
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
@@ -67,7 +64,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("nixl").setLevel(logging.WARNING)
-    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)  # read when gRPC is first used
+    poll_in_place(os.environ)
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:

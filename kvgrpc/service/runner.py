@@ -284,18 +284,23 @@ class Runner:
             raise defect
 
     def _arm(self) -> None:
+        """The timer may be early: most deadlines are taken back, and following them would cost every event."""
         deadline = self.node.next_deadline()
+        if deadline is None:
+            return
         if self._timer is not None:
-            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+            if self._timer.when() <= deadline and not self._timer.cancelled():
                 return
             self._timer.cancel()
-            self._timer = None
-        if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._tick)
+        self._timer = self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.feed(Tick())
+        deadline = self.node.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.feed(Tick())
+        else:
+            self._arm()
 
 
 def _copy(error: KVGrpcError) -> KVGrpcError:

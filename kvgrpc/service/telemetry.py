@@ -23,6 +23,8 @@ from kvgrpc.wire.answers import readable_trace
 
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
+_LOOK_S = 1.0
+"""Between two looks for an SDK: each reads the environment, which every call would pay for."""
 
 Ended = Callable[[Exception | None], None]
 """Ends a span; with what went wrong, if anything did."""
@@ -45,12 +47,25 @@ def configure(service_name: str) -> bool:
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+    _Sdk.installed = True
     return True
 
 
+class _Sdk:
+    """Whether one is installed, as seen last; it stays."""
+
+    installed = False
+    look_at = 0.0
+
+
 def enabled() -> bool:
-    """Whether spans are wanted: an SDK is installed, by us or by the process that embeds this server."""
-    return type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
+    """Whether spans are wanted: an SDK is installed, by us or by the process that embeds this server, which is noticed
+    within a second.
+    """
+    if not _Sdk.installed and (now := time.monotonic()) >= _Sdk.look_at:
+        _Sdk.installed = type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
+        _Sdk.look_at = now + _LOOK_S
+    return _Sdk.installed
 
 
 def flush() -> None:

@@ -36,6 +36,13 @@ PULL_DETAILS = {
     "kernel_ms_destination",
     "one_block_pull_empty_ms",
     "busy_5ms_one_block_pull_ms_p50",
+    "rested_pull_ms_p50",
+    "rate_processor_ms_client",
+    "rate_processor_ms_source",
+    "rate_processor_ms_destination",
+    "polling_ratio_pulls_per_s",
+    "polling_ratio_processor",
+    "polling_ratio_one_block_pull",
 }
 PULL_FIGURES = {
     "one_block_pull_ms_p50",
@@ -48,6 +55,8 @@ PULL_FIGURES = {
     "lease_cost_ratio_100k",
     "unary_ratio_empty",
     "idle_core_percent",
+    "rested_pull_ratio",
+    "pulls_per_s",
 }
 PUSH_CASE = {
     "datapath",

@@ -18,6 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from kvgrpc.service.polling import poll_in_place
+
 MESSAGE_BYTES_MAX = 64 * 1024
 START_S = 90.0
 INSIDE = "TESTS_INSIDE"
@@ -112,6 +114,7 @@ def _serve(line: dict[str, object], output: int) -> NoReturn:
 
 
 def _main() -> None:
+    poll_in_place(os.environ)  # in this process gRPC is imported before any server could say so
     import kvgrpc.cli.app
     import kvgrpc.server  # noqa: F401 - what every server imports
 

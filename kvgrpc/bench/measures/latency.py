@@ -20,6 +20,7 @@ from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 _POOL = {"block_bytes": 16 << 10, "blocks": 64}
 _WARM = 20
 _CALL_S = 30.0
+_REST_S = 0.03
 _SETTLE_DOWN_S = 0.5
 _AT_ONCE = 50
 SWITCH_S = 0.0002
@@ -44,6 +45,7 @@ class Latency:
         async with Caller(source, destination) as caller:
             await caller.allocate(_POOL["blocks"])
             await self._pulls(caller, found)
+            await self._rested(caller, found)
             await self._calls(caller, found)
             found.renew_1000_ms = await self._renewals(caller)
         self._embedded(source, found)
@@ -71,6 +73,16 @@ class Latency:
         found.completion_to_waiter_ms_p50 = statistics.median(tails)
         if self._profile:
             found.profile = await profiled(self._source, self._destination, self._plan.pulls, "one pull", pull)
+
+    async def _rested(self, caller: Caller, found: PullResult) -> None:
+        """A pull after a rest, and the one right after it."""
+        pairs = []
+        for _ in range(self._plan.rested_pulls):
+            await asyncio.sleep(_REST_S)
+            rested, warm = await caller.one_block(2)
+            pairs.append((rested.seconds, warm.seconds))
+        found.rested_pull_ratio = statistics.median(rested / warm for rested, warm in pairs)
+        found.details["rested_pull_ms_p50"] = statistics.median(rested for rested, _ in pairs) * 1e3
 
     def _embedded(self, source: str, found: PullResult) -> None:
         """Pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""

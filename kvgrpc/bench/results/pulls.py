@@ -19,6 +19,10 @@ BASELINES = {
     " details.busy_5ms_* at Python's own 5 ms",
     "without": "the same pull between the same two servers without checksums, right after it. With them: ratio_without"
     " is of pulls that begin when the source has summed up what it handed over, ratio_at_once of others",
+    "polling": "servers whose gRPC waits for its sockets as it does by itself (GRPC_EXPERIMENTS is empty), in turn with"
+    " ours: details.polling_ratio_* are ours over theirs, of pulls a second, of the processor time of a pull in all"
+    " three processes, and of the time of one pull alone",
+    "rested": "the pull right after the one that comes after 30 ms without any",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
 _TO_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
@@ -113,6 +117,8 @@ class PullResult(Run):
     memcpy_whole_gbps: float | None = None
     one_block_pull_ms_p50: float | None = None
     one_block_pull_ms_p50_busy: float | None = None
+    rested_pull_ratio: float | None = None
+    """A pull after 30 ms without any, over the one right after it."""
     completion_to_waiter_ms_p50: float | None = None
     completion_to_waiter_ms_p50_busy: float | None = None
     coalescing_ratio: float | None = None
@@ -121,6 +127,8 @@ class PullResult(Run):
     lease_cost_ratio_100k: float | None = None
     unary_ratio_empty: float | None = None
     idle_core_percent: float | None = None
+    pulls_per_s: float | None = None
+    """Of one block, with 64 under way."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as what an empty call took in this run."""
     profile: list[str] = field(default_factory=list)
@@ -130,6 +138,7 @@ class PullResult(Run):
         return [
             Target("one_block_pull_ms_p50", self.one_block_pull_ms_p50, 2.0),
             Target("one_block_pull_ms_p50_busy", self.one_block_pull_ms_p50_busy, 3.0),
+            Target("rested_pull_ratio", self.rested_pull_ratio, 2.0),
             Target("completion_to_waiter_ms_p50", self.completion_to_waiter_ms_p50, 1.0),
             Target("completion_to_waiter_ms_p50_busy", self.completion_to_waiter_ms_p50_busy, 2.0),
             Target("coalescing_ratio", self.coalescing_ratio, 2.0, at_least=True),
@@ -140,4 +149,5 @@ class PullResult(Run):
         ]
 
     def figures(self) -> dict[str, float | None]:
-        return {"lease_us": self.lease_us, "memcpy_whole_gbps": self.memcpy_whole_gbps, **self.details}
+        plain = {"pulls_per_s": self.pulls_per_s, "lease_us": self.lease_us}
+        return {**plain, "memcpy_whole_gbps": self.memcpy_whole_gbps, **self.details}

@@ -16,6 +16,7 @@ from typing import Any
 from kvgrpc.bench.roles.role import Role
 from kvgrpc.bench.stages.hosts import MESSAGE_BYTES_MAX
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.polling import poll_in_place
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ async def serve(role: Role, control: socket.socket) -> None:
 def make_role(name: str) -> Role:
     """The role of that name."""
     if name == "server":
+        poll_in_place(os.environ)
         from kvgrpc.bench.roles.serving import Serving
 
         return Serving()

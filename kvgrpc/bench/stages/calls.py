@@ -145,6 +145,17 @@ class Caller:
         block = np.zeros(1, dtype=np.int64)
         return [await self.pull(block, block) for _ in range(count)]
 
+    async def at_once(self, count: int, in_flight: int) -> None:
+        """`count` pulls of one block, always `in_flight` of them under way, each with a block of its own."""
+        left = iter(range(count))
+
+        async def one_after_the_other(number: int) -> None:
+            block = np.array([number], dtype=np.int64)
+            for _ in left:
+                await self.pull(block, block)
+
+        await asyncio.gather(*(one_after_the_other(number) for number in range(in_flight)))
+
     async def one_block_pushed(self, count: int) -> list[Moved]:
         """`count` pushes of one block, one after the other, each registered before it is timed."""
         block = np.zeros(1, dtype=np.int64)

@@ -5,6 +5,7 @@ reaches the top, so a renewal costs no search. When most of the heap is stale, i
 """
 
 import heapq
+import math
 from collections.abc import Iterator
 from enum import Enum
 from itertools import count
@@ -48,6 +49,10 @@ class Timer(Enum):
 
 
 Key = tuple[Timer, str]
+FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE, Timer.ENDED_GRANT, Timer.REFUSED_LEASE})
+"""Nobody waits for these, and every call may leave one."""
+FORGET_TOGETHER_S = 0.1
+"""They are due at multiples of this, at most so much later: a server wakes up once for all of them."""
 
 STALE_MIN = 1_024
 """Stale entries that are not worth a rebuild."""
@@ -63,6 +68,8 @@ class Timers:
 
     def set(self, timer: Timer, name: str, when: float) -> None:
         """Sets or moves a deadline."""
+        if timer in FORGETS:
+            when = math.ceil(when / FORGET_TOGETHER_S) * FORGET_TOGETHER_S
         key = (timer, name)
         self._when[key] = when
         heapq.heappush(self._heap, (when, next(self._order), key))

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
@@ -22,6 +23,10 @@ _FIELDS_BYTES = 48
 _VERSION = 1
 _MAC_BYTES = 32
 _HEAD = struct.Struct("<BBBQIII")
+_READ_KEPT = 256
+"""Tokens whose claims are kept, since every step of a call reads those of its grant. That a token was read says nothing
+of its signature; what is no token is not kept.
+"""
 
 
 class Access(IntEnum):
@@ -88,6 +93,7 @@ def mint(claims: Claims, key: bytes) -> bytes:
     return token
 
 
+@lru_cache(_READ_KEPT)
 def read_claims(token: bytes) -> Claims:
     """What the token says, unverified. Raises InvalidRequest (GRANT_INVALID) when it is not a token."""
     payload = token[:-_MAC_BYTES]

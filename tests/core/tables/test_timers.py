@@ -1,8 +1,9 @@
 """Deadlines fire in order, once, and a clearing or moving of one costs no search."""
 
+import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.tables.timers import STALE_MIN, Timer, Timers
+from kvgrpc.core.tables.timers import FORGET_TOGETHER_S, FORGETS, STALE_MIN, Timer, Timers
 
 
 def drain(timers: Timers, now: float) -> list[tuple[Timer, str]]:
@@ -114,6 +115,21 @@ def test_the_order_is_the_same_after_stale_entries_were_dropped() -> None:
     due = [name for _, name in drain(timers, 1000.0)]
     assert len(due) == 50
     assert [expected[name] for name in due] == sorted(expected.values())
+
+
+@pytest.mark.parametrize("timer", [timer for timer in Timer if timer in FORGETS])
+def test_what_is_only_forgotten_is_so_together_soon_and_never_early(timer: Timer) -> None:
+    timers, calls = Timers(), 500
+    for number in range(calls):
+        timers.set(timer, str(number), 7.0 + number / 1000)
+    wakes, forgotten = 0, 0
+    while (now := timers.next_deadline()) is not None:
+        wakes += 1
+        for _, name in timers.due(now):
+            forgotten += 1
+            assert 0 <= now - (7.0 + int(name) / 1000) <= FORGET_TOGETHER_S + 1e-9
+    assert forgotten == calls
+    assert wakes <= 0.5 / FORGET_TOGETHER_S + 2
 
 
 def test_setting_a_deadline_again_to_the_same_moments_costs_no_memory() -> None:

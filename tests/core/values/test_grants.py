@@ -220,6 +220,18 @@ def test_no_bytes_break_the_reader(token: bytes) -> None:
         read_claims(token)
 
 
+def test_a_token_is_verified_each_time_however_often_it_was_read_or_found_right() -> None:
+    forged = TOKEN[:-1] + bytes([TOKEN[-1] ^ 1])
+    assert read_claims(forged) == verify(TOKEN, KEY, "p", 7, Access.READ)
+    for _ in range(2):
+        with refused(Reason.GRANT_INVALID, PermissionDenied):
+            verify(forged, KEY, "p", 7, Access.READ)
+        with refused(Reason.GRANT_INVALID, PermissionDenied):
+            verify(TOKEN, signing_key(b"t" * 32), "p", 7, Access.READ)
+        with refused(Reason.INCARNATION_CHANGED, Aborted):
+            verify(TOKEN, KEY, "p", 8, Access.READ)
+
+
 def test_the_grant_of_another_engine_is_foreign() -> None:
     with refused(Reason.GRANT_FOREIGN, PermissionDenied):
         verify(TOKEN, KEY, "q", 7, Access.READ)
