@@ -179,11 +179,13 @@ class PinTable:
         if kind is PinKind.QUARANTINE:
             self._count_quarantined(blocks, step)
         for group, ids in enumerate(blocks):
+            changed = ~self._given[group][ids]
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
             else:
-                self._shared[group][ids] += step
-            # Those whose first pin this is, or whose last one it was.
-            pins = self._shared[group][ids] + self._exclusive[group][ids]
-            changed = (pins == (step > 0)) & ~self._given[group][ids]
-            self.free[group] -= step * changed.nonzero()[0].size
+                pins = self._shared[group][ids]
+                pins += step
+                self._shared[group][ids] = pins
+                # Those whose first pin this is, or whose last one it was.
+                changed &= pins == (step > 0)
+            self.free[group] -= step * int(np.count_nonzero(changed))
