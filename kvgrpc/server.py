@@ -321,7 +321,9 @@ class Server:
         paths, status = make_paths(memory, self.config.data_paths, self.config.copy_threads)
         limit = self.config.bandwidth_limit_bytes_per_s
         threads = self.config.copy_threads
-        return SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads), status
+        made = SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads)
+        made.feed_here = self._runner.feed
+        return made, status
 
     def _describe(self, layout: PoolLayout, kind: PoolKind, world_size: int) -> EngineDescription:
         """This engine, in a new life."""
