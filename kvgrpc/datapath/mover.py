@@ -45,8 +45,9 @@ _IDLE_TURN_S = 0.02
 """Between turns of paths that need polling while none is known to be needed: 0.3 % of a core."""
 # Waits between turns of paths that need polling: up to this age of the last news, this long.
 _BACK_OFF_S = ((0.0002, 0.0), (0.005, 0.00005), (float("inf"), 0.0002))
-_NEW_PEER_S = 0.002
-"""After that, while only peers move bytes and need no turns for it: one takes 0.1 ms of a processor."""
+_BACK_OFF_NEW_PEER_S = ((0.005, 0.0005), (float("inf"), 0.002))
+"""While only peers move bytes and need no turns for it: one takes up to 0.1 ms of a processor, which a peer on this
+host may miss just then."""
 
 
 class Mover:
@@ -269,9 +270,8 @@ class Mover:
         return max(min(waits), 0.0) if waits else None
 
     def _back_off_s(self, age: float) -> float:
-        wait = next(wait for limit, wait in _BACK_OFF_S if age < limit)
-        soon = age < _BACK_OFF_S[-2][0] or self._polls_flights()
-        return wait if soon or any(path.peers_need_turns for path in self._polled) else _NEW_PEER_S
+        needed = self._polls_flights() or any(path.peers_need_turns for path in self._polled)
+        return next(wait for limit, wait in (_BACK_OFF_S if needed else _BACK_OFF_NEW_PEER_S) if age < limit)
 
     def _note_oldest(self) -> None:
         news = [item.news_at for item in self._flights.values() if item.news_at is not None]
