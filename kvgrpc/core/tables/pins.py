@@ -188,4 +188,4 @@ class PinTable:
                 self._shared[group][ids] = pins
                 # Those whose first pin this is, or whose last one it was.
                 changed &= pins == (step > 0)
-            self.free[group] -= step * int(np.count_nonzero(changed))
+            self.free[group] -= step * changed.nonzero()[0].size
