@@ -5,6 +5,7 @@ then on everything happens through the runner. `stop` is orderly in any state.
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import secrets
@@ -72,9 +73,18 @@ class SharedRank(LocalRank):
     worker: Rank | None = None
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
+        if operation is Operation.READ:
+            # Once the peer's answer is on its way: the mover takes the interpreter from who is about to send it. Only
+            # turns depend on it.
+            asyncio.get_running_loop().call_soon(self._expect_read, access, open_)
+            return
         super().expect(access, open_, operation)
-        if operation is Operation.WRITE and self.worker is not None:
+        if self.worker is not None:
             self.worker.expect(access, open_, operation)
+
+    def _expect_read(self, access: str, open_: bool) -> None:
+        with contextlib.suppress(Unavailable):  # it was closed meanwhile
+            super().expect(access, open_)
 
 
 class Server:
@@ -321,7 +331,9 @@ class Server:
         paths, status = make_paths(memory, self.config.data_paths, self.config.copy_threads)
         limit = self.config.bandwidth_limit_bytes_per_s
         threads = self.config.copy_threads
-        return SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads), status
+        made = SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads)
+        made.feed_here = self._runner.feed
+        return made, status
 
     def _describe(self, layout: PoolLayout, kind: PoolKind, world_size: int) -> EngineDescription:
         """This engine, in a new life."""

@@ -84,16 +84,16 @@ def opaque_content(identifier: bytes, tokens: int) -> Content:
 
 def block_runs(ids: Iterable[int]) -> BlockRuns:
     """Block ids as maximal runs, in their order."""
-    runs = BlockRuns()
+    starts, counts = list[int](), list[int]()
     expected = None
     for block in ids:
         if block == expected:
-            runs.counts[-1] += 1
+            counts[-1] += 1
         else:
-            runs.starts.append(block)
-            runs.counts.append(1)
+            starts.append(block)
+            counts.append(1)
         expected = block + 1
-    return runs
+    return BlockRuns(starts=starts, counts=counts)
 
 
 def block_ids(blocks: BlockRuns | GroupBlocks | Blocks | AllocateBlocksResponse, group: int = 0) -> list[int]:

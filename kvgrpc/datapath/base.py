@@ -110,6 +110,18 @@ class Remote(Protocol):
 
 
 @runtime_checkable
+class PromptRemote(Remote, Protocol):
+    """A peer rank from which little is read sooner than another thread is woken."""
+
+    def ends_at_once(self, runs: Runs) -> bool:
+        """Whether a read of these runs is over when `read` returns, which waits for nobody.
+
+        Any thread may then start it, while no other starts one on this peer or closes it.
+        """
+        ...
+
+
+@runtime_checkable
 class SlicingRemote(Remote, Protocol):
     """A peer rank from which bytes come slice by slice."""
 

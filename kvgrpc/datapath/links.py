@@ -15,6 +15,7 @@ from kvgrpc.datapath.base import (
     DataPathFailed,
     PeerProcess,
     Posting,
+    PromptRemote,
     Remote,
     SlicingRemote,
     WritableRemote,
@@ -61,6 +62,7 @@ class Link:
         self.unproved = False
         """A write on it ended, and its bytes may still land in the peer's memory."""
         self._remote = remote
+        self._prompt = remote if isinstance(remote, PromptRemote) else None
         self._process = remote.process
 
     @property
@@ -74,6 +76,10 @@ class Link:
             raise DataPathFailed(
                 f"by {self.path.name} no rank writes another's memory: the destination reads, or both use nixl"
             )
+
+    def ends_at_once(self, runs: Runs) -> bool:
+        """Whether a read of these runs is over when it has been started, in whatever thread."""
+        return self._prompt is not None and self._prompt.ends_at_once(runs)
 
     def start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
         """Raises as `Remote.read` does."""

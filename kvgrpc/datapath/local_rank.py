@@ -70,6 +70,11 @@ def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, so
 class LocalRank:
     """A Rank whose mover runs here. `feed` takes events from any thread."""
 
+    feed_here: Callable[[Event], None] | None = None
+    """Takes events from the thread that commands: then a command copies a little by itself, sooner than the mover's
+    thread is woken and heard. None where that thread is an engine's.
+    """
+
     retired = False
     """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
 
@@ -113,7 +118,10 @@ class LocalRank:
     ) -> None:
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
         self._postings[posting_id] = peer
-        self._mover.post(posting_id, peer, runs, operation, arrival)
+        feed = self.feed_here
+        ended = self._mover.post(posting_id, peer, runs, operation, arrival, at_once=feed is not None)
+        if ended is not None and feed is not None:
+            self._hand_on(ended, feed)
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if not self._makes_progress:
@@ -154,7 +162,10 @@ class LocalRank:
         return False
 
     def _report(self, report: Report | events.ChecksumsComputed) -> None:
+        self._hand_on(report, self._feed)
+
+    def _hand_on(self, report: Report | events.ChecksumsComputed, feed: Callable[[Event], None]) -> None:
         if isinstance(report, events.PostingEnded) and report.quiesced:
             self._postings.pop(report.posting_id, None)
         if not self.retired and not isinstance(report, Disconnected):
-            self._feed(report)
+            feed(report)

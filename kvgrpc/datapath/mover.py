@@ -1,11 +1,10 @@
 """The mover of one rank: one thread that submits, polls and reports; the only place that polls.
 
-Everyone else only enqueues; nothing here blocks a caller. The thread is blocked while nothing is in
-flight. Data paths whose threads call `wake` are looked at when they do; those that need polling get
-turns while a posting or an expected access exists, with a back-off: at once for a moment, then after
-short waits. Once this rank's memory has been offered they get one now and then for ever: a peer whose
-access is over may still read, and its read comes to rest only with our help. An error in one posting
-ends that posting, never the thread.
+Everyone else only asks; nothing here blocks a caller, who may make a small copy itself (`Mover.post`). The thread is
+blocked while nothing is in flight. Data paths whose threads call `wake` are looked at when they do; those that need
+polling get turns while a posting or an expected access exists, with a back-off: at once for a moment, then after short
+waits. Once this rank's memory has been offered they get one now and then for ever: a peer whose access is over may
+still read, and its read comes to rest only with our help. An error in one posting ends that posting, never the thread.
 
 Ending: `close` is explicit, in order and bounded. A program that forgets it gets it at interpreter
 exit, since a copy into memory that is being torn down would crash the process. A signal that ends
@@ -14,7 +13,6 @@ the process without an interpreter exit needs nothing: shared pools and sockets 
 
 import atexit
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +27,10 @@ from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeer
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, Submission
 from kvgrpc.datapath.host.memory import memory_bytes
+from kvgrpc.datapath.inbox import Inbox
 from kvgrpc.datapath.links import Attempt, Links
 from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.datapath.throttle import Pace
-from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +45,9 @@ _IDLE_TURN_S = 0.02
 """Between turns of paths that need polling while none is known to be needed: 0.3 % of a core."""
 # Waits between turns of paths that need polling: up to this age of the last news, this long.
 _BACK_OFF_S = ((0.0002, 0.0), (0.005, 0.00005), (float("inf"), 0.0002))
-_NEW_PEER_S = 0.002
-"""After that, while only peers move bytes and need no turns for it: one takes 0.1 ms of a processor."""
+_BACK_OFF_NEW_PEER_S = ((0.005, 0.0005), (float("inf"), 0.002))
+"""While only peers move bytes and need no turns for it: one takes up to 0.1 ms of a processor, which a peer on this
+host may miss just then."""
 
 
 class Mover:
@@ -73,13 +72,10 @@ class Mover:
         self._polled = [path for path in paths if path.needs_polling]
         self._report_to = report
         self._pace = None if limit is None else Pace(limit)
-        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()  # SimpleQueue may wait for ever: see decision 13
+        self._inbox = Inbox()
         self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
-        self._lock = threading.Lock()  # guards the next two
-        self._postings: set[str] = set()
-        self._closed = False
-        # From here on used by the mover's thread only, but for reads in progress_age_s.
-        self._links = Links(rank, self._paths, self._inbox.put, self._report)
+        # From here on used by the mover's thread only, but for reads in progress_age_s and _at_once.
+        self._links = Links(rank, self._paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
         self._lost: dict[str, tuple[DataPath, Operation]] = {}
@@ -100,35 +96,41 @@ class Mover:
 
     def offer(self, key: str, peer: str = "") -> None:
         """Asks for a RankEndpoint for one peer: `EndpointOffered` with this key."""
-        self._enqueue(partial(self._offer, key, peer))
+        self._inbox.ask(partial(self._offer, key, peer))
 
     def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
         """Tries the allowed paths in their order; `PeerMapped` with this `attempt`.
 
         A peer is connected once: disconnect it before it is connected again.
         """
-        self._enqueue(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
+        self._inbox.ask(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
     def post(
-        self, posting: str, peer: str, runs: Runs, operation: Operation = Operation.READ, arrival: Arrival | None = None
-    ) -> None:
+        self,
+        posting: str,
+        peer: str,
+        runs: Runs,
+        operation: Operation = Operation.READ,
+        arrival: Arrival | None = None,
+        *,
+        at_once: bool = False,
+    ) -> PostingEnded | None:
         """Reads the peer's `runs.src` into `runs.dst`, or writes the own into the peer's; `PostingEnded`, always.
 
-        What is read is summed up for `arrival`. A write fails where the data path to that peer offers none.
-        Raises AlreadyExists while a posting of that name has not ended.
+        What is read is summed up for `arrival`. A write fails where the data path to that peer offers none. `at_once`:
+        this call may itself copy a little, if this peer has no posting under way and the thread nothing to do. It then
+        returns what is otherwise reported. Raises AlreadyExists while a posting of that name has not ended.
         """
-        with self._lock:
-            if posting in self._postings:
-                raise AlreadyExists(Reason.ACCESS_REUSED, f"posting {posting} has not ended")
-            self._admit(partial(self._post, Submission(posting, peer, runs, operation, arrival)))
-            self._postings.add(posting)
+        asked = Submission(posting, peer, runs, operation, arrival)
+        here = partial(self._at_once, asked) if at_once and arrival is None and self._pace is None else None
+        return self._inbox.post(posting, partial(self._post, asked), here)
 
     def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
         """Closes the transport when the peer's last posting has ended; `Disconnected`, always.
 
         `watch`: if the end of its process is waited for, it still is. `gone`: what it was offered is void.
         """
-        self._enqueue(partial(self._links.disconnect, peer, watch, gone))
+        self._inbox.ask(partial(self._links.disconnect, peer, watch, gone))
 
     def rekey(self) -> None:
         """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.
@@ -136,22 +138,22 @@ class Mover:
         Postings on them end, their peers are disconnected, and earlier offers are void: who wants in
         needs a new one. Accesses that are expected stay so.
         """
-        self._enqueue(self._rekey)
+        self._inbox.ask(self._rekey)
 
     def await_end(self, peer: str) -> None:
         """From now on the end of the peer's process is looked for: `ProcessEnded`. A disconnect may end that.
 
         Where the peer is not connected, or its process cannot be seen, nothing ever comes.
         """
-        self._enqueue(partial(self._links.await_end, peer))
+        self._inbox.ask(partial(self._links.await_end, peer))
 
     def expect(self, access: str, operation: Operation = Operation.READ) -> None:
         """From now on peers may read this rank's memory, or write it, under `access`. Idempotent."""
-        self._enqueue(partial(self._expected.__setitem__, access, operation))
+        self._inbox.ask(partial(self._expected.__setitem__, access, operation))
 
     def unexpect(self, access: str) -> None:
         """This rank's memory is not accessed under `access` any more. Idempotent."""
-        self._enqueue(partial(self._unexpect, access))
+        self._inbox.ask(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
         """For how long the oldest posting in flight, or the thread itself, has made no progress.
@@ -170,35 +172,32 @@ class Mover:
         and then its memory must stay. Every posting has been reported if it returned. Idempotent; not
         from `report`.
         """
-        with self._lock:
-            if not self._closed:
-                self._admit(partial(self._begin_close, time.monotonic() + deadline_s))
-                self._closed = True
+        self._inbox.close(partial(self._begin_close, time.monotonic() + deadline_s))
         atexit.unregister(self.close)
         if self._thread.ident is None:  # never started: there is nothing but the paths
             self._thread.start()
         self._thread.join(deadline_s + _STUCK_S)
         return self._at_rest and not self._thread.is_alive()
 
-    def _enqueue(self, command: Callable[[], None]) -> None:
-        with self._lock:
-            self._admit(command)
-
-    def _admit(self, command: Callable[[], None]) -> None:
-        """Raises Unavailable after `close`: no answer would come."""
-        if self._closed:
-            raise Unavailable(Reason.ENGINE_LOST, "the mover is closed")
-        self._inbox.put(command)
+    def _at_once(self, asked: Submission) -> PostingEnded | None:
+        """Does it in the caller's thread, while this one has done all that was asked; None: it is not for that."""
+        link = self._links.get(asked.peer)
+        if link is None or link.flights or asked.operation is not Operation.READ or not link.ends_at_once(asked.runs):
+            return None
+        try:
+            item = Flight(asked, link, self._memory_bytes, None)
+        except DataPathFailed:
+            return None  # it is refused as every other one is
+        ended = item.turn(time.monotonic())
+        assert ended is not None, "the data path said so"
+        self._note_lost(item, ended)
+        return ended
 
     # ---- the thread
 
     def _run(self) -> None:
         while self._close_at is None or (self._flights and time.monotonic() < self._close_at):
-            wait_s = self._wait_s(time.monotonic())
-            try:
-                command = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get(False)
-            except queue.Empty:
-                command = None
+            command = self._inbox.next(self._wait_s(time.monotonic()))
             self._busy_since = time.monotonic()
             if command is None:
                 self._turn_all()
@@ -241,10 +240,13 @@ class Mover:
     def _end(self, item: Flight, ended: PostingEnded) -> None:
         self._news_at = time.monotonic()
         del self._flights[item.posting]
-        if not ended.quiesced and not ended.own_at_rest:
-            self._lost[item.posting] = item.link.path, item.operation
+        self._note_lost(item, ended)
         self._report_end(ended)
         self._links.ended(item.link)
+
+    def _note_lost(self, item: Flight, ended: PostingEnded) -> None:
+        if not ended.quiesced and not ended.own_at_rest:
+            self._lost[item.posting] = item.link.path, item.operation
 
     def _is_polling(self) -> bool:
         return bool(self._polled) and (bool(self._expected) or self._polls_flights())
@@ -268,9 +270,8 @@ class Mover:
         return max(min(waits), 0.0) if waits else None
 
     def _back_off_s(self, age: float) -> float:
-        wait = next(wait for limit, wait in _BACK_OFF_S if age < limit)
-        soon = age < _BACK_OFF_S[-2][0] or self._polls_flights()
-        return wait if soon or any(path.peers_need_turns for path in self._polled) else _NEW_PEER_S
+        needed = self._polls_flights() or any(path.peers_need_turns for path in self._polled)
+        return next(wait for limit, wait in (_BACK_OFF_S if needed else _BACK_OFF_NEW_PEER_S) if age < limit)
 
     def _note_oldest(self) -> None:
         news = [item.news_at for item in self._flights.values() if item.news_at is not None]
@@ -299,7 +300,7 @@ class Mover:
         except DataPathFailed as error:
             self._refuse(asked.posting, error.message)
             return
-        item.wake = partial(self._inbox.put, partial(self._turn, item))
+        item.wake = partial(self._inbox.later, partial(self._turn, item))
         link.flights += 1
         self._flights[asked.posting] = item
         self._turn(item)
@@ -349,8 +350,8 @@ class Mover:
 
     def _tear_down(self) -> None:
         """Links first, then paths: a library's agent goes after what was made with it."""
-        while not self._inbox.empty():  # connects that ended just before they were given up
-            self._perform(self._inbox.get())
+        while (command := self._inbox.next(0)) is not None:  # connects that ended just before they were given up
+            self._perform(command)
         self._links.let_go()
         busy = {id(item.link) for item in self._flights.values()}
         for link in self._links:
@@ -389,8 +390,7 @@ class Mover:
         return ""
 
     def _report_end(self, ended: PostingEnded) -> None:
-        with self._lock:  # before the report, so that its receiver may use the name again
-            self._postings.discard(ended.posting_id)
+        self._inbox.ended(ended.posting_id)  # before the report, so that its receiver may use the name again
         self._report(ended)
 
     def _report(self, report: Report) -> None:

@@ -6,6 +6,9 @@ everything, texts the memory of their keeper.
 
 from collections.abc import Iterable, Sequence, Sized
 
+import numpy as np
+
+from kvgrpc.core.values.descriptors import FEW_IDS
 from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2
 
@@ -76,7 +79,7 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
     counted before anything is made of their runs.
     """
     check_counts(field, lists, rows)
-    named = sum(sum(row.runs.counts) for some in lists for row in some)
+    named = sum(blocks_named(row.runs.counts) for some in lists for row in some)
     if named > ids:
         raise OutOfRange(
             Reason.LIMIT_EXCEEDED,
@@ -84,6 +87,11 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
             violations=(FieldViolation(field, f"at most {ids} blocks in one message"),),
             metadata={"limit": str(ids)},
         )
+
+
+def blocks_named(counts: Sequence[int]) -> int:
+    """How many blocks runs name, by the repeated field of their lengths."""
+    return int(np.asarray(counts).sum()) if len(counts) > FEW_IDS else sum(counts)
 
 
 def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:

@@ -17,6 +17,7 @@ from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.wire import bounds
+from kvgrpc.wire.bounds import blocks_named
 
 INTEGER_MAX = 2**53 - 1
 """What every language can hold, those whose only number is a double too."""
@@ -152,7 +153,7 @@ class Budget:
                     self.take(row, (path, plan.name))
 
     def _count(self, field: Field, row: Bound, value: Sequence[Any], path: _Path) -> None:
-        count = len(value) if row.kind is Kind.ROWS else sum(value[:])
+        count = len(value) if row.kind is Kind.ROWS else blocks_named(value)
         spent = self._spent[field] = self._spent.get(field, 0) + count
         if spent > row.most:
             # Runs are of the list that they are in.

@@ -8,13 +8,36 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.tables.transfers import Failure, Side
+from kvgrpc.core.values.descriptors import Ids, to_runs
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire import values
+from kvgrpc.wire.bounds import blocks_named
+from kvgrpc.wire.packed import FEW, put_runs
 from tests.wire.messages import outcome
 
 LIMIT = 65_536
 BLOCK_IDS = st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200)
+
+
+MANY_IDS = st.builds(
+    lambda seed, top, count, step: np.random.default_rng(seed).integers(0, top, count) // step,
+    st.integers(0, 2**32),
+    st.sampled_from([1, 2**7, 2**14, 2**20, 2**28, 2**32]),
+    st.integers(FEW, 3 * FEW),
+    st.sampled_from([1, 50]),
+)
+
+
+@given(MANY_IDS)
+def test_many_blocks_are_the_runs_that_a_list_of_them_is(ids: Ids) -> None:
+    runs = common_pb2.BlockRuns()
+    put_runs(ids, runs)
+    starts, counts = to_runs(ids.tolist())
+    assert runs == common_pb2.BlockRuns(starts=starts, counts=counts)
+    assert blocks_named(runs.counts) == len(ids)
+    (_, back), *_ = values.block_lists([common_pb2.GroupBlocks(runs=runs)], LIMIT)
+    assert back.tolist() == ids.tolist()
 
 
 @given(st.integers(0, 10**18))

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, Remote
+from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, PromptRemote, Remote
 from kvgrpc.datapath.questions import Answer, Question
 
 
@@ -87,6 +87,9 @@ class _Remote:
         read.posting = self._remote.read(runs, wake if self._polled else read.wake)
         self._began(read)
         return read
+
+    def ends_at_once(self, runs: Runs) -> bool:
+        return isinstance(self._remote, PromptRemote) and self._remote.ends_at_once(runs)
 
     def close(self) -> None:
         self._remote.close()

@@ -80,7 +80,9 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
         )
     if not total:
         return np.empty(0, dtype=np.int64)
-    start = np.asarray(starts, dtype=np.int64)
+    start = np.array(starts, dtype=np.int64)
+    if total == len(start):
+        return start
     first = np.concatenate(([0], np.cumsum(count)[:-1]))
     ids: Ids = np.repeat(start - first, count) + np.arange(total)
     return ids
@@ -108,6 +110,8 @@ def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
 def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     """Does what `to_runs` does, for many ids: at least one."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+    if len(breaks) == len(ids) - 1:
+        return ids, np.ones_like(ids)
     edges = np.concatenate(([0], breaks, [len(ids)]))
     return ids[edges[:-1]], np.diff(edges)
 
@@ -204,6 +208,8 @@ def plan_runs(
     if not parts:
         empty = np.empty(0, dtype=np.int64)
         return Runs(empty, empty, empty)
+    if len(parts) == 1:
+        return Runs(*parts[0])
     return Runs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -212,6 +218,8 @@ def _coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
     if len(src) <= 1:
         return src, dst, np.full(len(src), nbytes, dtype=np.int64)
     joined = (np.diff(src) == nbytes) & (np.diff(dst) == nbytes)
+    if not joined.any():
+        return src, dst, np.full(len(src), nbytes, dtype=np.int64)
     first = np.concatenate(([0], np.flatnonzero(~joined) + 1))
     lengths: Ids = np.diff(np.concatenate((first, [len(src)]))) * nbytes
     return src[first], dst[first], lengths

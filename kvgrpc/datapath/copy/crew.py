@@ -15,12 +15,12 @@ from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.errors import KVGrpcError
 
 PIECE_BYTES_MAX = 16 << 20
-_PIECE_BYTES_MIN = 256 << 10
+PIECE_BYTES_MIN = 256 << 10
 
 
 def piece_bytes(total_bytes: int, threads: int) -> int:
     """Bytes of a piece: several for each thread where there are bytes enough."""
-    return min(max(total_bytes // (4 * threads), _PIECE_BYTES_MIN), PIECE_BYTES_MAX)
+    return min(max(total_bytes // (4 * threads), PIECE_BYTES_MIN), PIECE_BYTES_MAX)
 
 
 class PiecesPosting:
@@ -96,7 +96,7 @@ class Crew:
         self._closed = False
 
     def start(self, posting: PiecesPosting) -> None:
-        """Hands out the pieces; the first posting starts the threads. From one thread only.
+        """Hands out the pieces; the first posting of several starts the threads, and all of these come from one thread.
 
         A single piece, which is a small one, is copied before this returns: to hand it over takes longer.
         Raises DataPathFailed after `close`.

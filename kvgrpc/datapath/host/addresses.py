@@ -50,9 +50,9 @@ def to_rows(runs: Runs, source: Sequence[Segment], destination: Sequence[Segment
 
 def cut(runs: Runs, max_bytes: int) -> Runs:
     """The same bytes in the same order, in runs of 1 to `max_bytes` bytes."""
-    parts = -(-runs.nbytes // max_bytes)
-    if not len(runs) or (int(parts.max()) == 1 and int(parts.min()) == 1):
+    if not len(runs) or (int(runs.nbytes.max()) <= max_bytes and int(runs.nbytes.min()) > 0):
         return runs
+    parts = -(-runs.nbytes // max_bytes)
     first = np.repeat(np.cumsum(parts) - parts, parts)
     skipped = (np.arange(len(first)) - first) * max_bytes
     left = np.repeat(runs.nbytes, parts) - skipped
@@ -116,6 +116,8 @@ def _cut_at(runs: Runs, offsets: Ids, ends: Ids) -> Runs:
 
 
 def _addresses(offsets: Ids, segments: Sequence[Segment]) -> Ids:
+    if len(segments) == 1:
+        return offsets + segments[0].address
     ends = _ends(segments)
     bases = np.array([segment.address for segment in segments], dtype=np.int64)
     begins = ends - np.array([segment.nbytes for segment in segments], dtype=np.int64)

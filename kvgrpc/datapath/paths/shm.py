@@ -25,13 +25,14 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.checksums import Job, Work
 from kvgrpc.datapath.copy.copying import CopyMethod
-from kvgrpc.datapath.copy.crew import Crew, PiecesPosting, piece_bytes
+from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN, Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.host.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
 _ROWS_MAX = 1 << 16  # of one call
+_FEW_RUNS = 1 << 10  # whose rows are made in less than a tenth of a millisecond
 
 
 class ShmPath:
@@ -152,6 +153,11 @@ class ShmRemote:
         posting = PiecesPosting(len(ranges), copy_piece, wake)
         self._crew.start(posting)
         return posting
+
+    def ends_at_once(self, runs: Runs) -> bool:
+        """Of what is one piece, in rows as the runs are: `Crew.start` copies it."""
+        little = len(runs) <= _FEW_RUNS and runs.total_bytes <= PIECE_BYTES_MIN
+        return little and len(self._destination) == 1
 
     def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
         def copy_piece(i: int) -> None:

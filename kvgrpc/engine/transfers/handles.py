@@ -8,11 +8,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from kvgrpc.core.values import grants
-from kvgrpc.core.values.descriptors import to_runs
+from kvgrpc.core.values.descriptors import FEW_IDS, to_runs
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
+from kvgrpc.wire.packed import put_runs
 
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Block ids of the one group, or one list for each group, in token order. Arrays of integers will do."""
@@ -21,6 +22,9 @@ AnyBlocks: TypeAlias = BlockIds | common_pb2.Blocks
 """Block ids of this life of the engine, or a message of blocks as a reply gave it: where that names an allocation, the
 lead compares.
 """
+
+ID_MAX = (1 << 32) - 1
+"""Of a block, as messages have it."""
 
 IDS_MAX = 1 << 22
 """Tokens or blocks in one call: above any request, and few enough for one frame."""
@@ -189,7 +193,13 @@ def named_blocks(blocks: AnyBlocks, incarnation: int) -> common_pb2.Blocks:
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
-    """Ids as maximal runs of consecutive ones."""
+    """Ids as maximal runs of consecutive ones. Raises TypeError or ValueError for what is no id."""
+    if len(ids) > FEW_IDS:
+        numbers = np.asarray(ids)
+        if numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.min() >= 0 and numbers.max() <= ID_MAX:
+            runs = common_pb2.BlockRuns()
+            put_runs(numbers.astype(np.int64), runs)
+            return runs
     starts, counts = to_runs(ids)
     return common_pb2.BlockRuns(starts=starts, counts=counts)
 

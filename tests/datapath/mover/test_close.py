@@ -98,7 +98,7 @@ def test_close_returns_though_a_library_does_not(monkeypatch: pytest.MonkeyPatch
 def test_close_is_idempotent_and_later_calls_are_refused(linked: Rank) -> None:
     assert linked.mover.close(0.0)
     assert linked.mover.close(0.0)
-    calls: list[Callable[[], None]] = [
+    calls: list[Callable[[], object]] = [
         partial(linked.mover.post, "a", "p", WHOLE),
         partial(linked.mover.connect, "p", AT_SOURCE, ["loopback"]),
         partial(linked.mover.offer, "k"),

@@ -1,9 +1,13 @@
-"""What a rank of the lead's own knows of the memory that it shares with a worker."""
+"""What a rank of the lead's own knows of the memory that it shares with a worker, and when it hears of reads."""
+
+import asyncio
+
+import pytest
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.server import SharedRank
-from tests.datapath.movers import HeldWritten
+from tests.datapath.movers import Held, HeldWritten, until
 
 
 def test_shared_memory_that_a_peer_may_still_write_is_kept_when_its_rank_closes() -> None:
@@ -14,3 +18,22 @@ def test_shared_memory_that_a_peer_may_still_write_is_kept_when_its_rank_closes(
     rank.expect("w", open_=True, operation=Operation.WRITE)
     assert not rank.close(0.1)
     assert len(memory.as_numpy()) == 4096
+
+
+async def test_a_read_gets_turns_from_when_the_loop_runs_again() -> None:
+    held = Held()
+    rank = SharedRank(0, SharedMemory.create(4096), [held], lambda _: None)
+    rank.expect("r", open_=True)
+    await asyncio.sleep(0)
+    await asyncio.to_thread(until, lambda: held.turns > 0)
+    rank.expect("r", open_=False)
+    assert await asyncio.to_thread(rank.close, 1.0)
+
+
+async def test_a_read_that_ends_with_its_rank_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    rank = SharedRank(0, SharedMemory.create(4096), [Held()], lambda _: None)
+    rank.expect("r", open_=True)
+    assert await asyncio.to_thread(rank.close, 1.0)
+    rank.expect("r", open_=False)
+    await asyncio.sleep(0)
+    assert not caplog.records
