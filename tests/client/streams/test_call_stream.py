@@ -16,7 +16,7 @@ from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.handoff_pb2 import PullBlocksResponse
 from kvgrpc.v1.transfer_pb2 import GetTransferResponse, Transfer
 from tests.client.fake import FakeServer, fail, failing
-from tests.client.streaming import StreamingServer, until, warm
+from tests.client.streams.streaming import StreamingServer, until, warm
 
 GRANT = Grant(token=b"t", lease_id="l")
 

@@ -13,13 +13,11 @@ from kvgrpc.wire.bounds import CALLS_MAX
 from tests.service.api import Api, read_refusal
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import CANCELLED, FAILED, SUCCEEDED, Engine, unchanged, wait_until
-from tests.service.rpc.test_wait_in_call import pulling, receives, waiting
 from tests.service.services import SERVICES
 from tests.service.streamed import Streamed, info_of, refused, streaming
-from tests.service.values import dur, prompt
+from tests.service.values import dur
+from tests.service.waits import LONG_S, pulling, receives, waiting
 
-TOKENS = prompt(16)
-LONG_S = 30.0
 FULL = (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "LIMIT_EXCEEDED")
 UNKNOWN = (grpc.StatusCode.UNIMPLEMENTED.value[0], "FEATURE_UNAVAILABLE")
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT.value[0], "INVALID_FIELD")
