@@ -91,7 +91,7 @@ def test_a_cancelled_call_cancels_no_transfer(source: Engine, destination: Engin
 def test_a_call_whose_deadline_is_over_cancels_no_transfer(source: Engine, destination: Engine) -> None:
     request = pulling(source, destination, after_step=1)
     with pytest.raises(grpc.RpcError) as caught:
-        destination.api.handoff.PullBlocks(request, timeout=0.5)
+        destination.api.handoff.PullBlocks(request, timeout=2.0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert begun(destination).state == PENDING
 
