@@ -95,6 +95,10 @@ func deadline(request any, usual time.Duration) time.Duration {
 		return wanted(request.Timeout, serverWait) + usual
 	case *pb.WaitTransfersRequest:
 		return wanted(request.Timeout, serverWait) + usual
+	case *pb.PullBlocksRequest:
+		return waitInCall(request.Wait) + usual
+	case *pb.ReserveBlocksRequest:
+		return waitInCall(request.Wait) + usual
 	case *pb.PollSchedulerNewsRequest:
 		return wanted(request.Wait, 0) + usual
 	case *pb.ConnectPeerRequest, *pb.ReleaseQuarantineRequest:
@@ -102,6 +106,14 @@ func deadline(request any, usual time.Duration) time.Duration {
 	default:
 		return usual
 	}
+}
+
+// waitInCall is the time of a wait that a call does by itself, if it does.
+func waitInCall(wait *pb.TransferWait) time.Duration {
+	if wait == nil {
+		return 0
+	}
+	return wanted(wait.Timeout, serverWait)
 }
 
 // wanted is the wait that a request states, at most the longest that a server allows.

@@ -1,10 +1,11 @@
 """One call: its deadline, its trace context, its idempotency key, its typed error.
 
-Stubs are called here, in `watch`, `renewals` and `step_stream`, and nowhere else, so that no call is without a
-deadline.
+Stubs are called here, in `call_stream`, `watch`, `renewals` and `step_stream`, and nowhere else, so that no call is
+without a deadline.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from google.protobuf.message import Message
 from grpc import aio
 from opentelemetry import trace
 
+from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.status import to_error
 from kvgrpc.client.values import CALL_OPTIONS, field_of
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
@@ -36,6 +38,8 @@ class Caller:
     """Deadline of a call that states none."""
     metadata: Metadata = ()
     """Sent with every call, for example an `authorization`."""
+    stream: CallStream | None = None
+    """What carries calls that are made often; invisible but for what they cost."""
 
     def __post_init__(self) -> None:
         checked_timeout(self.timeout_s)
@@ -48,8 +52,15 @@ class Caller:
             if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
                 raise TypeError(f"{_method(request)} has no option {name!r}")
         timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
+        headers = self.headers()
+        if self.stream is not None:
+            began = time.monotonic()
+            reply = await self.stream.reply(request, timeout_s, _traceparent(headers))
+            if reply is not None:
+                return reply  # type: ignore[return-value]
+            timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
         try:
-            return await method(request, timeout=timeout_s, metadata=self.headers())
+            return await method(request, timeout=timeout_s, metadata=headers)
         except aio.AioRpcError as failed:
             raise self.error(failed, request) from failed
 
@@ -109,6 +120,10 @@ class ServerCalls:
         self.channel = channel
         """For calls that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
         self._call = caller
+
+
+def _traceparent(headers: Metadata) -> str:
+    return next((value for key, value in headers if key == "traceparent"), "")
 
 
 def _method(request: Message) -> str:

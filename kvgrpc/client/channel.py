@@ -34,6 +34,7 @@ SERVICE_CONFIG = {
                 {"service": "kvgrpc.v1.HandshakeService", "method": "WatchEngine"},
                 {"service": "kvgrpc.v1.TransferService", "method": "WatchTransfers"},
                 {"service": "kvgrpc.v1.LeaseService", "method": "KeepAlive"},
+                {"service": "kvgrpc.v1.CallService", "method": "StreamCalls"},
                 {"service": "kvgrpc.v1.SchedulerService", "method": "Schedule"},
             ],
             "waitForReady": False,

@@ -15,13 +15,13 @@ import grpc
 from grpc import aio
 
 from kvgrpc.client import options as opt
+from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.calls import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
 from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, Renewal
 from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.scheduler import Scheduler
-from kvgrpc.client.transfers import TransferCalls
 from kvgrpc.client.values import (
     AnyBlocks,
     AnyLease,
@@ -69,11 +69,11 @@ def connect(
     every call, for example {"authorization": "Bearer ..."}.
     """
     asyncio.get_running_loop()  # a channel belongs to its loop: without one this raises, instead of hanging later
-    caller = Caller(address, timeout_s, as_metadata(metadata))
-    return Client(open_channel(address, credentials, channel_options), caller)
+    channel, pairs = open_channel(address, credentials, channel_options), as_metadata(metadata)
+    return Client(channel, Caller(address, timeout_s, pairs, CallStream(channel, address, pairs)))
 
 
-class Client(HandoffCalls, TransferCalls):
+class Client(HandoffCalls):
     """One server, as seen from one event loop. Made by `connect`. Any number of its methods may run at once."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
@@ -96,6 +96,8 @@ class Client(HandoffCalls, TransferCalls):
         """Ends calls, watches and renewals. Transfers and leases live on at the server."""
         try:
             await self._keeper.close()
+            if self._call.stream is not None:
+                await self._call.stream.close()
         finally:
             await self.channel.close()
 

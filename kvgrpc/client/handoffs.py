@@ -7,7 +7,8 @@ from typing import Any, Unpack
 from grpc import aio
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.calls import Caller, ServerCalls
+from kvgrpc.client.calls import Caller
+from kvgrpc.client.transfers import WAIT_S, TransferCalls
 from kvgrpc.client.values import (
     AnyBlocks,
     Tokens,
@@ -19,15 +20,16 @@ from kvgrpc.client.values import (
     own_blocks,
 )
 from kvgrpc.v1 import handoff_pb2
-from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.v1.common_pb2 import Grant, PeerAddress
 from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
+from kvgrpc.v1.transfer_pb2 import Transfer
 
 _OF_FINISHED = frozenset({"request_id", "transfer_key", "validate_only"})
 """Options of a hand-over or a part that are said beside it."""
 
 
-class HandoffCalls(ServerCalls):
-    """A client's methods for hand-overs."""
+class HandoffCalls(TransferCalls):
+    """A client's methods for hand-overs, and for the transfers that they make."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
         super().__init__(channel, caller)
@@ -89,19 +91,31 @@ class HandoffCalls(ServerCalls):
 
         `blocks` None: not known yet; empty: nowhere, all was found locally, which releases the source. `have_tokens`
         are those whose KV is here already; `incarnation` is the life that bare ids in `blocks` are of. Returns at
-        once; `wait` and `watch` tell the end.
+        once; `wait` and `watch` tell the end, and `pull` waits for it.
         """
-        request = handoff_pb2.PullBlocksRequest(**fields(options))
-        if isinstance(pull, Grant):
-            request.grant.CopyFrom(pull)
-        else:
-            request.transfer_id = pull
-        if content is not None:
-            request.content.CopyFrom(as_content(content))
+        request = _pull_request(pull, content, options)
         if blocks is not None:
-            own = as_blocks(blocks, incarnation)
-            request.destination.CopyFrom(handoff_pb2.PullDestination(blocks=own, have_tokens=have_tokens))
+            request.destination.CopyFrom(_destination(blocks, have_tokens, incarnation))
         return await self._call.change(self._handoff.PullBlocks, request, options)
+
+    async def pull(
+        self,
+        pull: Grant | str,
+        content: Tokens | None = None,
+        *,
+        blocks: AnyBlocks,
+        returned: bool = False,
+        timeout_s: float = WAIT_S,
+        **options: Unpack[opt.WaitedPull],
+    ) -> Transfer:
+        """As `pull_blocks` and then `wait`, in one call where the server knows that: the transfer once it is over,
+        however it ended. DeadlineExceeded names its phase and, in `metadata`, its `transfer_id`: it goes on, as it does
+        when this coroutine is cancelled, until it is over or `cancel` ends it.
+        """
+        where = [options.pop("have_tokens", 0), options.pop("incarnation", 0)]
+        request = _pull_request(pull, content, options)
+        request.destination.CopyFrom(_destination(blocks, *where))
+        return await self._wait(returned, timeout_s).begun(self._handoff.PullBlocks, request, call_options(options))
 
     async def reserve_blocks(
         self, transfer_key: bytes, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.Reservation]
@@ -115,12 +129,53 @@ class HandoffCalls(ServerCalls):
         )
         return await self._call.change(self._handoff.ReserveBlocks, request, call_options(options))
 
+    async def receive(
+        self,
+        transfer_key: bytes,
+        blocks: AnyBlocks,
+        content: Tokens,
+        source: PeerAddress,
+        *,
+        returned: bool = False,
+        timeout_s: float = WAIT_S,
+        **options: Unpack[opt.WaitedReservation],
+    ) -> Transfer:
+        """As `reserve_blocks` and then `wait`, in one call where the server knows that: the server registers the push
+        at its `source`, and this gives the transfer once it is over, as `pull` does.
+        """
+        request = handoff_pb2.ReserveBlocksRequest(
+            transfer_key=transfer_key,
+            content=as_content(content),
+            source=source,
+            **own_blocks(blocks, options),
+            **other_fields(options),
+        )
+        wait = self._wait(returned, timeout_s)
+        return await wait.begun(self._handoff.ReserveBlocks, request, call_options(options))
+
     async def register_push(
         self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.Effect]
     ) -> handoff_pb2.RegisterPushResponse:
         """Tells the source of a push where its blocks are to go."""
         request = handoff_pb2.RegisterPushRequest(grant=grant, request_id=request_id, **fields(options))
         return await self._call.change(self._handoff.RegisterPush, request, options)
+
+
+def _pull_request(
+    pull: Grant | str, content: Tokens | None, options: Mapping[str, Any]
+) -> handoff_pb2.PullBlocksRequest:
+    request = handoff_pb2.PullBlocksRequest(**fields(options))
+    if isinstance(pull, Grant):
+        request.grant.CopyFrom(pull)
+    else:
+        request.transfer_id = pull
+    if content is not None:
+        request.content.CopyFrom(as_content(content))
+    return request
+
+
+def _destination(blocks: AnyBlocks, have_tokens: int, incarnation: int) -> handoff_pb2.PullDestination:
+    return handoff_pb2.PullDestination(blocks=as_blocks(blocks, incarnation), have_tokens=have_tokens)
 
 
 def _of_finished(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from kvgrpc.v1.common_pb2 import Grant, Intent, OnAbort, PeerAddress
-from kvgrpc.v1.transfer_pb2 import CancelScope, Direction, MemoryDisposition, TransferState
+from kvgrpc.v1.transfer_pb2 import CancelScope, Direction, MemoryDisposition, TransferState, TransferWait
 
 
 class Call(TypedDict, total=False):
@@ -97,8 +97,8 @@ class Part(OwnBlocks, total=False):
     priority: int
 
 
-class Pull(Effect, total=False):
-    """Of pull_blocks."""
+class PullTerms(TypedDict, total=False):
+    """Of pull and pull_blocks."""
 
     use_tokens: int
     transfer_key: bytes
@@ -109,16 +109,43 @@ class Pull(Effect, total=False):
     transfer_timeout_s: float
 
 
-class Reservation(OwnBlocks, total=False):
-    """Of reserve_blocks."""
+class Pull(PullTerms, Effect, total=False):
+    """Of pull_blocks. With `wait` give it a `timeout_s` that is longer; `pull` does that by itself."""
 
+    wait: TransferWait
+
+
+class WaitedPull(PullTerms, total=False):
+    """Of pull: `idempotency_key` as in Change, `incarnation` as in OwnBlocks, `have_tokens` as in pull_blocks."""
+
+    idempotency_key: str
+    have_tokens: int
+    incarnation: int
+
+
+class ReservationTerms(TypedDict, total=False):
+    """Of receive and reserve_blocks. `incarnation` as in OwnBlocks."""
+
+    incarnation: int
     request_id: str
     have_tokens: int
     use_tokens: int
-    source: PeerAddress
     after_step: int
     registration_timeout_s: float
     priority: int
+
+
+class Reservation(ReservationTerms, Effect, total=False):
+    """Of reserve_blocks. With `wait` give it a `timeout_s` that is longer; `receive` does that by itself."""
+
+    source: PeerAddress
+    wait: TransferWait
+
+
+class WaitedReservation(ReservationTerms, total=False):
+    """Of receive. `idempotency_key` as in Change."""
+
+    idempotency_key: str
 
 
 class LeaseTerms(Change, total=False):

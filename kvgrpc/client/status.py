@@ -28,6 +28,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
+from kvgrpc.v1.calls_pb2 import CallStatus
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvgrpc.dev"
@@ -64,14 +65,27 @@ def kind_of(number: int) -> type[KVGrpcError]:
     return _BY_NUMBER.get(number, InternalError)
 
 
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
 def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
     """The typed error of a failed call. `metadata` of the error always names the method and the address."""
-    code = failed.code()
-    details = dict(_details(failed))
+    return _error(failed.code(), failed.details(), dict(_details(failed)), method, address)
+
+
+def error_of(status: CallStatus, method: str, address: str) -> KVGrpcError:
+    """The same, of a call over a stream of calls."""
+    details = {detail.type_url.rpartition("/")[2]: detail.value for detail in status.details}
+    return _error(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, details, method, address)
+
+
+def _error(
+    code: grpc.StatusCode, message: str | None, details: dict[str, bytes], method: str, address: str
+) -> KVGrpcError:
     info = _fields(details.get("google.rpc.ErrorInfo", b""))
     metadata = {"method": method, "address": address, **dict(_metadata(info))}
     reason = _reason(code, info, metadata)
-    message = failed.details() or code.name
+    message = message or code.name
     if not info:
         message = f"{method} at {address}: {message}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -37,7 +37,7 @@ class TransferCalls(ServerCalls):
         RETURNED too. Any time will do: it asks again, also after a server that could not be reached. DeadlineExceeded
         names the phase that it is in; a silent server can add 5 s to `timeout_s`.
         """
-        return await Wait(self._call, self._transfers, _condition(returned), timeout_s).one(transfer_id)
+        return await self._wait(returned, timeout_s).one(transfer_id)
 
     async def wait_transfers(
         self, transfer_ids: Sequence[str], *, returned: bool = False, any_of: bool = False, timeout_s: float = WAIT_S
@@ -46,7 +46,7 @@ class TransferCalls(ServerCalls):
         condition, or the time is over; `condition_met` says which, of all and of each. One that is unknown is a row
         without a transfer and counts as met.
         """
-        return await Wait(self._call, self._transfers, _condition(returned), timeout_s).many(transfer_ids, any_of)
+        return await self._wait(returned, timeout_s).many(transfer_ids, any_of)
 
     async def list_transfers(self, **options: Unpack[opt.Listing]) -> transfer_pb2.ListTransfersResponse:
         """Transfers that match, newest first. A watch after this reply misses nothing."""
@@ -85,6 +85,6 @@ class TransferCalls(ServerCalls):
             request.transfer_id = transfer
         return await self._call.change(self._transfers.CancelTransfer, request, options)
 
-
-def _condition(returned: bool) -> transfer_pb2.WaitCondition.ValueType:
-    return transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED
+    def _wait(self, returned: bool, timeout_s: float) -> Wait:
+        condition = transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED
+        return Wait(self._call, self._transfers, condition, timeout_s)

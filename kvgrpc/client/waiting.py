@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, TypeVar
 from grpc import aio
 
 from kvgrpc.client import pauses
-from kvgrpc.client.calls import Caller, checked_timeout
+from kvgrpc.client.calls import Caller, Options, checked_timeout
 from kvgrpc.client.status import passes
 from kvgrpc.client.values import duration, is_over, name_of
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.v1.common_pb2 import TransferPhase
+from kvgrpc.v1.handoff_pb2 import PullBlocksRequest, PullBlocksResponse, ReserveBlocksRequest, ReserveBlocksResponse
 from kvgrpc.v1.transfer_pb2 import (
     WAIT_FOR_ALL,
     WAIT_FOR_ANY,
     Transfer,
+    TransferWait,
     WaitCondition,
     WaitingFor,
     WaitTransferRequest,
@@ -36,6 +38,8 @@ ANSWER_S = 5.0
 
 Asked = TypeVar("Asked", WaitTransferRequest, WaitTransfersRequest)
 Answered = TypeVar("Answered", WaitTransferResponse, WaitTransfersResponse)
+Making = TypeVar("Making", PullBlocksRequest, ReserveBlocksRequest)
+Made = TypeVar("Made", PullBlocksResponse, ReserveBlocksResponse)
 
 
 @dataclass(frozen=True)
@@ -52,23 +56,41 @@ class Wait:
 
     async def one(self, transfer_id: str) -> Transfer:
         """The transfer once it meets the condition. Raises DeadlineExceeded with its phase."""
-        request = WaitTransferRequest(transfer_id=transfer_id, until=self.until)
-        reply = await self._asked(self.stub.WaitTransfer, request)
-        if not reply.condition_met:
-            raise _not_yet(reply.transfer, self.timeout_s)
-        return reply.transfer
+        return await self._one(transfer_id, time.monotonic() + self.timeout_s)
+
+    async def begun(
+        self, method: "aio.UnaryUnaryMultiCallable[Making, Made]", request: Making, options: Options
+    ) -> Transfer:
+        """The transfer that a call makes, once it meets the condition: the call itself waits, and where its server
+        answers sooner, further calls do. Raises what refuses the call, and as `one`.
+        """
+        until, once_s = time.monotonic() + self.timeout_s, min(self.timeout_s, ONE_WAIT_S)
+        request.wait.CopyFrom(TransferWait(until=self.until, timeout=duration(once_s)))
+        reply = await self.caller.change(method, request, {**options, "timeout_s": once_s + ANSWER_S})
+        if reply.condition_met:
+            return reply.transfer
+        return await self._one(reply.transfer.transfer_id, until)
 
     async def many(self, transfer_ids: Sequence[str], any_of: bool) -> WaitTransfersResponse:
         """All of them, once as many as are asked for meet the condition, or the time is over."""
         wait_for = WAIT_FOR_ANY if any_of else WAIT_FOR_ALL
         request = WaitTransfersRequest(transfer_ids=transfer_ids, until=self.until, wait_for=wait_for)
-        return await self._asked(self.stub.WaitTransfers, request)
+        return await self._asked(self.stub.WaitTransfers, request, time.monotonic() + self.timeout_s)
 
-    async def _asked(self, method: "aio.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked) -> Answered:
-        """The last answer before the time is over. Raises what the server refuses the wait with; what passes only when
-        it lasts to the end.
+    async def _one(self, transfer_id: str, until: float) -> Transfer:
+        request = WaitTransferRequest(transfer_id=transfer_id, until=self.until)
+        reply = await self._asked(self.stub.WaitTransfer, request, until)
+        if not reply.condition_met:
+            raise _not_yet(reply.transfer, self.timeout_s)
+        return reply.transfer
+
+    async def _asked(
+        self, method: "aio.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked, until: float
+    ) -> Answered:
+        """The last answer before `until`. Raises what the server refuses the wait with; what passes only when it lasts
+        to the end.
         """
-        until, failures = time.monotonic() + self.timeout_s, 0
+        failures = 0
         while True:
             begun = time.monotonic()
             once_s = min(max(until - begun, 0.0), ONE_WAIT_S)  # of zero the answer comes at once: a last look

@@ -48,7 +48,7 @@ class OpenStreams:
             self._of_life.add(task)
         try:
             yield
-        except _OverError:
+        except OverError:
             pass
         finally:
             for tasks in (self._streams, self._of_life, self._ended):
@@ -71,7 +71,7 @@ class OpenStreams:
         """What the peer of a stream sends next; inside `one`, which this leaves when the streams are ended."""
         task = _present()
         if self._has_ended(task):
-            raise _OverError
+            raise OverError
         self._reading.add(task)
         try:
             return await next_message()
@@ -79,7 +79,7 @@ class OpenStreams:
             if not self._has_ended(task):
                 raise
             task.uncancel()
-            raise _OverError from None
+            raise OverError from None
         finally:
             self._reading.discard(task)
 
@@ -101,8 +101,8 @@ class OpenStreams:
             await asyncio.wait(list(self._streams), timeout=END_S)
 
 
-class _OverError(Exception):
-    """The streams are ended."""
+class OverError(Exception):
+    """The streams are ended: a stream that hears it where it reads may still say what it has to, and then returns."""
 
 
 def _present() -> asyncio.Task[object]:

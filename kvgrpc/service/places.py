@@ -18,6 +18,10 @@ OWN = 4
 
 CONNECTION: ContextVar[str] = ContextVar("connection", default="")
 """That of the call that is served."""
+STANDING_BYTES = 16_384
+"""Of the request of a call that stands, for each of its places."""
+WAITS_SHARE = 0.5
+"""Of the places of what stands that calls may move to: streams always find some."""
 Method = Callable[[Any, Any], Awaitable[object]]
 
 
@@ -42,22 +46,22 @@ class Places:
         finally:
             self.give_back(connection)
 
-    def take(self, connection: str) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
+    def take(self, connection: str, count: int = 1, share: float = 1.0) -> None:
+        """So many, of that share of all. Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
         held = self._held.get(connection, 0)
-        if held >= self._each:
+        if held + count > self._each * share:
             self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first", self._each)
-        if self._taken >= self._most and held >= self._own:
+        if self._taken + count > self._most * share and held + count > self._own:
             self._refuse(
                 f"this server has {self._taken} {self._what}; its limit is {self._most}: come back later", self._most
             )
-        self._held[connection] = held + 1
-        self._taken += 1
+        self._held[connection] = held + count
+        self._taken += count
 
-    def give_back(self, connection: str) -> None:
-        """One that was taken."""
-        self._taken -= 1
-        left = self._held[connection] - 1
+    def give_back(self, connection: str, count: int = 1) -> None:
+        """So many that were taken."""
+        self._taken -= count
+        left = self._held[connection] - count
         if left:
             self._held[connection] = left
         else:
@@ -67,20 +71,23 @@ class Places:
         metadata = {"limit": str(limit)}
         raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s, metadata=metadata)
 
-    def bounding(self, method: Method, who: Callable[[], common_pb2.ResponseHeader]) -> Method:
-        """A method of a service, which has a place while it is served; else the lead in `who` refuses it. How it
-        ends leads back neither to the request nor to the context, which keeps it.
+    def bounding(
+        self, method: Method, who: Callable[[], common_pb2.ResponseHeader], standing: "Places | None" = None
+    ) -> Method:
+        """A method of a service, which has a place while it is served, and may move to one of `standing`; else the lead
+        in `who` refuses it. How it ends leads back neither to the request nor to the context, which keeps it.
         """
 
         async def call(request: Any, context: Any) -> object:
             connection = context.peer()
             CONNECTION.set(connection)
             try:
-                self.take(connection)
+                place = _Place(self, connection, standing)
+                _PLACE.set(place)
                 try:
                     return await method(request, context)
                 finally:
-                    self.give_back(connection)
+                    place.give_back()
             except KVGrpcError as error:
                 await status.abort(context, error, who())
             except BaseException as ended:
@@ -90,3 +97,38 @@ class Places:
                 del request, context
 
         return call
+
+
+class _Place:
+    """The place of one call that is served. Raises as `Places.take`."""
+
+    def __init__(self, places: Places, connection: str, standing: Places | None) -> None:
+        places.take(connection)
+        self._places, self._connection, self._standing = places, connection, standing
+        self._count = 1
+
+    def stand(self, nbytes: int) -> bool:
+        if self._standing is None:
+            return True
+        count = max(1, -(-nbytes // STANDING_BYTES))
+        try:
+            self._standing.take(self._connection, count, WAITS_SHARE)
+        except Exhausted:
+            return False
+        self.give_back()
+        self._places, self._standing, self._count = self._standing, None, count
+        return True
+
+    def give_back(self) -> None:
+        self._places.give_back(self._connection, self._count)
+
+
+_PLACE: ContextVar[_Place | None] = ContextVar("place", default=None)
+
+
+def may_stand(nbytes: int) -> bool:
+    """Whether the call that is served may last as long as its caller likes from here on, though its request, which is
+    kept as long, has so many bytes. It has then left its place to others, for those of calls that stand.
+    """
+    place = _PLACE.get()
+    return place is None or place.stand(nbytes)

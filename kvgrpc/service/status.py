@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from kvgrpc.errors import (
@@ -87,16 +87,26 @@ class Aborting(Protocol):
 async def abort(context: Aborting, error: KVGrpcError, who: common_pb2.ResponseHeader) -> NoReturn:
     """Ends a call with the status of `error`, refused by the engine in `who` unless another one is named."""
     error.untraced()  # a frame that raised it may hold it, and those around that frame hold the request
-    message = str(error)[:MESSAGE_CHARS_MAX]
-    status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error, who))
+    packed = packed_status(error, who)
     try:
-        await context.abort(status_code(error), message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+        await context.abort(status_code(error), _said(error), trailing_metadata=((DETAILS_KEY, packed),))
     except BaseException as ended:
         # The context keeps what ends its call: that must lead back neither to the context nor to the request.
         ended.__context__ = None
         raise
     finally:
         del context, error
+
+
+def packed_status(error: KVGrpcError, who: common_pb2.ResponseHeader) -> bytes:
+    """The google.rpc.Status of `error`, refused by the engine in `who` unless another one is named."""
+    code = status_code(error).value[0]
+    status: Message = status_pb2.Status(code=code, message=_said(error), details=details(error, who))
+    return status.SerializeToString()
+
+
+def _said(error: KVGrpcError) -> str:
+    return str(error)[:MESSAGE_CHARS_MAX]
 
 
 def status_code(error: KVGrpcError) -> grpc.StatusCode:

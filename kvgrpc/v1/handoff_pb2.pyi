@@ -307,11 +307,12 @@ class PullBlocksRequest(_message.Message):
     QUEUE_TIMEOUT_FIELD_NUMBER: _builtins.int
     TRANSFER_TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_id: _builtins.str
-    """An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step` and
-    `validate_only`. All else was said when the pull was made, and is refused.
+    """An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step`,
+    `validate_only` and `wait`. All else was said when the pull was made, and is refused.
     """
     use_tokens: _builtins.int
     """Transfer no more than the KV of the first `use_tokens` tokens: a multiple of 16 or the whole offer, at most the
@@ -348,6 +349,13 @@ class PullBlocksRequest(_message.Message):
     def transfer_timeout(self) -> _duration_pb2.Duration:
         """How long the bytes may take; unset takes the default."""
 
+    @_builtins.property
+    def wait(self) -> _transfer_pb2.TransferWait:
+        """Answer when the transfer meets this condition, in place of a WaitTransfer after the call. Needs `destination`: a pull
+        without one waits for blocks, and only the reply has the id to give them by. Not in an engine's session, whose events
+        tell the end.
+        """
+
     def __init__(
         self,
         *,
@@ -364,10 +372,11 @@ class PullBlocksRequest(_message.Message):
         queue_timeout: _duration_pb2.Duration | None = ...,
         transfer_timeout: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
+        wait: _transfer_pb2.TransferWait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "destination", b"destination", "grant", b"grant", "pull", b"pull", "queue_timeout", b"queue_timeout", "transfer_id", b"transfer_id", "transfer_timeout", b"transfer_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "destination", b"destination", "grant", b"grant", "pull", b"pull", "queue_timeout", b"queue_timeout", "transfer_id", b"transfer_id", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_pull: _TypeAlias = _typing.Literal["grant", "transfer_id"]  # noqa: Y015
     _WhichOneofArgType_pull: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
@@ -413,6 +422,9 @@ class PullBlocksResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
+    CONDITION_MET_FIELD_NUMBER: _builtins.int
+    condition_met: _builtins.bool
+    """The condition of `wait` was met; else its time was over, or nothing was waited for."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -426,10 +438,11 @@ class PullBlocksResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         transfer: _transfer_pb2.Transfer | None = ...,
+        condition_met: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition_met", b"condition_met", "header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,6 +466,7 @@ class ReserveBlocksRequest(_message.Message):
     REGISTRATION_TIMEOUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
@@ -485,6 +499,12 @@ class ReserveBlocksRequest(_message.Message):
     def registration_timeout(self) -> _duration_pb2.Duration:
         """How long the source may take; unset takes the default."""
 
+    @_builtins.property
+    def wait(self) -> _transfer_pb2.TransferWait:
+        """As in PullBlocks: answer when the transfer meets this condition. Needs `source`: the reply has the grant that anyone
+        else would register the push with.
+        """
+
     def __init__(
         self,
         *,
@@ -500,10 +520,11 @@ class ReserveBlocksRequest(_message.Message):
         registration_timeout: _duration_pb2.Duration | None = ...,
         priority: _builtins.int = ...,
         validate_only: _builtins.bool = ...,
+        wait: _transfer_pb2.TransferWait | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "registration_timeout", b"registration_timeout", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "registration_timeout", b"registration_timeout", "source", b"source", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -518,6 +539,9 @@ class ReserveBlocksResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    CONDITION_MET_FIELD_NUMBER: _builtins.int
+    condition_met: _builtins.bool
+    """As in PullBlocks."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -536,10 +560,11 @@ class ReserveBlocksResponse(_message.Message):
         header: _common_pb2.ResponseHeader | None = ...,
         transfer: _transfer_pb2.Transfer | None = ...,
         grant: _common_pb2.Grant | None = ...,
+        condition_met: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "header", b"header", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition_met", b"condition_met", "grant", b"grant", "header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -626,6 +626,52 @@ class WaitTransferRequest(_message.Message):
 Global___WaitTransferRequest: _TypeAlias = WaitTransferRequest  # noqa: Y015
 
 @_typing.final
+class TransferWait(_message.Message):
+    """A wait that a call does by itself, as WaitTransfer would after it: the call that makes a transfer is answered when the
+    condition is met or the time is over, whichever comes first, with the transfer as it then is, and its reply says in
+    `condition_met` which of the two it was. The end of the time is no error.
+
+    * The transfer is made first. What refuses the call does so at once, and nothing has changed then.
+    * A call that is cancelled, or whose deadline is over, ends the wait and nothing else: the transfer goes on.
+      CancelTransfer ends a transfer. Give the call a deadline that is longer than `timeout`.
+    * It is no part of the call that an idempotency key stands for. The same call with the same key, with this wait, with
+      another or without one, is answered with the same transfer, as it is by then; with a wait it waits as well.
+    * With `validate_only` the wait is checked, and nothing is waited for: `condition_met` is false.
+    * A server where too many calls wait, or that is older than this field, answers at once, with `condition_met` false: go
+      on with WaitTransfer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNTIL_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    until: Global___WaitCondition.ValueType
+    """What to wait for."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """As in WaitTransfer: at most this long; unset or more than 60 s means 60 s, zero answers at once."""
+
+    @_builtins.property
+    def layers(self) -> _common_pb2.LayerRange:
+        """As in WaitTransfer: also answer when these layers are done."""
+
+    def __init__(
+        self,
+        *,
+        until: Global___WaitCondition.ValueType = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        layers: _common_pb2.LayerRange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "timeout", b"timeout", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferWait: _TypeAlias = TransferWait  # noqa: Y015
+
+@_typing.final
 class WaitTransferResponse(_message.Message):
     """The transfer as it is now."""
 

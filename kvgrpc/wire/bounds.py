@@ -44,6 +44,8 @@ ITEMS_MAX = 8_192
 """Multimodal items of one content."""
 NAMES_MAX = 64
 """Short lists of names: features, states to filter by."""
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+"""A message within another one, which is bounded by itself when it is read."""
 TEXT_BYTES_MAX = 256
 """Bound on labels such as request ids, so that no caller stores a novel here."""
 SALT_BYTES_MAX = 4_096

@@ -69,7 +69,11 @@ TABLE: tuple[Bound, ...] = (
         "openings settlings closings OpenAccessResponse.results SettleAccessResponse.results "
         "CloseAccessResponse.results",
     ),
-    Bound(Kind.ROWS, bounds.CALLS_MAX, "ConverseRequest.calls answers ScheduleRequest.calls ScheduleStepRequest.calls"),
+    Bound(
+        Kind.ROWS, bounds.CALLS_MAX,
+        "ConverseRequest.calls StreamCallsRequest.calls cancelled_call_ids answers ScheduleRequest.calls "
+        "ScheduleStepRequest.calls",
+    ),
     Bound(Kind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
     Bound(Kind.ROWS, BATCH_PARTS, "parts"),
     Bound(Kind.ROWS, bounds.RANGES_MAX, "layers_done data_paths ChecksumBlocksRequest.blocks"),
@@ -92,7 +96,7 @@ TABLE: tuple[Bound, ...] = (
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype backend agent socket_path "
-        "fingerprint data_path code peer posting_id key value page_token free_allocation_ids",
+        "fingerprint data_path code peer posting_id key value page_token free_allocation_ids method",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
@@ -101,6 +105,7 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
+    Bound(Kind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
     Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
     Bound(
         Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes"
@@ -109,7 +114,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
         Kind.NUMBER, INTEGER_MAX,
-        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id sequence",
+        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
+        "cancelled_call_ids sequence",
     ),
     Bound(
         Kind.FREE, 0,

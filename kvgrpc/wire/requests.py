@@ -35,7 +35,7 @@ _SCOPES: dict[int, events.CancelScope] = {
 LABELS_MAX = 16
 LABEL_BYTES_MAX = 64
 GIVEN_LATER = frozenset(
-    {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only"}
+    {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only", "wait"}
 )
 """Fields of a pull by transfer id."""
 
@@ -49,8 +49,18 @@ def make_call(
     if not key:
         return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
     text("idempotency_key", key)
-    body = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    body = hashlib.sha256(_effect(request).SerializeToString(deterministic=True)).digest()
     return events.Call(call_id, principal, trace, key, method, body, life, connection)
+
+
+def _effect(request: Message) -> Message:
+    """A request without how long its caller waits for the answer, which is no part of what it does."""
+    if "wait" not in request.DESCRIPTOR.fields_by_name or not request.HasField("wait"):
+        return request
+    found = type(request)()
+    found.CopyFrom(request)
+    found.ClearField("wait")
+    return found
 
 
 def finished_blocks(

@@ -54,6 +54,7 @@ class FakeServer:
     async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
         """Starts, on the same port as before if it ran before."""
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
+        self._add_more(self._server)
         for file in FILES:
             for service in file.DESCRIPTOR.services_by_name.values():
                 handlers = {method.name: self._handler(method) for method in service.methods}
@@ -64,6 +65,9 @@ class FakeServer:
         else:
             self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
+
+    def _add_more(self, server: aio.Server) -> None:
+        """What a kind of fake offers beside."""
 
     async def stop(self) -> None:
         if self._server is not None:

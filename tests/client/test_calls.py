@@ -95,7 +95,7 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "release_lease": lambda c: lambda **o: c.release_lease("l", **o),
 }
 # Those that make calls of their own kind; each has its own tests.
-LONGER = {"wait", "wait_transfers", "watch", "watch_engine", "lease", "keep_alive"}
+LONGER = {"pull", "receive", "wait", "wait_transfers", "watch", "watch_engine", "lease", "keep_alive"}
 ALL = {**READS, **CHANGES}
 
 

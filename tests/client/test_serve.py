@@ -22,9 +22,14 @@ from kvgrpc.client import (
     is_over,
     some_of,
 )
-from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason, Unavailable
 from kvgrpc.v1.admin_pb2 import PIN_KIND_LEASE
-from kvgrpc.v1.common_pb2 import DATA_PATH_SHM, FAILURE_REASON_CONTENT_MISMATCH, FAILURE_REASON_SOURCE_FAILED
+from kvgrpc.v1.common_pb2 import (
+    DATA_PATH_SHM,
+    FAILURE_REASON_CONTENT_MISMATCH,
+    FAILURE_REASON_SOURCE_FAILED,
+    PeerAddress,
+)
 from kvgrpc.v1.handshake_pb2 import ADMISSION_OPEN
 from kvgrpc.v1.lease_pb2 import LEASE_STATE_RELEASED
 from kvgrpc.v1.transfer_pb2 import (
@@ -91,6 +96,41 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
     assert [row.transfer_id for row in listed.transfers] == [got.transfer_id]
     await source.free(taken)
     await destination.free(target)
+
+
+async def test_pulls_and_pushes_that_wait_take_one_call_each(pair: Pair, servers: tuple[Served, Served]) -> None:
+    """Often enough that they share a stream with the calls before and after them."""
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    for _ in range(3):
+        handed_over = await pair.source.finished_blocks(taken, TOKENS)
+        got = await pair.destination.pull(handed_over.grant, TOKENS, blocks=target, returned=True, timeout_s=UNTIL_S)
+        assert (got.state, got.memory) == (TRANSFER_STATE_SUCCEEDED, MEMORY_DISPOSITION_RETURNED)
+        key = secrets.token_bytes(16)
+        source = PeerAddress(address=servers[0].address)
+        receiving = pair.destination.receive(key, target, TOKENS, source, returned=True, timeout_s=UNTIL_S)
+        received, pushed = await asyncio.gather(receiving, pair.source.push_part(key, taken, TOKENS, last=True))
+        assert received.state == TRANSFER_STATE_SUCCEEDED
+        await pair.source.wait(pushed.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    with pytest.raises(NotFound) as caught:
+        await pair.destination.get_transfer("unknown")
+    assert caught.value.engine_id == "D"
+    await pair.source.free(taken)
+    await pair.destination.free(target)
+
+
+async def test_a_server_that_restarts_is_called_as_before() -> None:
+    """The stream ends with the server; calls in between fail as calls do, and the next ones go on."""
+    with served() as first:
+        port = first.port
+        async with connect(first.address) as client:
+            incarnations = {(await client.allocate(1)).header.incarnation for _ in range(5)}
+            first.process.terminate()
+            await asyncio.to_thread(first.process.wait)
+            with pytest.raises(Unavailable):
+                await client.allocate(1)
+            with served(port=port):
+                incarnations |= {(await client.allocate(1)).header.incarnation for _ in range(5)}
+    assert len(incarnations) == 2
 
 
 async def test_a_destination_can_be_given_later(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import (
     admin_pb2,
+    calls_pb2,
     common_pb2,
     handoff_pb2,
     handshake_pb2,
@@ -204,7 +205,11 @@ def _handoff_requests(made: _Made) -> Iterator[Request]:
 
 def _transfer_requests(made: _Made) -> Iterator[Request]:
     sent = made.handed.transfer.transfer_id
-    yield "GetTransfer", transfer_pb2.GetTransferRequest(transfer_id=sent)
+    get = transfer_pb2.GetTransferRequest(transfer_id=sent)
+    yield "GetTransfer", get
+    path, body = "kvgrpc.v1.TransferService/GetTransfer", get.SerializeToString()
+    calls = [calls_pb2.UnaryCall(call_id=id_, method=path, request=body, timeout=dur(5)) for id_ in (1, 2)]
+    yield "StreamCalls", calls_pb2.StreamCallsRequest(calls=calls, cancelled_call_ids=[1])
     yield (
         "WaitTransfer",
         transfer_pb2.WaitTransferRequest(transfer_id=sent, timeout=dur(1e-3), layers=common_pb2.LayerRange(count=1)),

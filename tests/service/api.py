@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2_grpc
 from kvgrpc.peer.v1 import peer_pb2_grpc
 from kvgrpc.v1 import (
     admin_pb2_grpc,
+    calls_pb2_grpc,
     common_pb2,
     handoff_pb2_grpc,
     handshake_pb2_grpc,
@@ -63,6 +64,7 @@ class Api:
         self.leases = lease_pb2_grpc.LeaseServiceStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.pool = pool_pb2_grpc.PoolServiceStub(channel)
+        self.calls = calls_pb2_grpc.CallServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.peer = peer_pb2_grpc.PeerServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)

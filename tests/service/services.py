@@ -3,7 +3,7 @@
 from google.protobuf.descriptor import ServiceDescriptor
 
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 
 SERVICES: list[ServiceDescriptor] = [
     handshake_pb2.DESCRIPTOR.services_by_name["HandshakeService"],
@@ -13,6 +13,7 @@ SERVICES: list[ServiceDescriptor] = [
     scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"],
     pool_pb2.DESCRIPTOR.services_by_name["PoolService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    calls_pb2.DESCRIPTOR.services_by_name["CallService"],
     peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
 ]
 NAMES = [
@@ -23,5 +24,6 @@ NAMES = [
     "kvgrpc.v1.SchedulerService",
     "kvgrpc.v1.PoolService",
     "kvgrpc.v1.AdminService",
+    "kvgrpc.v1.CallService",
     "kvgrpc.peer.v1.PeerService",
 ]

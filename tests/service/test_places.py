@@ -87,6 +87,7 @@ KINDS: dict[str, Callable[[Api, Held, str], Any]] = {
     "Schedule": lambda api, held, _: api.scheduler.Schedule(held.requests(), timeout=OPEN_S),
     "KeepLiveness": lambda api, held, _: api.peer.KeepLiveness(held.requests(), timeout=OPEN_S),
     "Converse": lambda api, held, _: api.peer.Converse(held.requests(), timeout=OPEN_S),
+    "StreamCalls": lambda api, held, _: api.calls.StreamCalls(held.requests(), timeout=OPEN_S),
     "WatchTransfers": lambda api, *_: api.transfers.WatchTransfers(
         transfer_pb2.WatchTransfersRequest(), timeout=OPEN_S
     ),

@@ -12,6 +12,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import (
     admin_pb2,
+    calls_pb2,
     common_pb2,
     handoff_pb2,
     handshake_pb2,
@@ -23,7 +24,7 @@ from kvgrpc.v1 import (
 from kvgrpc.wire.fields import TABLE, Budget, Kind, bounds_of, check
 
 FILES = (
-    admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2, peer_pb2,
+    admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2, peer_pb2,
 )  # fmt: skip
 REPLIES = (peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse)
 """What is read of other leads' answers. RegisterPushResponse is not: of it only counts that it came."""

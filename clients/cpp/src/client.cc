@@ -53,12 +53,24 @@ const char kServiceConfig[] = R"({
         {"service": "kvgrpc.v1.HandshakeService", "method": "WatchEngine"},
         {"service": "kvgrpc.v1.TransferService", "method": "WatchTransfers"},
         {"service": "kvgrpc.v1.LeaseService", "method": "KeepAlive"},
+        {"service": "kvgrpc.v1.CallService", "method": "StreamCalls"},
         {"service": "kvgrpc.v1.SchedulerService", "method": "Schedule"}
       ],
       "waitForReady": false
     }
   ]
 })";
+
+namespace {
+
+// The time of a wait that a call does by itself, if it does.
+template <typename Request>
+Nanoseconds wait_in_call(const Request& request) {
+  if (!request.has_wait()) return Nanoseconds(0);
+  return wait_of(request.wait().has_timeout(), request.wait().timeout(), kLongestWait);
+}
+
+}  // namespace
 
 namespace detail {
 
@@ -68,6 +80,14 @@ Nanoseconds timeout_of(const v1::WaitTransferRequest& request, const Options& op
 
 Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& options) {
   return wait_of(request.has_timeout(), request.timeout(), kLongestWait) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::PullBlocksRequest& request, const Options& options) {
+  return wait_in_call(request) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::ReserveBlocksRequest& request, const Options& options) {
+  return wait_in_call(request) + options.call_timeout;
 }
 
 Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options) {

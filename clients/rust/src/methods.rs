@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use prost::Message;
 
-use crate::v1::{PollSchedulerNewsRequest, WaitTransferRequest, WaitTransfersRequest};
+use crate::v1::{
+    PollSchedulerNewsRequest, PullBlocksRequest, ReserveBlocksRequest, WaitTransferRequest, WaitTransfersRequest,
+};
 use crate::values::std_duration;
 
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -44,6 +46,14 @@ pub(crate) fn time_at_server(path: &str, request: &[u8]) -> Duration {
         }
         "/kvgrpc.v1.TransferService/WaitTransfers" => {
             WaitTransfersRequest::decode(request).map_or(LONGEST_WAIT, |asked| wait(asked.timeout))
+        }
+        "/kvgrpc.v1.HandoffService/PullBlocks" => {
+            let asked = PullBlocksRequest::decode(request).unwrap_or_default();
+            asked.wait.map_or(Duration::ZERO, |in_call| wait(in_call.timeout))
+        }
+        "/kvgrpc.v1.HandoffService/ReserveBlocks" => {
+            let asked = ReserveBlocksRequest::decode(request).unwrap_or_default();
+            asked.wait.map_or(Duration::ZERO, |in_call| wait(in_call.timeout))
         }
         "/kvgrpc.v1.SchedulerService/PollSchedulerNews" => {
             let asked = PollSchedulerNewsRequest::decode(request).unwrap_or_default();

@@ -3,6 +3,7 @@
 import { randomUUID } from "node:crypto";
 import { Metadata, type CallOptions as GrpcCallOptions, type Client as GrpcClient } from "@grpc/grpc-js";
 import type { Duration } from "../gen/google/protobuf/duration.js";
+import type { TransferWait } from "../gen/kvgrpc/v1/transfer.js";
 import { milliseconds } from "./durations.js";
 import { fromStatus } from "./errors.js";
 import { Stream } from "./stream.js";
@@ -41,11 +42,18 @@ export interface CallDefaults {
 /** A server holds a waiting call for so long at most. */
 const LONGEST_WAIT_MS = 60_000;
 
+interface Waiting {
+  timeout?: Duration;
+  wait?: Duration | TransferWait;
+}
+
 /** What a method takes beside the time of any call, because it is meant to wait. */
-const WAITS: Record<string, (request: { timeout?: Duration; wait?: Duration }) => number> = {
+const WAITS: Record<string, (request: Waiting) => number> = {
+  "/kvgrpc.v1.HandoffService/PullBlocks": (request) => inCallMs(request.wait as TransferWait | undefined),
+  "/kvgrpc.v1.HandoffService/ReserveBlocks": (request) => inCallMs(request.wait as TransferWait | undefined),
   "/kvgrpc.v1.TransferService/WaitTransfer": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
   "/kvgrpc.v1.TransferService/WaitTransfers": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
-  "/kvgrpc.v1.SchedulerService/PollSchedulerNews": (request) => waitMs(request.wait, 0),
+  "/kvgrpc.v1.SchedulerService/PollSchedulerNews": (request) => waitMs(request.wait as Duration | undefined, 0),
 };
 
 /** Two servers get to know each other meanwhile, or transfers in flight come to their end. */
@@ -187,6 +195,10 @@ function deadline(timeoutMs: number): GrpcCallOptions {
 /** Once for a call: gRPC's repetitions send the same bytes. */
 function setIdempotencyKey(request: Record<string, unknown>): void {
   if (request.idempotencyKey === "") request.idempotencyKey = randomUUID();
+}
+
+function inCallMs(wait: TransferWait | undefined): number {
+  return wait ? waitMs(wait.timeout, LONGEST_WAIT_MS) : 0;
 }
 
 function waitMs(asked: Duration | undefined, unset: number): number {

@@ -9,6 +9,7 @@ const NEVER_REPEATED = [
   { service: "kvgrpc.v1.HandshakeService", method: "WatchEngine" },
   { service: "kvgrpc.v1.TransferService", method: "WatchTransfers" },
   { service: "kvgrpc.v1.LeaseService", method: "KeepAlive" },
+  { service: "kvgrpc.v1.CallService", method: "StreamCalls" },
   { service: "kvgrpc.v1.SchedulerService", method: "Schedule" },
 ];
 

@@ -19,6 +19,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.rpc.method import check_request
+from kvgrpc.service.rpc.outgoing import Outgoing
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.wire import accesses, answers, fields, peer_requests
 from kvgrpc.wire.accesses import call_error
@@ -27,8 +28,6 @@ _log = logging.getLogger(__name__)
 
 WAITING_MAX = 4_096
 """Calls of one stream that may wait for their answer."""
-MESSAGE_BYTES = 1 << 20
-"""Answers that go out together; far below what a message may have, since one of them may be long."""
 TURN_S = 0.005
 """Calls of one message are handled for so long without a pause: they may be thousands."""
 
@@ -104,12 +103,9 @@ class Conversation:
     def __init__(self, lead: Lead, context: Any) -> None:
         self._lead = lead
         self._context = context
-        self._messages: list[peer_pb2.ConverseResponse] = []
+        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse)
         self._waiting: set[int] = set()
         """Calls, as the node knows them."""
-        self._reading = False
-        self._sending = asyncio.Lock()
-        self._writers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Serves until the caller ends the stream."""
@@ -117,14 +113,13 @@ class Conversation:
         try:
             while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
                 check_request(message)
-                self._reading = True
+                self._outgoing.more = True
                 await self._take_all(message.calls)
-                self._reading = False
-                await self._write()
+                self._outgoing.more = False
+                await self._outgoing.write()
                 del message  # the next one may be long in coming
         finally:
-            for writer in self._writers:
-                writer.cancel()
+            self._outgoing.close()
             for number in list(self._waiting):
                 self._lead.runner.abandon(number)
 
@@ -161,8 +156,8 @@ class Conversation:
                 self._fail(call.call_id, reply)
                 return
             ended(None)
-            method.put_reply(self._lead.header(), reply.answer, getattr(self._next_answer(call.call_id), kind))
-            self._see_to_write()
+            method.put_reply(self._lead.header(), reply.answer, getattr(self._outgoing.answer(call.call_id), kind))
+            self._outgoing.see_to_write()
 
         self._waiting.add(number)
         try:
@@ -178,30 +173,5 @@ class Conversation:
             runner.submit(number, event, answered)
 
     def _fail(self, call_id: int, error: KVGrpcError) -> None:
-        self._next_answer(call_id).error.CopyFrom(call_error(error.untraced()))
-        self._see_to_write()
-
-    def _next_answer(self, call_id: int) -> peer_pb2.PeerAnswer:
-        """An answer in the message that goes out next, to be filled in place: putting it there later would copy it."""
-        if not self._messages or self._messages[-1].ByteSize() > MESSAGE_BYTES:
-            self._messages.append(peer_pb2.ConverseResponse())
-        return self._messages[-1].answers.add(call_id=call_id)
-
-    def _see_to_write(self) -> None:
-        if not self._reading and not self._sending.locked():
-            writer = asyncio.create_task(self._write())
-            self._writers.add(writer)
-            writer.add_done_callback(self._written)
-
-    async def _write(self) -> None:
-        """Sends what is known; what comes meanwhile goes with the next message. Who reads waits until all is sent: a
-        caller that does not take its answers is to send no more calls.
-        """
-        async with self._sending:
-            while self._messages:
-                await self._context.write(self._messages.pop(0))
-
-    def _written(self, writer: asyncio.Task[None]) -> None:
-        self._writers.discard(writer)
-        if not writer.cancelled() and writer.exception() is not None:
-            _log.debug("the caller is gone before its answers", exc_info=writer.exception())
+        self._outgoing.answer(call_id).error.CopyFrom(call_error(error.untraced()))
+        self._outgoing.see_to_write()

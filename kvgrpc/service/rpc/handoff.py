@@ -3,6 +3,7 @@
 from kvgrpc.core import actions
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.waits import wait_after, waited
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.values import claims_of, grant
@@ -52,6 +53,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
     @unary
     async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
         lead = self._lead
+        wait = wait_after(request, lead, "destination")
         if request.HasField("grant"):
             lead.check_dial(claims_of(request.grant).address)
         header, answer = await lead.ask(
@@ -61,9 +63,11 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             trace,
             lambda call: requests.pull_blocks(request, call, lead.weights, lead.block_limit),
         )
+        transfer, met = await waited(wait, answer.transfer, request.ByteSize(), lead, header)
         return handoff_pb2.PullBlocksResponse(
             header=header,
-            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            transfer=answers.transfer(transfer, lead.runner.now) if transfer else None,
+            condition_met=met,
         )
 
     @unary
@@ -71,6 +75,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.ReserveBlocksRequest, trace: str
     ) -> handoff_pb2.ReserveBlocksResponse:
         lead = self._lead
+        wait = wait_after(request, lead, "source")
         if request.source.address:
             lead.check_dial(request.source.address)
         header, answer = await lead.ask(
@@ -80,10 +85,12 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             trace,
             lambda call: requests.reserve_blocks(request, call, lead.weights, lead.block_limit),
         )
+        transfer, met = await waited(wait, answer.transfer, request.ByteSize(), lead, header)
         return handoff_pb2.ReserveBlocksResponse(
             header=header,
-            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            transfer=answers.transfer(transfer, lead.runner.now) if transfer else None,
             grant=grant(answer.token) if answer.token else None,
+            condition_met=met,
         )
 
     @unary

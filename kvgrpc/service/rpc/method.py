@@ -14,14 +14,14 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service import heap, status, telemetry
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.places import Method, Places
+from kvgrpc.service.places import STANDING_BYTES, Method, Places
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews"})
 """Unary methods that last as long as their caller likes: they count as streams."""
-STANDING_BYTES_MAX = 16_384
-"""Of a request that is kept as long as its call stands."""
+STANDING_BYTES_MAX = STANDING_BYTES
+"""Of a request that is kept as long as its call stands: it has one place."""
 
 
 class Led(Protocol):
@@ -127,19 +127,25 @@ class Registrar:
         self, server: grpc.aio.Server, lead: Lead, standing: Places, calls: Places, *, ours: bool = True
     ) -> None:
         self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
+        self.unary: dict[str, Any] = {}
+        """The handlers of all unary methods, with all that is round them, by "package.Service/Method"."""
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Generated code registers every service in two ways; the other one is enough."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         bounded = {name: self._bounded(name, handler) for name, handler in handlers.items()}
+        self.unary |= {f"{service}/{name}": handler for name, handler in bounded.items() if handler.unary_unary}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, bounded),))
 
     def _bounded(self, name: str, handler: Any) -> Any:
         streams = handler.request_streaming or handler.response_streaming
         if not streams:
-            places = self._standing if name in WAITS else self._calls
-            handler = handler._replace(unary_unary=places.bounding(handler.unary_unary, self._who))
+            if name in WAITS:
+                method = self._standing.bounding(handler.unary_unary, self._who)
+            else:
+                method = self._calls.bounding(handler.unary_unary, self._who, self._standing)
+            handler = handler._replace(unary_unary=method)
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))

@@ -16,6 +16,7 @@ from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
 from kvgrpc.service.rpc.admin import AdminService
+from kvgrpc.service.rpc.call_stream import CallService
 from kvgrpc.service.rpc.handoff import HandoffService
 from kvgrpc.service.rpc.handshake import HandshakeService
 from kvgrpc.service.rpc.health import Health
@@ -28,6 +29,8 @@ from kvgrpc.service.rpc.transfer import TransferService
 from kvgrpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    calls_pb2,
+    calls_pb2_grpc,
     handoff_pb2,
     handoff_pb2_grpc,
     handshake_pb2,
@@ -52,6 +55,7 @@ SERVICES = tuple(
         (scheduler_pb2, "SchedulerService"),
         (pool_pb2, "PoolService"),
         (admin_pb2, "AdminService"),
+        (calls_pb2, "CallService"),
         (peer_pb2, "PeerService"),
     )
 )
@@ -111,7 +115,8 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
     calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
     # Servers, as far as generated code looks at them.
-    ours = cast(grpc.aio.Server, Registrar(server, lead, standing, calls))
+    registrar = Registrar(server, lead, standing, calls)
+    ours = cast(grpc.aio.Server, registrar)
     others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, ours=False))
     handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
@@ -121,6 +126,7 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
+    calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, limits.message_bytes), ours)
     health = Health(lead, SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
     channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)

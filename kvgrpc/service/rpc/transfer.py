@@ -8,11 +8,12 @@ from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
+from kvgrpc.service.rpc.waits import condition, timeout_s, wait_of
 from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.values import layer_range, seconds
+from kvgrpc.wire.values import seconds
 
 
 class TransferService(transfer_pb2_grpc.TransferServiceServicer):
@@ -35,17 +36,11 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         self, request: transfer_pb2.WaitTransferRequest, trace: str
     ) -> transfer_pb2.WaitTransferResponse:
         lead = self._lead
-        layers = layer_range(request)
-        ended = _condition(request.until)
-
-        def done(transfer: Transfer) -> bool:
-            return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
-
+        wait = wait_of(request, lead)
         header = lead.header()  # of the life that the transfer is of, whatever comes meanwhile
-        found = await lead.watchers.wait(request.transfer_id, done, _timeout_s(request, lead.config.limits.wait_s))
-        header.event_seq = max(header.event_seq, found.seq)
+        found, met = await wait.ended(lead, request.transfer_id, header)
         return transfer_pb2.WaitTransferResponse(
-            header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=done(found)
+            header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=met
         )
 
     @unary
@@ -58,9 +53,9 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         check_count("transfer_ids", len(request.transfer_ids), WAITED_MAX)
         wanted = list(dict.fromkeys(request.transfer_ids))
         least = 1 if request.wait_for == transfer_pb2.WAIT_FOR_ANY else len(wanted)
-        done = _condition(request.until)
+        done = condition(request.until)
         header = lead.header()  # of the life that the transfers are of, whatever comes meanwhile
-        found = await lead.watchers.wait_many(wanted, done, least, _timeout_s(request, lead.config.limits.wait_s))
+        found = await lead.watchers.wait_many(wanted, done, least, timeout_s(request, lead.config.limits.wait_s))
         met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
         reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
         now = lead.runner.now
@@ -153,19 +148,6 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             outcome=answers.OUTCOMES[answer.outcome],
             transfers=[answers.transfer(transfer, lead.runner.now) for transfer in answer.transfers],
         )
-
-
-def _condition(until: int) -> Callable[[Transfer], bool]:
-    """When a transfer need not be waited for any more."""
-    returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
-    return lambda transfer: transfer.settled if returned else transfer.over
-
-
-def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest, most_s: float) -> float:
-    asked_s = seconds(request, "timeout")
-    if asked_s is not None and asked_s < 0:
-        raise invalid("timeout", "is not negative; leave it out for the longest")
-    return most_s if asked_s is None else min(asked_s, most_s)
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:

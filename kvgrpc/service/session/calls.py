@@ -28,6 +28,8 @@ _METHODS = {
     "reclaim_blocks": "ReclaimBlocks",
 }
 
+_MAY_WAIT = ("pull_blocks", "reserve_blocks")
+
 
 def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
     """The event of a call. Raises KVGrpcError."""
@@ -40,6 +42,8 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     if kind is None:
         raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
     request = getattr(call, kind)
+    if kind in _MAY_WAIT and request.HasField("wait"):
+        raise invalid(f"{kind}.wait", "is not for a session, whose events tell the end")
     trace = answers.readable_trace(call.traceparent)
     made = requests.make_call(call_id, ENGINE, trace, _METHODS[kind], request)
     convert: dict[str, Callable[[], events.Event]] = {

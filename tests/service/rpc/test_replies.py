@@ -21,6 +21,7 @@ from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
 from tests.service.services import SERVICES
+from tests.service.streamed import streaming
 from tests.service.values import content, dur, new_key, prompt
 
 Calls = Iterator[tuple[str, Any]]
@@ -161,6 +162,8 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
     yield from calls_about_leases(engine, handed.lease.lease_id)
     yield from calls_about_transfers(engine, handed.transfer.transfer_id)
     yield from calls_about_blocks(engine)
+    with streaming(api) as stream:
+        yield "StreamCalls", stream.reply(admin_pb2.GetStatusRequest())
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:

@@ -84,6 +84,8 @@ Nanoseconds timeout_of(const Request&, const Options& options) {
 }
 Nanoseconds timeout_of(const v1::WaitTransferRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::PullBlocksRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::ReserveBlocksRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ConnectPeerRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest& request, const Options& options);

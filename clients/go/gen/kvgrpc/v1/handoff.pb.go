@@ -585,7 +585,11 @@ type PullBlocksRequest struct {
 	// How long the bytes may take; unset takes the default.
 	TransferTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=transfer_timeout,json=transferTimeout,proto3" json:"transfer_timeout,omitempty"`
 	// See common.proto. The reply has a transfer only with `transfer_id`: that one, as it is.
-	ValidateOnly  bool `protobuf:"varint,13,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,13,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Answer when the transfer meets this condition, in place of a WaitTransfer after the call. Needs `destination`: a pull
+	// without one waits for blocks, and only the reply has the id to give them by. Not in an engine's session, whose events
+	// tell the end.
+	Wait          *TransferWait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +726,13 @@ func (x *PullBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *PullBlocksRequest) GetWait() *TransferWait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
 type isPullBlocksRequest_Pull interface {
 	isPullBlocksRequest_Pull()
 }
@@ -732,8 +743,8 @@ type PullBlocksRequest_Grant struct {
 }
 
 type PullBlocksRequest_TransferId struct {
-	// An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step` and
-	// `validate_only`. All else was said when the pull was made, and is refused.
+	// An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step`,
+	// `validate_only` and `wait`. All else was said when the pull was made, and is refused.
 	TransferId string `protobuf:"bytes,3,opt,name=transfer_id,json=transferId,proto3,oneof"`
 }
 
@@ -803,7 +814,9 @@ type PullBlocksResponse struct {
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// The RECEIVE transfer.
-	Transfer      *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	// The condition of `wait` was met; else its time was over, or nothing was waited for.
+	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +865,13 @@ func (x *PullBlocksResponse) GetTransfer() *Transfer {
 	return nil
 }
 
+func (x *PullBlocksResponse) GetConditionMet() bool {
+	if x != nil {
+		return x.ConditionMet
+	}
+	return false
+}
+
 // Blocks that a push will fill.
 type ReserveBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -878,7 +898,10 @@ type ReserveBlocksRequest struct {
 	// Higher goes first.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
 	// See common.proto.
-	ValidateOnly  bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// As in PullBlocks: answer when the transfer meets this condition. Needs `source`: the reply has the grant that anyone
+	// else would register the push with.
+	Wait          *TransferWait `protobuf:"bytes,13,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -997,6 +1020,13 @@ func (x *ReserveBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *ReserveBlocksRequest) GetWait() *TransferWait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
 // The blocks are reserved.
 type ReserveBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1005,7 +1035,9 @@ type ReserveBlocksResponse struct {
 	// The RECEIVE transfer.
 	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	// The WRITE grant, for RegisterPush.
-	Grant         *Grant `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
+	Grant *Grant `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
+	// As in PullBlocks.
+	ConditionMet  bool `protobuf:"varint,4,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1059,6 +1091,13 @@ func (x *ReserveBlocksResponse) GetGrant() *Grant {
 		return x.Grant
 	}
 	return nil
+}
+
+func (x *ReserveBlocksResponse) GetConditionMet() bool {
+	if x != nil {
+		return x.ConditionMet
+	}
+	return false
 }
 
 // A push to come.
@@ -1238,7 +1277,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
 	"\btransfer\x18\x03 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xc4\x04\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xf1\x04\n" +
 	"\x11PullBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12!\n" +
@@ -1257,15 +1296,17 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	" \x01(\x04R\tafterStep\x12>\n" +
 	"\rqueue_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\fqueueTimeout\x12D\n" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
-	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnlyB\x06\n" +
+	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnly\x12+\n" +
+	"\x04wait\x18\x0e \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04waitB\x06\n" +
 	"\x04pull\"]\n" +
 	"\x0fPullDestination\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +
 	"\vhave_tokens\x18\x02 \x01(\rR\n" +
-	"haveTokens\"x\n" +
+	"haveTokens\"\x9d\x01\n" +
 	"\x12PullBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\xf8\x03\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xa5\x04\n" +
 	"\x14ReserveBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
@@ -1283,11 +1324,13 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x14registration_timeout\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x13registrationTimeout\x12\x1a\n" +
 	"\bpriority\x18\v \x01(\x05R\bpriority\x12#\n" +
-	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\"\xa3\x01\n" +
+	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\x12+\n" +
+	"\x04wait\x18\r \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\"\xc8\x01\n" +
 	"\x15ReserveBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xaa\x01\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12#\n" +
+	"\rcondition_met\x18\x04 \x01(\bR\fconditionMet\"\xaa\x01\n" +
 	"\x13RegisterPushRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12\x1d\n" +
@@ -1340,7 +1383,8 @@ var file_kvgrpc_v1_handoff_proto_goTypes = []any{
 	(*Lease)(nil),                  // 18: kvgrpc.v1.Lease
 	(*Transfer)(nil),               // 19: kvgrpc.v1.Transfer
 	(*Grant)(nil),                  // 20: kvgrpc.v1.Grant
-	(*PeerAddress)(nil),            // 21: kvgrpc.v1.PeerAddress
+	(*TransferWait)(nil),           // 21: kvgrpc.v1.TransferWait
+	(*PeerAddress)(nil),            // 22: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handoff_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.FinishedBlocksRequest.for_readers:type_name -> kvgrpc.v1.HandOver
@@ -1366,32 +1410,34 @@ var file_kvgrpc_v1_handoff_proto_depIdxs = []int32{
 	6,  // 20: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
 	14, // 21: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
 	14, // 22: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
-	12, // 23: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
-	17, // 24: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 25: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	12, // 26: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 27: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	21, // 28: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	14, // 29: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
-	17, // 30: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 31: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	20, // 32: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	20, // 33: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
-	17, // 34: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 35: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	0,  // 36: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
-	5,  // 37: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
-	8,  // 38: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
-	10, // 39: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
-	4,  // 40: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
-	7,  // 41: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
-	9,  // 42: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
-	11, // 43: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
-	40, // [40:44] is the sub-list for method output_type
-	36, // [36:40] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	21, // 23: kvgrpc.v1.PullBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
+	12, // 24: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
+	17, // 25: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 26: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	12, // 27: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 28: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	22, // 29: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	14, // 30: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
+	21, // 31: kvgrpc.v1.ReserveBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
+	17, // 32: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 33: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	20, // 34: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	20, // 35: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
+	17, // 36: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 37: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	0,  // 38: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
+	5,  // 39: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
+	8,  // 40: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
+	10, // 41: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
+	4,  // 42: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
+	7,  // 43: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
+	9,  // 44: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
+	11, // 45: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
+	42, // [42:46] is the sub-list for method output_type
+	38, // [38:42] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handoff_proto_init() }

@@ -67,7 +67,8 @@ type HandoffServiceClient interface {
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
 	// its lease renewed. Without `destination` it waits for blocks; call again with the transfer's id to give them. A
 	// destination that is present and empty says that everything was found locally: it settles and releases the source
-	// without moving a byte. Returns as soon as the transfer exists; WaitTransfer or WatchTransfers tell the end.
+	// without moving a byte. Returns as soon as the transfer exists, and WaitTransfer or WatchTransfers tell the end; or, with
+	// `wait`, at the end.
 	//
 	// From the moment that destination blocks are named until the transfer's memory is RETURNED the caller must not
 	// touch them; in SUCCEEDED they hold the KV.
@@ -86,7 +87,8 @@ type HandoffServiceClient interface {
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
-	//   - NOT_FOUND TRANSFER_NOT_FOUND.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: by transfer id. With `wait` it also says that the engine's life ended during the wait;
+	//     treat the memory as QUARANTINED.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
@@ -96,7 +98,7 @@ type HandoffServiceClient interface {
 	// Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
 	// grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
 	// touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
-	// first part or between two, fails the transfer.
+	// first part or between two, fails the transfer. Returns as soon as the transfer exists; with `wait`, at its end.
 	//
 	// Errors (all before anything changed):
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -109,6 +111,7 @@ type HandoffServiceClient interface {
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: with `wait`: the engine's life ended during it; treat the memory as QUARANTINED.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
@@ -225,7 +228,8 @@ type HandoffServiceServer interface {
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
 	// its lease renewed. Without `destination` it waits for blocks; call again with the transfer's id to give them. A
 	// destination that is present and empty says that everything was found locally: it settles and releases the source
-	// without moving a byte. Returns as soon as the transfer exists; WaitTransfer or WatchTransfers tell the end.
+	// without moving a byte. Returns as soon as the transfer exists, and WaitTransfer or WatchTransfers tell the end; or, with
+	// `wait`, at the end.
 	//
 	// From the moment that destination blocks are named until the transfer's memory is RETURNED the caller must not
 	// touch them; in SUCCEEDED they hold the KV.
@@ -244,7 +248,8 @@ type HandoffServiceServer interface {
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
-	//   - NOT_FOUND TRANSFER_NOT_FOUND.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: by transfer id. With `wait` it also says that the engine's life ended during the wait;
+	//     treat the memory as QUARANTINED.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
@@ -254,7 +259,7 @@ type HandoffServiceServer interface {
 	// Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
 	// grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
 	// touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
-	// first part or between two, fails the transfer.
+	// first part or between two, fails the transfer. Returns as soon as the transfer exists; with `wait`, at its end.
 	//
 	// Errors (all before anything changed):
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -267,6 +272,7 @@ type HandoffServiceServer interface {
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: with `wait`: the engine's life ended during it; treat the memory as QUARANTINED.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)

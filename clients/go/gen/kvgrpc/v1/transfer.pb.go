@@ -1182,6 +1182,81 @@ func (x *WaitTransferRequest) GetLayers() *LayerRange {
 	return nil
 }
 
+// A wait that a call does by itself, as WaitTransfer would after it: the call that makes a transfer is answered when the
+// condition is met or the time is over, whichever comes first, with the transfer as it then is, and its reply says in
+// `condition_met` which of the two it was. The end of the time is no error.
+//
+//   - The transfer is made first. What refuses the call does so at once, and nothing has changed then.
+//   - A call that is cancelled, or whose deadline is over, ends the wait and nothing else: the transfer goes on.
+//     CancelTransfer ends a transfer. Give the call a deadline that is longer than `timeout`.
+//   - It is no part of the call that an idempotency key stands for. The same call with the same key, with this wait, with
+//     another or without one, is answered with the same transfer, as it is by then; with a wait it waits as well.
+//   - With `validate_only` the wait is checked, and nothing is waited for: `condition_met` is false.
+//   - A server where too many calls wait, or that is older than this field, answers at once, with `condition_met` false: go
+//     on with WaitTransfer.
+type TransferWait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to wait for.
+	Until WaitCondition `protobuf:"varint,1,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
+	// As in WaitTransfer: at most this long; unset or more than 60 s means 60 s, zero answers at once.
+	Timeout *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// As in WaitTransfer: also answer when these layers are done.
+	Layers        *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferWait) Reset() {
+	*x = TransferWait{}
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferWait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferWait) ProtoMessage() {}
+
+func (x *TransferWait) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferWait.ProtoReflect.Descriptor instead.
+func (*TransferWait) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TransferWait) GetUntil() WaitCondition {
+	if x != nil {
+		return x.Until
+	}
+	return WaitCondition_WAIT_CONDITION_UNSPECIFIED
+}
+
+func (x *TransferWait) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *TransferWait) GetLayers() *LayerRange {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
 // The transfer as it is now.
 type WaitTransferResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1197,7 +1272,7 @@ type WaitTransferResponse struct {
 
 func (x *WaitTransferResponse) Reset() {
 	*x = WaitTransferResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1284,7 @@ func (x *WaitTransferResponse) String() string {
 func (*WaitTransferResponse) ProtoMessage() {}
 
 func (x *WaitTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1297,7 @@ func (x *WaitTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitTransferResponse.ProtoReflect.Descriptor instead.
 func (*WaitTransferResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WaitTransferResponse) GetHeader() *ResponseHeader {
@@ -1263,7 +1338,7 @@ type WaitTransfersRequest struct {
 
 func (x *WaitTransfersRequest) Reset() {
 	*x = WaitTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1350,7 @@ func (x *WaitTransfersRequest) String() string {
 func (*WaitTransfersRequest) ProtoMessage() {}
 
 func (x *WaitTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1363,7 @@ func (x *WaitTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitTransfersRequest.ProtoReflect.Descriptor instead.
 func (*WaitTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WaitTransfersRequest) GetTransferIds() []string {
@@ -1334,7 +1409,7 @@ type WaitedTransfer struct {
 
 func (x *WaitedTransfer) Reset() {
 	*x = WaitedTransfer{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1421,7 @@ func (x *WaitedTransfer) String() string {
 func (*WaitedTransfer) ProtoMessage() {}
 
 func (x *WaitedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1434,7 @@ func (x *WaitedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitedTransfer.ProtoReflect.Descriptor instead.
 func (*WaitedTransfer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WaitedTransfer) GetTransferId() string {
@@ -1398,7 +1473,7 @@ type WaitTransfersResponse struct {
 
 func (x *WaitTransfersResponse) Reset() {
 	*x = WaitTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1485,7 @@ func (x *WaitTransfersResponse) String() string {
 func (*WaitTransfersResponse) ProtoMessage() {}
 
 func (x *WaitTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1498,7 @@ func (x *WaitTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitTransfersResponse.ProtoReflect.Descriptor instead.
 func (*WaitTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitTransfersResponse) GetHeader() *ResponseHeader {
@@ -1476,7 +1551,7 @@ type TransferFilter struct {
 
 func (x *TransferFilter) Reset() {
 	*x = TransferFilter{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1563,7 @@ func (x *TransferFilter) String() string {
 func (*TransferFilter) ProtoMessage() {}
 
 func (x *TransferFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1576,7 @@ func (x *TransferFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFilter.ProtoReflect.Descriptor instead.
 func (*TransferFilter) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TransferFilter) GetRequestId() string {
@@ -1589,7 +1664,7 @@ type ListTransfersRequest struct {
 
 func (x *ListTransfersRequest) Reset() {
 	*x = ListTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +1676,7 @@ func (x *ListTransfersRequest) String() string {
 func (*ListTransfersRequest) ProtoMessage() {}
 
 func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +1689,7 @@ func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersRequest.ProtoReflect.Descriptor instead.
 func (*ListTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListTransfersRequest) GetFilter() *TransferFilter {
@@ -1653,7 +1728,7 @@ type ListTransfersResponse struct {
 
 func (x *ListTransfersResponse) Reset() {
 	*x = ListTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1740,7 @@ func (x *ListTransfersResponse) String() string {
 func (*ListTransfersResponse) ProtoMessage() {}
 
 func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1753,7 @@ func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersResponse.ProtoReflect.Descriptor instead.
 func (*ListTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListTransfersResponse) GetHeader() *ResponseHeader {
@@ -1717,7 +1792,7 @@ type WatchTransfersRequest struct {
 
 func (x *WatchTransfersRequest) Reset() {
 	*x = WatchTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1804,7 @@ func (x *WatchTransfersRequest) String() string {
 func (*WatchTransfersRequest) ProtoMessage() {}
 
 func (x *WatchTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1817,7 @@ func (x *WatchTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransfersRequest.ProtoReflect.Descriptor instead.
 func (*WatchTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchTransfersRequest) GetFilter() *TransferFilter {
@@ -1782,7 +1857,7 @@ type WatchTransfersResponse struct {
 
 func (x *WatchTransfersResponse) Reset() {
 	*x = WatchTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1869,7 @@ func (x *WatchTransfersResponse) String() string {
 func (*WatchTransfersResponse) ProtoMessage() {}
 
 func (x *WatchTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +1882,7 @@ func (x *WatchTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransfersResponse.ProtoReflect.Descriptor instead.
 func (*WatchTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchTransfersResponse) GetHeader() *ResponseHeader {
@@ -1846,7 +1921,7 @@ type AcknowledgeTransfersRequest struct {
 
 func (x *AcknowledgeTransfersRequest) Reset() {
 	*x = AcknowledgeTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1933,7 @@ func (x *AcknowledgeTransfersRequest) String() string {
 func (*AcknowledgeTransfersRequest) ProtoMessage() {}
 
 func (x *AcknowledgeTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1946,7 @@ func (x *AcknowledgeTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeTransfersRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AcknowledgeTransfersRequest) GetIdempotencyKey() string {
@@ -1908,7 +1983,7 @@ type AcknowledgeTransfersResponse struct {
 
 func (x *AcknowledgeTransfersResponse) Reset() {
 	*x = AcknowledgeTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +1995,7 @@ func (x *AcknowledgeTransfersResponse) String() string {
 func (*AcknowledgeTransfersResponse) ProtoMessage() {}
 
 func (x *AcknowledgeTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2008,7 @@ func (x *AcknowledgeTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeTransfersResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AcknowledgeTransfersResponse) GetHeader() *ResponseHeader {
@@ -1977,7 +2052,7 @@ type CancelTransferRequest struct {
 
 func (x *CancelTransferRequest) Reset() {
 	*x = CancelTransferRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2064,7 @@ func (x *CancelTransferRequest) String() string {
 func (*CancelTransferRequest) ProtoMessage() {}
 
 func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2077,7 @@ func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferRequest.ProtoReflect.Descriptor instead.
 func (*CancelTransferRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelTransferRequest) GetIdempotencyKey() string {
@@ -2098,7 +2173,7 @@ type CancelTransferResponse struct {
 
 func (x *CancelTransferResponse) Reset() {
 	*x = CancelTransferResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2185,7 @@ func (x *CancelTransferResponse) String() string {
 func (*CancelTransferResponse) ProtoMessage() {}
 
 func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2198,7 @@ func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferResponse.ProtoReflect.Descriptor instead.
 func (*CancelTransferResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CancelTransferResponse) GetHeader() *ResponseHeader {
@@ -2217,7 +2292,11 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"transferId\x12.\n" +
 	"\x05until\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.WaitConditionR\x05until\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12-\n" +
-	"\x06layers\x18\x04 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9f\x01\n" +
+	"\x06layers\x18\x04 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\xa2\x01\n" +
+	"\fTransferWait\x12.\n" +
+	"\x05until\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.WaitConditionR\x05until\x123\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12-\n" +
+	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9f\x01\n" +
 	"\x14WaitTransferResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
@@ -2360,7 +2439,7 @@ func file_kvgrpc_v1_transfer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_transfer_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvgrpc_v1_transfer_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_kvgrpc_v1_transfer_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kvgrpc_v1_transfer_proto_goTypes = []any{
 	(Direction)(0),                       // 0: kvgrpc.v1.Direction
 	(TransferState)(0),                   // 1: kvgrpc.v1.TransferState
@@ -2377,25 +2456,26 @@ var file_kvgrpc_v1_transfer_proto_goTypes = []any{
 	(*GetTransferRequest)(nil),           // 12: kvgrpc.v1.GetTransferRequest
 	(*GetTransferResponse)(nil),          // 13: kvgrpc.v1.GetTransferResponse
 	(*WaitTransferRequest)(nil),          // 14: kvgrpc.v1.WaitTransferRequest
-	(*WaitTransferResponse)(nil),         // 15: kvgrpc.v1.WaitTransferResponse
-	(*WaitTransfersRequest)(nil),         // 16: kvgrpc.v1.WaitTransfersRequest
-	(*WaitedTransfer)(nil),               // 17: kvgrpc.v1.WaitedTransfer
-	(*WaitTransfersResponse)(nil),        // 18: kvgrpc.v1.WaitTransfersResponse
-	(*TransferFilter)(nil),               // 19: kvgrpc.v1.TransferFilter
-	(*ListTransfersRequest)(nil),         // 20: kvgrpc.v1.ListTransfersRequest
-	(*ListTransfersResponse)(nil),        // 21: kvgrpc.v1.ListTransfersResponse
-	(*WatchTransfersRequest)(nil),        // 22: kvgrpc.v1.WatchTransfersRequest
-	(*WatchTransfersResponse)(nil),       // 23: kvgrpc.v1.WatchTransfersResponse
-	(*AcknowledgeTransfersRequest)(nil),  // 24: kvgrpc.v1.AcknowledgeTransfersRequest
-	(*AcknowledgeTransfersResponse)(nil), // 25: kvgrpc.v1.AcknowledgeTransfersResponse
-	(*CancelTransferRequest)(nil),        // 26: kvgrpc.v1.CancelTransferRequest
-	(*CancelTransferResponse)(nil),       // 27: kvgrpc.v1.CancelTransferResponse
-	(*LayerRange)(nil),                   // 28: kvgrpc.v1.LayerRange
-	(*Failure)(nil),                      // 29: kvgrpc.v1.Failure
-	(*durationpb.Duration)(nil),          // 30: google.protobuf.Duration
-	(TransferPhase)(0),                   // 31: kvgrpc.v1.TransferPhase
-	(DataPath)(0),                        // 32: kvgrpc.v1.DataPath
-	(*ResponseHeader)(nil),               // 33: kvgrpc.v1.ResponseHeader
+	(*TransferWait)(nil),                 // 15: kvgrpc.v1.TransferWait
+	(*WaitTransferResponse)(nil),         // 16: kvgrpc.v1.WaitTransferResponse
+	(*WaitTransfersRequest)(nil),         // 17: kvgrpc.v1.WaitTransfersRequest
+	(*WaitedTransfer)(nil),               // 18: kvgrpc.v1.WaitedTransfer
+	(*WaitTransfersResponse)(nil),        // 19: kvgrpc.v1.WaitTransfersResponse
+	(*TransferFilter)(nil),               // 20: kvgrpc.v1.TransferFilter
+	(*ListTransfersRequest)(nil),         // 21: kvgrpc.v1.ListTransfersRequest
+	(*ListTransfersResponse)(nil),        // 22: kvgrpc.v1.ListTransfersResponse
+	(*WatchTransfersRequest)(nil),        // 23: kvgrpc.v1.WatchTransfersRequest
+	(*WatchTransfersResponse)(nil),       // 24: kvgrpc.v1.WatchTransfersResponse
+	(*AcknowledgeTransfersRequest)(nil),  // 25: kvgrpc.v1.AcknowledgeTransfersRequest
+	(*AcknowledgeTransfersResponse)(nil), // 26: kvgrpc.v1.AcknowledgeTransfersResponse
+	(*CancelTransferRequest)(nil),        // 27: kvgrpc.v1.CancelTransferRequest
+	(*CancelTransferResponse)(nil),       // 28: kvgrpc.v1.CancelTransferResponse
+	(*LayerRange)(nil),                   // 29: kvgrpc.v1.LayerRange
+	(*Failure)(nil),                      // 30: kvgrpc.v1.Failure
+	(*durationpb.Duration)(nil),          // 31: google.protobuf.Duration
+	(TransferPhase)(0),                   // 32: kvgrpc.v1.TransferPhase
+	(DataPath)(0),                        // 33: kvgrpc.v1.DataPath
+	(*ResponseHeader)(nil),               // 34: kvgrpc.v1.ResponseHeader
 }
 var file_kvgrpc_v1_transfer_proto_depIdxs = []int32{
 	0,  // 0: kvgrpc.v1.Transfer.direction:type_name -> kvgrpc.v1.Direction
@@ -2403,63 +2483,66 @@ var file_kvgrpc_v1_transfer_proto_depIdxs = []int32{
 	2,  // 2: kvgrpc.v1.Transfer.memory:type_name -> kvgrpc.v1.MemoryDisposition
 	9,  // 3: kvgrpc.v1.Transfer.peer:type_name -> kvgrpc.v1.TransferPeer
 	3,  // 4: kvgrpc.v1.Transfer.waiting_for:type_name -> kvgrpc.v1.WaitingFor
-	28, // 5: kvgrpc.v1.Transfer.layers_done:type_name -> kvgrpc.v1.LayerRange
+	29, // 5: kvgrpc.v1.Transfer.layers_done:type_name -> kvgrpc.v1.LayerRange
 	10, // 6: kvgrpc.v1.Transfer.phases:type_name -> kvgrpc.v1.PhaseTiming
 	11, // 7: kvgrpc.v1.Transfer.paths:type_name -> kvgrpc.v1.TransferPath
-	29, // 8: kvgrpc.v1.Transfer.failure:type_name -> kvgrpc.v1.Failure
-	30, // 9: kvgrpc.v1.Transfer.age:type_name -> google.protobuf.Duration
-	31, // 10: kvgrpc.v1.PhaseTiming.phase:type_name -> kvgrpc.v1.TransferPhase
-	30, // 11: kvgrpc.v1.PhaseTiming.start:type_name -> google.protobuf.Duration
-	30, // 12: kvgrpc.v1.PhaseTiming.duration:type_name -> google.protobuf.Duration
-	32, // 13: kvgrpc.v1.TransferPath.data_path:type_name -> kvgrpc.v1.DataPath
-	30, // 14: kvgrpc.v1.TransferPath.progress_age:type_name -> google.protobuf.Duration
-	33, // 15: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 8: kvgrpc.v1.Transfer.failure:type_name -> kvgrpc.v1.Failure
+	31, // 9: kvgrpc.v1.Transfer.age:type_name -> google.protobuf.Duration
+	32, // 10: kvgrpc.v1.PhaseTiming.phase:type_name -> kvgrpc.v1.TransferPhase
+	31, // 11: kvgrpc.v1.PhaseTiming.start:type_name -> google.protobuf.Duration
+	31, // 12: kvgrpc.v1.PhaseTiming.duration:type_name -> google.protobuf.Duration
+	33, // 13: kvgrpc.v1.TransferPath.data_path:type_name -> kvgrpc.v1.DataPath
+	31, // 14: kvgrpc.v1.TransferPath.progress_age:type_name -> google.protobuf.Duration
+	34, // 15: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	8,  // 16: kvgrpc.v1.GetTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
 	4,  // 17: kvgrpc.v1.WaitTransferRequest.until:type_name -> kvgrpc.v1.WaitCondition
-	30, // 18: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
-	28, // 19: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	33, // 20: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 21: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	4,  // 22: kvgrpc.v1.WaitTransfersRequest.until:type_name -> kvgrpc.v1.WaitCondition
-	5,  // 23: kvgrpc.v1.WaitTransfersRequest.wait_for:type_name -> kvgrpc.v1.WaitFor
-	30, // 24: kvgrpc.v1.WaitTransfersRequest.timeout:type_name -> google.protobuf.Duration
-	8,  // 25: kvgrpc.v1.WaitedTransfer.transfer:type_name -> kvgrpc.v1.Transfer
-	33, // 26: kvgrpc.v1.WaitTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 27: kvgrpc.v1.WaitTransfersResponse.waited_transfers:type_name -> kvgrpc.v1.WaitedTransfer
-	1,  // 28: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
-	2,  // 29: kvgrpc.v1.TransferFilter.memory_dispositions:type_name -> kvgrpc.v1.MemoryDisposition
-	30, // 30: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
-	0,  // 31: kvgrpc.v1.TransferFilter.direction:type_name -> kvgrpc.v1.Direction
-	19, // 32: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	33, // 33: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 34: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	19, // 35: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	33, // 36: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 37: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	33, // 38: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 39: kvgrpc.v1.CancelTransferRequest.scope:type_name -> kvgrpc.v1.CancelScope
-	33, // 40: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 41: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
-	8,  // 42: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	12, // 43: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
-	14, // 44: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
-	16, // 45: kvgrpc.v1.TransferService.WaitTransfers:input_type -> kvgrpc.v1.WaitTransfersRequest
-	20, // 46: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
-	22, // 47: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
-	24, // 48: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
-	26, // 49: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
-	13, // 50: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
-	15, // 51: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
-	18, // 52: kvgrpc.v1.TransferService.WaitTransfers:output_type -> kvgrpc.v1.WaitTransfersResponse
-	21, // 53: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
-	23, // 54: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
-	25, // 55: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
-	27, // 56: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	31, // 18: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
+	29, // 19: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
+	4,  // 20: kvgrpc.v1.TransferWait.until:type_name -> kvgrpc.v1.WaitCondition
+	31, // 21: kvgrpc.v1.TransferWait.timeout:type_name -> google.protobuf.Duration
+	29, // 22: kvgrpc.v1.TransferWait.layers:type_name -> kvgrpc.v1.LayerRange
+	34, // 23: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 24: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	4,  // 25: kvgrpc.v1.WaitTransfersRequest.until:type_name -> kvgrpc.v1.WaitCondition
+	5,  // 26: kvgrpc.v1.WaitTransfersRequest.wait_for:type_name -> kvgrpc.v1.WaitFor
+	31, // 27: kvgrpc.v1.WaitTransfersRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 28: kvgrpc.v1.WaitedTransfer.transfer:type_name -> kvgrpc.v1.Transfer
+	34, // 29: kvgrpc.v1.WaitTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 30: kvgrpc.v1.WaitTransfersResponse.waited_transfers:type_name -> kvgrpc.v1.WaitedTransfer
+	1,  // 31: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
+	2,  // 32: kvgrpc.v1.TransferFilter.memory_dispositions:type_name -> kvgrpc.v1.MemoryDisposition
+	31, // 33: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
+	0,  // 34: kvgrpc.v1.TransferFilter.direction:type_name -> kvgrpc.v1.Direction
+	20, // 35: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	34, // 36: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 37: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	20, // 38: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	34, // 39: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 40: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	34, // 41: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 42: kvgrpc.v1.CancelTransferRequest.scope:type_name -> kvgrpc.v1.CancelScope
+	34, // 43: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 44: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
+	8,  // 45: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	12, // 46: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
+	14, // 47: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
+	17, // 48: kvgrpc.v1.TransferService.WaitTransfers:input_type -> kvgrpc.v1.WaitTransfersRequest
+	21, // 49: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
+	23, // 50: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
+	25, // 51: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
+	27, // 52: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
+	13, // 53: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
+	16, // 54: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
+	19, // 55: kvgrpc.v1.TransferService.WaitTransfers:output_type -> kvgrpc.v1.WaitTransfersResponse
+	22, // 56: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
+	24, // 57: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
+	26, // 58: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
+	28, // 59: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
+	53, // [53:60] is the sub-list for method output_type
+	46, // [46:53] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_transfer_proto_init() }
@@ -2468,7 +2551,7 @@ func file_kvgrpc_v1_transfer_proto_init() {
 		return
 	}
 	file_kvgrpc_v1_common_proto_init()
-	file_kvgrpc_v1_transfer_proto_msgTypes[18].OneofWrappers = []any{
+	file_kvgrpc_v1_transfer_proto_msgTypes[19].OneofWrappers = []any{
 		(*CancelTransferRequest_TransferId)(nil),
 		(*CancelTransferRequest_TransferKey)(nil),
 	}
@@ -2478,7 +2561,7 @@ func file_kvgrpc_v1_transfer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_transfer_proto_rawDesc), len(file_kvgrpc_v1_transfer_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

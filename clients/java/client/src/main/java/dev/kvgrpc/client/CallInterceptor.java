@@ -5,6 +5,9 @@ import com.google.protobuf.Message;
 import dev.kvgrpc.v1.AdminServiceGrpc;
 import dev.kvgrpc.v1.HandshakeServiceGrpc;
 import dev.kvgrpc.v1.PollSchedulerNewsRequest;
+import dev.kvgrpc.v1.PullBlocksRequest;
+import dev.kvgrpc.v1.ReserveBlocksRequest;
+import dev.kvgrpc.v1.TransferWait;
 import dev.kvgrpc.v1.WaitTransferRequest;
 import dev.kvgrpc.v1.WaitTransfersRequest;
 import io.grpc.CallOptions;
@@ -70,10 +73,20 @@ final class CallInterceptor implements ClientInterceptor {
     if (request instanceof WaitTransfersRequest wait) {
       return atMost(wait.hasTimeout() ? Durations.toJava(wait.getTimeout()) : WAIT_MAX);
     }
+    if (request instanceof PullBlocksRequest pull && pull.hasWait()) {
+      return inCall(pull.getWait());
+    }
+    if (request instanceof ReserveBlocksRequest reserve && reserve.hasWait()) {
+      return inCall(reserve.getWait());
+    }
     if (request instanceof PollSchedulerNewsRequest poll) {
       return atMost(Durations.toJava(poll.getWait()));
     }
     return Duration.ZERO;
+  }
+
+  private static Duration inCall(TransferWait wait) {
+    return atMost(wait.hasTimeout() ? Durations.toJava(wait.getTimeout()) : WAIT_MAX);
   }
 
   private static Duration atMost(Duration wait) {

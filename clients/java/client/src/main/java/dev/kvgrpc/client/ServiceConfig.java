@@ -26,6 +26,7 @@ final class ServiceConfig {
                   method("HandshakeService", "WatchEngine"),
                   method("TransferService", "WatchTransfers"),
                   method("LeaseService", "KeepAlive"),
+                  method("CallService", "StreamCalls"),
                   method("SchedulerService", "Schedule")),
               "waitForReady", false)));
 

@@ -1,0 +1,194 @@
+"""CallService: unary calls over one stream.
+
+A call is served by the very handler that serves it by itself, with all that is round that: its place, the check of its
+request, its span, its typed errors. Here calls are read, each has a task, and what they answer goes out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    KVGrpcError,
+    OutOfRange,
+    Reason,
+    Unimplemented,
+    invalid,
+)
+from kvgrpc.service import status, telemetry
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.open_streams import OverError
+from kvgrpc.service.rpc.method import check_request
+from kvgrpc.service.rpc.outgoing import Outgoing
+from kvgrpc.v1 import calls_pb2, calls_pb2_grpc
+from kvgrpc.wire.answers import readable_trace
+from kvgrpc.wire.values import seconds
+
+_log = logging.getLogger(__name__)
+
+PACKAGE = "kvgrpc.v1."
+"""Whose methods can be called: those between leads have a stream of their own."""
+ENVELOPE_BYTES = 1_024
+"""More than a message adds to the answer in it."""
+CALLS_A_TURN = 16
+"""Of the loop that handles everything: a message may have thousands."""
+LAST_ANSWERS_S = 0.5
+"""When the server ends: for calls that are answered in a moment, since their transfers ended just now."""
+
+
+class CallService(calls_pb2_grpc.CallServiceServicer):
+    """Streams of calls. `unary` are the handlers of all methods, by name."""
+
+    def __init__(self, lead: Lead, unary: Mapping[str, Any], message_bytes: int) -> None:
+        self._lead = lead
+        self._unary = unary
+        self._message_bytes = message_bytes
+
+    async def StreamCalls(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        """Answers are written by the stream itself, when they are known."""
+        try:
+            with self._lead.standing.one():
+                await CallStream(self._lead, self._unary, context, self._message_bytes).run()
+        except KVGrpcError as error:
+            await status.abort(context, error, self._lead.header())
+        finally:
+            del context  # as in `rpc`
+
+
+class CallStream:
+    """One stream of one client."""
+
+    def __init__(self, lead: Lead, unary: Mapping[str, Any], context: Any, message_bytes: int) -> None:
+        self._lead = lead
+        self._unary = unary
+        self._context = context
+        self._reply_bytes = message_bytes - ENVELOPE_BYTES
+        self._outgoing = Outgoing(context, calls_pb2.StreamCallsResponse)
+        self._served: dict[int, asyncio.Task[None]] = {}
+        self._last_id = 0
+
+    async def run(self) -> None:
+        """Serves until the client ends the stream, and the last of its calls is answered. Raises InvalidRequest."""
+        await self._context.send_initial_metadata(())  # tells the client that this server knows the method
+        try:
+            await self._serve_all()
+        except OverError:
+            await self._settle(LAST_ANSWERS_S)
+        finally:
+            self._outgoing.close()
+            for task in self._served.values():
+                task.cancel()
+
+    async def _serve_all(self) -> None:
+        standing = self._lead.standing
+        while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
+            check_request(message)
+            self._outgoing.more = True
+            await self._begin(message.calls)
+            self._give_up(message.cancelled_call_ids)
+            if not message.calls and not message.cancelled_call_ids:
+                self._outgoing.add_empty()
+            del message  # the next one may be long in coming
+            await asyncio.sleep(0)  # most calls are answered in one go
+            self._outgoing.more = False
+            await self._outgoing.write()
+        await standing.read(self._settle)
+
+    async def _settle(self, timeout_s: float | None = None) -> None:
+        """Waits for the calls that are not answered, and sends what is known then."""
+        if self._served:
+            await asyncio.wait(list(self._served.values()), timeout=timeout_s)
+        await self._outgoing.write()
+
+    async def _begin(self, calls: Iterable[calls_pb2.UnaryCall]) -> None:
+        """Each call has a task; they begin in their order, with room for others between them."""
+        for count, call in enumerate(calls, 1):
+            if call.call_id <= self._last_id:
+                raise invalid("calls.call_id", f"is greater than those before it: {call.call_id}, {self._last_id}")
+            self._last_id = call.call_id
+            task = asyncio.create_task(self._serve(call))
+            self._served[call.call_id] = task
+            task.add_done_callback(partial(self._over, call.call_id))
+            if count % CALLS_A_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _give_up(self, call_ids: Iterable[int]) -> None:
+        for call_id in call_ids:
+            task = self._served.get(call_id)
+            if task is not None:
+                task.cancel()
+
+    async def _serve(self, call: calls_pb2.UnaryCall) -> None:
+        """One call, up to its answer."""
+        call_id, context = call.call_id, _Context(self._context.peer(), readable_trace(call.traceparent))
+        try:
+            check_request(call)
+            timeout_s = seconds(call, "timeout")
+            handler, request = self._handler(call.method), call.request
+            del call
+            if timeout_s is not None and timeout_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(timeout_s):
+                reply = await handler.unary_unary(handler.request_deserializer(request), context)
+            self._reply(call_id, handler.response_serializer(reply))
+        except grpc.aio.AbortError:
+            self._fail(call_id, context.status)
+        except TimeoutError:
+            late = DeadlineExceeded(Reason.DEADLINE, "the call's time was over", metadata={"phase": "call"})
+            self._refuse(call_id, late)
+        except KVGrpcError as error:
+            self._refuse(call_id, error)
+        except Exception as error:  # noqa: BLE001 - no call may stop the server
+            _log.exception("a call over a stream failed")
+            self._refuse(call_id, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+
+    def _handler(self, method: str) -> Any:
+        handler = self._unary.get(method) if method.startswith(PACKAGE) else None
+        if handler is None:
+            raise Unimplemented(Reason.FEATURE_UNAVAILABLE, f"this server has no unary method {method!r} to call so")
+        return handler
+
+    def _reply(self, call_id: int, reply: bytes) -> None:
+        if len(reply) > self._reply_bytes:
+            what = f"the reply has {len(reply)} bytes; over a stream the limit is {self._reply_bytes}"
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(self._reply_bytes)})
+        self._outgoing.answer(call_id, len(reply)).reply = reply
+        self._outgoing.see_to_write()
+
+    def _refuse(self, call_id: int, error: KVGrpcError) -> None:
+        self._fail(call_id, status.packed_status(error.untraced(), self._lead.header()))
+
+    def _fail(self, call_id: int, packed: bytes) -> None:
+        self._outgoing.answer(call_id, len(packed)).error.MergeFromString(packed)
+        self._outgoing.see_to_write()
+
+    def _over(self, call_id: int, _: asyncio.Task[None]) -> None:
+        del self._served[call_id]
+
+
+class _Context:
+    """What a method needs of its call; `status` is the google.rpc.Status of one that was ended with an error."""
+
+    def __init__(self, peer: str, traceparent: str) -> None:
+        self._peer = peer
+        self._metadata = telemetry.metadata(traceparent)
+        self.status = b""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> NoReturn:
+        self.status = dict(trailing_metadata)[status.DETAILS_KEY]
+        raise grpc.aio.AbortError(code, details)

@@ -1,0 +1,82 @@
+"""Waiting for a transfer: one notion of a condition and a timeout, for WaitTransfer and for the calls that wait by
+themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.errors import invalid
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import may_stand
+from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
+from kvgrpc.wire.values import layer_range, seconds
+
+Condition = Callable[[Transfer], bool]
+Stated = transfer_pb2.WaitTransferRequest | transfer_pb2.TransferWait
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until when a transfer is waited for."""
+
+    met: Condition
+    timeout_s: float
+
+    async def ended(self, lead: Lead, transfer_id: str, header: common_pb2.ResponseHeader) -> tuple[Transfer, bool]:
+        """The transfer when the condition is met or the time is over, and whether it is met. `header` becomes that of a
+        reply that tells it. Raises NotFound.
+        """
+        found = await lead.watchers.wait(transfer_id, self.met, self.timeout_s)
+        header.event_seq = max(header.event_seq, found.seq)
+        return found, self.met(found)
+
+
+def wait_of(stated: Stated, lead: Lead, field: str = "") -> Wait:
+    """What a message states. Raises InvalidRequest, which names its `field`."""
+    layers = layer_range(stated)
+    ended = condition(stated.until)
+
+    def met(transfer: Transfer) -> bool:
+        return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
+
+    return Wait(met, timeout_s(stated, lead.config.limits.wait_s, field))
+
+
+def wait_after(
+    request: handoff_pb2.PullBlocksRequest | handoff_pb2.ReserveBlocksRequest, lead: Lead, needs: str
+) -> Wait | None:
+    """How long the call that makes a transfer is to wait for it; None: it does not. Raises InvalidRequest, also where
+    the field `needs` is missing, without which nothing can become of the transfer before the call is answered.
+    """
+    if not request.HasField("wait"):
+        return None
+    if not request.HasField(needs):  # type: ignore[arg-type]
+        raise invalid("wait", f"needs {needs}: without it the transfer goes on only after the answer")
+    wait = wait_of(request.wait, lead, "wait.")
+    return None if request.validate_only else wait
+
+
+async def waited(
+    wait: Wait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
+) -> tuple[Transfer | None, bool]:
+    """The transfer that a call of `nbytes` made, once it was waited for, and whether the condition is met. Where too
+    many calls wait, at once. `header` as in `Wait.ended`. Raises NotFound.
+    """
+    if wait is None or made is None or not may_stand(nbytes):
+        return made, False
+    return await wait.ended(lead, made.id, header)
+
+
+def condition(until: int) -> Condition:
+    """When a transfer need not be waited for any more."""
+    returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
+    return lambda transfer: transfer.settled if returned else transfer.over
+
+
+def timeout_s(stated: Stated | transfer_pb2.WaitTransfersRequest, most_s: float, field: str = "") -> float:
+    """How long a wait may last, at most `most_s`. Raises InvalidRequest."""
+    asked_s = seconds(stated, "timeout")
+    if asked_s is not None and asked_s < 0:
+        raise invalid(f"{field}timeout", "is not negative; leave it out for the longest")
+    return most_s if asked_s is None else min(asked_s, most_s)
