@@ -22,7 +22,7 @@ BURST_MAX = 10
 PAUSE_S_MAX = 0.8
 """Between two bursts."""
 HANG_UP_S_MIN, HANG_UP_S_MAX = 0.001, 2.0
-"""After it is sent: short times are as likely as long ones, since a leg may last for either."""
+"""After it is sent."""
 STREAMED = 0.5
 MISSED = 10
 """So many requests find a D that is dead. Then the storm waits until it serves again."""
@@ -62,8 +62,7 @@ def schedule(seed: int, requests: int, hang_ups: float, kills: int) -> Schedule:
         if again and found:
             prompt = found[int(which * len(found))].prompt
         answer_tokens, streams = draw.randint(1, ANSWER_TOKENS_MAX), draw.random() < STREAMED
-        hangs_up, exponent = draw.random() < hang_ups, draw.random()
-        moment_s = HANG_UP_S_MIN * (HANG_UP_S_MAX / HANG_UP_S_MIN) ** exponent
+        hangs_up, moment_s = draw.random() < hang_ups, _moment(draw)
         found.append(Request(number, prompt, answer_tokens, streams, pause_s, moment_s if hangs_up else None))
     return Schedule(tuple(found), tuple(requests * (kill + 1) // (kills + 1) for kill in range(kills)))
 
@@ -78,6 +77,13 @@ def _tokens(draw: random.Random, blocks_max: int) -> tuple[int, ...]:
     if draw.random() < 0.25:
         count = draw.randint(1, count)
     return tuple(draw.choices(range(3, VOCABULARY), k=count))
+
+
+def _moment(draw: random.Random) -> float:
+    """Every order of magnitude as often as any other, for engines that idle; or every moment, for those in a crowd."""
+    if draw.random() < 0.5:
+        return draw.uniform(HANG_UP_S_MIN, HANG_UP_S_MAX)
+    return HANG_UP_S_MIN * float((HANG_UP_S_MAX / HANG_UP_S_MIN) ** draw.random())
 
 
 def _pauses(seed: int) -> Iterator[float]:

@@ -1,6 +1,5 @@
 """P, D and the router before them, for one connector."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -108,10 +107,11 @@ class Site:
 
     def look(self) -> str:
         """What is held now, as text; an engine that is dead or starts has nothing to say."""
-        began = time.monotonic()
-        with suppress(OSError, KVGrpcError):
-            return "held " + " ".join(f"{name}:{count}" for name, count in self.held().items())
-        return f"nobody to ask ({time.monotonic() - began:.0f} s)"
+        found = []
+        for name, place in (("P", self.p), ("D", self.d)):
+            with suppress(OSError, KVGrpcError):
+                found.append(f"{name}:{self._held(place.server)}")
+        return "held " + " ".join(found)
 
 
 @contextmanager
