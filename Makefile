@@ -203,6 +203,11 @@ vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some
 bench-vllm: vllm ## Measure the vLLM connector against vLLM's own NixlConnector (ARGS=--json; VLLM_VENV as above)
 	@PYTHONPATH=. timeout -k 60 2400 $(VLLM_VENV)/bin/python -m bench.connectors $(ARGS)
 
+# Two processors and 6 GB. By default for minutes; it sends nothing any more after an hour with each connector.
+.PHONY: storm
+storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--json --requests 200 --seed 1", ARGS=--help)
+	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m bench.storm $(ARGS)
+
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed, so that the
 # inputs of several runs add up. Every worker has servers of its own, so any of them may take a test; twice as many as
 # elsewhere, because an input is mostly waited for.

@@ -37,11 +37,16 @@ class Forked:
 
 @contextmanager
 def forked(
-    engines: Engines, server: Server, core: int, transfer: Mapping[str, Any], environment: Mapping[str, str]
+    engines: Engines,
+    server: Server,
+    core: int,
+    transfer: Mapping[str, Any],
+    environment: Mapping[str, str],
+    flags: Sequence[str] = FLAGS,
 ) -> Iterator[Forked]:
     """A server with its whole tree on one processor. It is not up yet."""
     request = {
-        "arguments": arguments(server, engines.folder, transfer, FLAGS), "core": core,
+        "arguments": arguments(server, engines.folder, transfer, flags), "core": core,
         "environment": {**bound_to(core), **environment},
     }  # fmt: skip
     mine, theirs = socket.socketpair()

@@ -24,10 +24,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of Python, of kvgrpc and of what its speed depends on."""
+def versions(*more: str) -> dict[str, str]:
+    """Of Python, of kvgrpc and of what its speed depends on, and of `more` packages."""
     found = {"python": platform.python_version(), "kvgrpc": __version__}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *more):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -89,11 +89,12 @@ def serving(
 
 
 def arguments(server: Server, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
-    """Of vLLM's server."""
+    """Of vLLM's server; `transfer`: empty for one without a connector."""
+    connector = ("--kv-transfer-config", json.dumps(transfer)) if transfer else ()
     return [
         "--model", str(folder / "model"), "--served-model-name", MODEL, "--skip-tokenizer-init", "--enforce-eager",
         "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(server.port),
-        "--kv-transfer-config", json.dumps(transfer), *flags,
+        *connector, *flags,
     ]  # fmt: skip
 
 
@@ -114,6 +115,19 @@ def usual_router(p: Server, d: Server, log: Path) -> Iterator[str]:
     with running(command, log):
         wait_until(lambda: healthy(url))
         yield url
+
+
+@contextmanager
+def example_router(p: Server, d: Server, log: Path, mode: str) -> Iterator[str]:
+    """examples/router, which knows both leads; `mode`: pull or push."""
+    port = free_port()
+    command = [
+        sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead,
+        "--decode", d.url, "--decode-lead", d.lead, "--port", str(port), "--mode", mode,
+    ]  # fmt: skip
+    with running(command, log):
+        wait_until(lambda: listens(port))
+        yield f"http://127.0.0.1:{port}"
 
 
 def healthy(url: str) -> bool:

@@ -2,28 +2,16 @@
 
 import json
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vllm.engines import (
-    BLOCK_TOKENS,
-    DATA_PATHS,
-    MAX_TOKENS,
-    PREFILL,
-    ROOT,
-    START_S,
-    free_port,
-    prompt_of,
-    wait_until,
-)
-from tests.vllm.servers import MODEL, Server, healthy, listens, new_server, ours, running, serving, usual_router
+from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, MAX_TOKENS, PREFILL, START_S, prompt_of, wait_until
+from tests.vllm.servers import MODEL, Server, example_router, healthy, new_server, ours, serving, usual_router
 
 Servers = tuple[Server, Server]
 
@@ -47,20 +35,6 @@ def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Serv
 def router_url(servers: Servers, model_folder: Path) -> Iterator[str]:
     with usual_router(*servers, model_folder / "router.log") as url:
         yield url
-
-
-@contextmanager
-def our_router(servers: Servers, folder: Path, mode: str) -> Iterator[str]:
-    """examples/router."""
-    p, d = servers
-    port = free_port()
-    command = [
-        sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead,
-        "--decode", d.url, "--decode-lead", d.lead, "--port", str(port), "--mode", mode,
-    ]  # fmt: skip
-    with running(command, folder / "our-router.log"):
-        wait_until(lambda: listens(port))
-        yield f"http://127.0.0.1:{port}"
 
 
 def asked(prompt: list[int], **more: Any) -> bytes:
@@ -136,7 +110,7 @@ def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers:
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_the_example_router_gives_equal_tokens_and_cleans_up(servers: Servers, model_folder: Path, mode: str) -> None:
     p, d = servers
-    with our_router(servers, model_folder, mode) as url:
+    with example_router(*servers, model_folder / "our-router.log", mode) as url:
         prompt, before = prompt_of(300, 110 + len(mode)), received(d)
         assert complete(url, prompt) == complete(p.url, prompt)
         assert received(d) - before == 300

@@ -1,0 +1,52 @@
+"""What the right answers are: those of an engine without any connector, which computes every prompt whole.
+
+It is another one than P and D, so that memory which was written wrongly cannot be right on both sides. It runs before
+the storm, and is gone when it begins.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from aiohttp import ClientSession
+
+from bench.storm.client import send
+from bench.storm.outcomes import Expected
+from bench.storm.schedule import Request, Schedule
+from bench.storm.site import EXACT, FLAGS, Place
+from tests.vllm.engines import SEQUENCES, Engines
+from tests.vllm.servers import Server, new_server
+
+POOL = ("--num-gpu-blocks-override", "400", "--no-enable-prefix-caching")
+
+
+@contextmanager
+def alone(engines: Engines) -> Iterator[Server]:
+    """It is up."""
+    place = Place(new_server("alone"), engines, 0, {}, {}, (*FLAGS, *EXACT, *POOL))
+    try:
+        place.start()
+        place.wait()
+        yield place.server
+    finally:
+        place.stop()
+
+
+async def right_answers(http: ClientSession, server: Server, plan: Schedule) -> Expected:
+    """Of each prompt, as long as any request with it wants. Raises RuntimeError where one fails."""
+    longest: dict[tuple[int, ...], Request] = {}
+    for request in plan.requests:
+        known = longest.get(request.prompt)
+        if known is None or known.answer_tokens < request.answer_tokens:
+            longest[request.prompt] = replace(request, hang_up_s=None)
+    slots = asyncio.Semaphore(SEQUENCES)
+
+    async def answer(request: Request) -> tuple[int, ...]:
+        async with slots:
+            outcome = await send(http, server.url, request, 0.0)
+        if not outcome.answered:
+            raise RuntimeError(f"the engine that is alone did not answer request {request.number}: {outcome.status}")
+        return outcome.tokens
+
+    return dict(zip(longest, await asyncio.gather(*map(answer, longest.values())), strict=True))

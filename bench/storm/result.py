@@ -1,0 +1,104 @@
+"""What a storm found, as a table or as JSON."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.storm.outcomes import Expected, Outcome, wrong_from
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is there once the storm is over."""
+
+    held: Mapping[str, int]
+    """Blocks of each engine that are not free."""
+    settled_s: float | None
+    """Seconds until none was held; None: some are."""
+    reclaimed: int | None
+    """Leases that P reclaimed; None: its connector does not."""
+    reclaimed_in_vain: int | None
+    """Those of them whose reader came later."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one connector."""
+
+    sent: int
+    answers: int
+    """Whole ones."""
+    parts: int
+    """Answers of which some tokens came, and that ended early: their client hung up, or something failed."""
+    wrong: int
+    """Of both, those with a token that is not the right one."""
+    wrong_at_first: int
+    """With their first token already."""
+    wrong_from: tuple[int, ...]
+    """The first token that is not the right one, of each."""
+    wrong_requests: tuple[int, ...]
+    statuses: Mapping[str, int]
+    median_s: float | None
+    """Of whole answers, from sending to the last token. None: there is none."""
+    p95_s: float | None
+    slowest_s: float | None
+    slowest_requests: tuple[int, ...]
+    kills: int
+    storm_s: float
+    held: Mapping[str, int]
+    settled_s: float | None
+    reclaimed: int | None
+    reclaimed_in_vain: int | None
+
+
+def found(outcomes: Sequence[Outcome], expected: Expected, left: Left, *, kills: int, storm_s: float) -> Found:
+    """The summary. `kills`: of D, as many as there were."""
+    whole = sorted((outcome for outcome in outcomes if outcome.answered), key=lambda outcome: outcome.seconds)
+    seconds = [outcome.seconds for outcome in whole]
+    firsts = {one.request.number: at for one in outcomes if (at := wrong_from(one, expected)) is not None}
+    return Found(
+        sent=len(outcomes),
+        answers=len(whole),
+        parts=sum(bool(outcome.tokens) and not outcome.answered for outcome in outcomes),
+        wrong=len(firsts),
+        wrong_at_first=sum(at == 0 for at in firsts.values()),
+        wrong_from=tuple(firsts.values()),
+        wrong_requests=tuple(firsts),
+        statuses=dict(sorted(Counter(outcome.status for outcome in outcomes).items())),
+        median_s=_rounded(statistics.median(seconds)) if seconds else None,
+        p95_s=_rounded(seconds[-(-len(seconds) * 95 // 100) - 1]) if seconds else None,
+        slowest_s=_rounded(seconds[-1]) if seconds else None,
+        slowest_requests=tuple(outcome.request.number for outcome in whole[:-6:-1]),
+        kills=kills,
+        storm_s=_rounded(storm_s),
+        **vars(left),
+    )
+
+
+def as_json(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> str:
+    """One object: each connector's under its name, and what ran."""
+    return json.dumps({name: asdict(one) for name, one in by_connector.items()} | dict(ran))
+
+
+def table(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> list[str]:
+    """A column for each connector."""
+    rows = [asdict(one) for one in by_connector.values()]
+    lines = [f"{'':<18}" + "".join(f"{name:>30}" for name in by_connector)]
+    for field in rows[0]:
+        lines.append(f"{field:<18}" + "".join(f"{_cell(row[field]):>30}" for row in rows))
+    return [*lines, *(f"{name}: {value}" for name, value in ran.items())]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}:{count}" for name, count in value.items())
+    if isinstance(value, tuple):
+        return ",".join(map(str, value[:5])) + (",..." if value[5:] else "")
+    return "-" if value is None else str(value)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 3)

@@ -1,0 +1,94 @@
+"""What a storm asks, and when: pure data from a seed.
+
+Every request is drawn from a generator of its own, in the same order whatever the options are. So the prompts of a
+seed stay the same with other hang-ups, kills or connectors, and a longer storm begins like a shorter one.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.vllm.engines import BLOCK_TOKENS, VOCABULARY
+
+PREFIXES = 8
+"""Prompts begin with one of these."""
+PREFIX_BLOCKS_MAX, TAIL_BLOCKS_MAX = 6, 4
+ANSWER_TOKENS_MAX = 24
+PROMPT_TOKENS_MAX = (PREFIX_BLOCKS_MAX + TAIL_BLOCKS_MAX) * BLOCK_TOKENS + 2
+"""A prefix and a tail, each one token past its last border."""
+AGAIN = 0.15
+"""Of all prompts, those that came before."""
+BURST_MAX = 10
+PAUSE_S_MAX = 0.8
+"""Between two bursts."""
+HANG_UP_S_MIN, HANG_UP_S_MAX = 0.001, 2.0
+"""After it is sent."""
+STREAMED = 0.5
+MISSED = 10
+"""So many requests find a D that is dead. Then the storm waits until it serves again."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion."""
+
+    number: int
+    prompt: tuple[int, ...]
+    answer_tokens: int
+    streams: bool
+    pause_s: float
+    """After the request before it; 0 within a burst."""
+    hang_up_s: float | None
+    """When its client hangs up, after it is sent. It may be answered by then."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All of one storm."""
+
+    requests: tuple[Request, ...]
+    kills: tuple[int, ...]
+    """D is killed once this request is sent."""
+
+
+def schedule(seed: int, requests: int, hang_ups: float, kills: int) -> Schedule:
+    """`hang_ups`: the share of requests whose clients hang up, 0 to 1; `kills`: spread evenly over the storm."""
+    prefixes = [_tokens(_of(seed, f"prefix {number}"), PREFIX_BLOCKS_MAX) for number in range(PREFIXES)]
+    found: list[Request] = []
+    for number, pause_s in zip(range(requests), _pauses(seed), strict=False):
+        draw = _of(seed, f"request {number}")
+        prompt = draw.choice(prefixes) + _tokens(draw, TAIL_BLOCKS_MAX)
+        again, which = draw.random() < AGAIN, draw.random()
+        if again and found:
+            prompt = found[int(which * len(found))].prompt
+        answer_tokens, streams = draw.randint(1, ANSWER_TOKENS_MAX), draw.random() < STREAMED
+        hangs_up, moment_s = draw.random() < hang_ups, _moment(draw)
+        found.append(Request(number, prompt, answer_tokens, streams, pause_s, moment_s if hangs_up else None))
+    return Schedule(tuple(found), tuple(requests * (kill + 1) // (kills + 1) for kill in range(kills)))
+
+
+def _of(seed: int, name: str) -> random.Random:
+    return random.Random(f"{seed} {name}")  # noqa: S311 - the same in every run
+
+
+def _tokens(draw: random.Random, blocks_max: int) -> tuple[int, ...]:
+    """Random ones: a token less than some blocks, exactly those, a token more, or any number up to that."""
+    count = draw.randint(1, blocks_max) * BLOCK_TOKENS + draw.randint(-1, 1)
+    if draw.random() < 0.25:
+        count = draw.randint(1, count)
+    return tuple(draw.choices(range(3, VOCABULARY), k=count))
+
+
+def _moment(draw: random.Random) -> float:
+    """Every order of magnitude as often as any other, for engines that idle; or every moment, for those in a crowd."""
+    if draw.random() < 0.5:
+        return draw.uniform(HANG_UP_S_MIN, HANG_UP_S_MAX)
+    return HANG_UP_S_MIN * float((HANG_UP_S_MAX / HANG_UP_S_MIN) ** draw.random())
+
+
+def _pauses(seed: int) -> Iterator[float]:
+    """Of all requests, one after the other."""
+    draw = _of(seed, "bursts")
+    while True:
+        yield draw.uniform(0, PAUSE_S_MAX)
+        yield from [0.0] * draw.randrange(BURST_MAX)

@@ -1,0 +1,28 @@
+"""A short storm, as `make storm` has them: bursts, hang-ups, and pools that are too small for them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.engines import ROOT
+
+START_S = 480.0
+"""Three servers start, two of them at once."""
+
+
+@pytest.mark.timeout(START_S)
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_a_storm_gives_no_wrong_token_and_leaves_no_block_held(tmp_path: Path, mode: str) -> None:
+    command = [
+        sys.executable, "-m", "bench.storm", "--json", "--requests", "30", "--seed", "3", "--mode", mode,
+        "--connector", "kvgrpc", "--folder", str(tmp_path),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["kvgrpc"]
+    assert (found["sent"], found["wrong"], found["held"]) == (30, 0, {"P": 0, "D": 0}), found
+    assert found["statuses"].keys() <= {"200", "hung up"}, found
+    assert found["answers"] >= 10, found
