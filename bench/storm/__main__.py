@@ -1,8 +1,9 @@
 """A storm over two small vLLM engines: bursts of requests whose clients hang up at random, and a D that dies.
 
-    make storm                                         # 2,000 requests by kvgrpc's connector, then by NixlConnector
+    make storm                                         # 2,000 requests
+    make storm ARGS="--connector both"                 # by kvgrpc's connector, then by NixlConnector
     make storm ARGS="--json --requests 200 --seed 1"   # one JSON object on stdout; how it goes is on stderr
-    make storm ARGS="--connector kvgrpc --mode push"
+    make storm ARGS="--mode push"
 
 P and D have few blocks and one processor each; a router is before them. Prompts share prefixes, and their lengths are
 around borders of blocks. Every answer, and every part of one, is compared token by token with that of a third engine,

@@ -20,7 +20,6 @@ def parsed(description: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser = _parser(description)
     options = parser.parse_args(arguments)
     options.kills = options.requests // KILLED_EVERY if options.kills is None else options.kills
-    options.connector = options.connector or (KVGRPC if options.mode == PUSH else BOTH)
     wrong = _wrong(options)
     if wrong:
         parser.error(wrong)
@@ -34,7 +33,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     found.add_argument("--json", action="store_true", help="one JSON object on stdout")
     found.add_argument("--requests", type=int, default=2000)
     found.add_argument("--seed", type=int, default=1)
-    found.add_argument("--connector", choices=[*CONNECTORS, BOTH], help="default: both for pulls, kvgrpc for pushes")
+    found.add_argument("--connector", choices=[*CONNECTORS, BOTH], default=KVGRPC, help="both: one after the other")
     found.add_argument("--mode", choices=MODES, default=PULL)
     found.add_argument("--policy", choices=["fail", "recompute"], default="fail", help="vLLM's kv_load_failure_policy")
     found.add_argument("--blocks", type=int, default=40, help="of each engine's pool")

@@ -19,7 +19,7 @@ class Left:
     settled_s: float | None
     """Seconds until none was held; None: some are."""
     reclaimed: int | None
-    """Leases that P reclaimed; None: its connector does not."""
+    """Leases that P and D reclaimed; None: their connector does not. A D that was killed takes its count with it."""
     reclaimed_in_vain: int | None
     """Those of them whose reader came later."""
 
@@ -48,7 +48,8 @@ class Found:
     slowest_requests: tuple[int, ...]
     kills: int
     storm_s: float
-    held: Mapping[str, int]
+    held: int
+    held_at: Mapping[str, int]
     settled_s: float | None
     reclaimed: int | None
     reclaimed_in_vain: int | None
@@ -74,13 +75,18 @@ def found(outcomes: Sequence[Outcome], expected: Expected, left: Left, *, kills:
         slowest_requests=tuple(outcome.request.number for outcome in whole[:-6:-1]),
         kills=kills,
         storm_s=_rounded(storm_s),
-        **vars(left),
+        held=sum(left.held.values()),
+        held_at=left.held,
+        settled_s=left.settled_s,
+        reclaimed=left.reclaimed,
+        reclaimed_in_vain=left.reclaimed_in_vain,
     )
 
 
 def as_json(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> str:
-    """One object: each connector's under its name, and what ran."""
-    return json.dumps({name: asdict(one) for name, one in by_connector.items()} | dict(ran))
+    """One object: what the first connector did, each connector's under its name, and what ran."""
+    each = {name: asdict(one) for name, one in by_connector.items()}
+    return json.dumps(next(iter(each.values())) | each | dict(ran))
 
 
 def table(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> list[str]:

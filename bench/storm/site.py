@@ -101,8 +101,8 @@ class Site:
         for place in (self.p, self.d):
             with connect_sync(place.server.lead) as lead:
                 counts = lead.status().counts
-            found[0] += getattr(counts, "reclaimed_lease_count", 0)
-            found[1] += getattr(counts, "reclaimed_in_vain_count", 0)
+            found[0] += counts.reclaimed_lease_count
+            found[1] += counts.reclaimed_in_vain_count
         return found[0], found[1]
 
     def look(self) -> str:

@@ -36,7 +36,8 @@ def test_every_option_is_documented_with_its_default() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)} | vars(Defaults())
     of_vllm = {"defaults", "on_loss"}
     assert rows.keys() == defaults.keys() - of_vllm
-    said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0", "serve_flags": "none",
+    said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
+                "serve_flags": "none",
             "weights_revision": "model and revision", "data_paths": '["cma", "nixl"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
 
