@@ -136,9 +136,10 @@ def test_a_storm_without_answers_has_no_times() -> None:
 
 def test_json_has_these_names_for_each_connector_and_says_what_ran() -> None:
     said = json.loads(as_json({"kvgrpc": summary(outcome(10, 11, 12)), "nixl": summary()}, {"seed": 1}))
-    assert said.keys() == {"kvgrpc", "nixl", "seed"}
+    assert said.keys() == {"kvgrpc", "nixl", "seed", *said["kvgrpc"]}
+    assert {name: said[name] for name in said["kvgrpc"]} == said["kvgrpc"]
     assert said["kvgrpc"].keys() >= WANTED_KEYS
-    left = {"held": {"P": 0, "D": 3}, "settled_s": None, "reclaimed": 7, "reclaimed_in_vain": 2}
+    left = {"held": 3, "held_at": {"P": 0, "D": 3}, "settled_s": None, "reclaimed": 7, "reclaimed_in_vain": 2}
     assert said["kvgrpc"].items() >= left.items()
 
 
@@ -148,15 +149,16 @@ def test_a_person_gets_a_row_for_each_figure_and_a_column_for_each_connector() -
     rows: dict[str, Any] = {line.split()[0]: line.split()[1:] for line in lines}
     assert rows["answers"] == ["1", "0"]
     assert rows["median_s"] == ["1.0", "-"]
-    assert rows["held"] == ["P:0", "D:3"] * 2
+    assert rows["held"] == ["3"] * 2
+    assert rows["held_at"] == ["P:0", "D:3"] * 2
 
 
 # -- options
 
 
 def test_defaults_depend_on_what_is_asked_for() -> None:
-    assert (parsed("", []).connector, parsed("", []).kills) == ("both", 4)
-    assert (parsed("", ["--mode", "push"]).connector, parsed("", ["--requests", "200"]).kills) == ("kvgrpc", 0)
+    assert (parsed("", []).connector, parsed("", []).kills) == ("kvgrpc", 4)
+    assert parsed("", ["--requests", "200"]).kills == 0
 
 
 @pytest.mark.parametrize(
