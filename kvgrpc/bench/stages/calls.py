@@ -1,17 +1,22 @@
-"""A client of two servers that has blocks pulled or pushed from one to the other, timed from call to woken waiter."""
+"""A client of two servers that has blocks pulled or pushed from one to the other, timed from call to woken waiter.
+
+It calls as the Python client does: a pull waits for its end in the call itself, and calls share a stream.
+"""
 
 import asyncio
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from kvgrpc.bench.plan import BLOCK_TOKENS
+from kvgrpc.client.call_stream import CallStream
 from kvgrpc.core.values.descriptors import Ids, to_runs
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, handshake_pb2, pool_pb2, pool_pb2_grpc, transfer_pb2
@@ -61,6 +66,8 @@ class Caller:
         self._at_destination = handoff_pb2_grpc.HandoffServiceStub(self.destination)
         self._wait = TransferServiceStub(self.destination).WaitTransfer
         self._wait_at_source = TransferServiceStub(self.source).WaitTransfer
+        self._source_stream = CallStream(self.source, source, ())
+        self._destination_stream = CallStream(self.destination, destination, ())
         self._incarnations = (0, 0)
         """Of the source and of the destination."""
 
@@ -76,6 +83,7 @@ class Caller:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(self._source_stream.close(), self._destination_stream.close())
         await asyncio.gather(self.source.close(), self.destination.close())
 
     async def allocate(self, blocks: int) -> None:
@@ -101,15 +109,15 @@ class Caller:
         job = handoff_pb2.HandOver(blocks=self.source_blocks(source), content=content(len(source)))
         handed = handoff_pb2.FinishedBlocksRequest(transfer_key=os.urandom(16), for_readers=job)
         request = handoff_pb2.PullBlocksRequest(
-            grant=(await self._at_source.FinishedBlocks(handed, timeout=_CALL_S)).grant,
+            grant=(await _call(self._source_stream, self._at_source.FinishedBlocks, handed)).grant,
             content=content(len(destination)),
             destination=handoff_pb2.PullDestination(blocks=self.destination_blocks(destination)),
+            wait=transfer_pb2.TransferWait(timeout=Duration(seconds=30)),
         )
         if meanwhile is not None:
             meanwhile()
         began = time.monotonic_ns()
-        started = await self._at_destination.PullBlocks(request, timeout=_CALL_S)
-        ended = await self._wait(_until_over(started.transfer.transfer_id), timeout=_CALL_S)
+        ended = await _call(self._destination_stream, self._at_destination.PullBlocks, request)
         woken = time.monotonic_ns()
         return Moved((woken - began) / 1e9, woken, _succeeded(ended.transfer))
 
@@ -134,7 +142,7 @@ class Caller:
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=registered.key, part=part)
         began = time.monotonic_ns()
         (ended, woken), _ = await asyncio.gather(self._ended(registered.transfer_id), self._finish(request))
-        sent = await self._wait_at_source(_until_over(registered.source_id), timeout=_CALL_S)
+        sent = await _call(self._source_stream, self._wait_at_source, _until_over(registered.source_id))
         # Who moves the bytes is the servers' choice: the transfer of the other one has no paths.
         moved = ended if ended.paths else sent.transfer
         _succeeded(ended)
@@ -162,12 +170,17 @@ class Caller:
         return [await self.push(await self.register(block), block) for _ in range(count)]
 
     async def _finish(self, request: handoff_pb2.FinishedBlocksRequest) -> None:
-        await self._at_source.FinishedBlocks(request, timeout=_CALL_S)
+        await _call(self._source_stream, self._at_source.FinishedBlocks, request)
 
     async def _ended(self, transfer_id: str) -> tuple[transfer_pb2.Transfer, int]:
         """A transfer of the destination once it is over, and when the waiting caller was back."""
-        ended = await self._wait(_until_over(transfer_id), timeout=_CALL_S)
+        ended = await _call(self._destination_stream, self._wait, _until_over(transfer_id))
         return ended.transfer, time.monotonic_ns()
+
+
+async def _call(stream: CallStream, method: Any, request: Message) -> Any:
+    """Over the stream, once it is there. Raises KVGrpcError or AioRpcError."""
+    return await stream.reply(request, _CALL_S, "") or await method(request, timeout=_CALL_S)
 
 
 def named_blocks(ids: Ids, incarnation: int) -> common_pb2.Blocks:
