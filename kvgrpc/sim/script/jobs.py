@@ -38,6 +38,7 @@ class Terms:
     """The request id; empty: the request's name."""
     retry_key: str = ""
     """Idempotency key."""
+    firm_ttl_s: float | None = None
 
 
 @dataclass(frozen=True)

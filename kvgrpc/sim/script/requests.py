@@ -62,8 +62,8 @@ def promise(stage: Stage, line: Line) -> None:
 
 @REQUESTS.named
 def finish(stage: Stage, line: Line) -> None:
-    """`finish A NAME [tokens=64] [ttl=DURATION] [consumers=1] [keep] [step=N] [blocks=IDS] [label=TEXT] [retry=KEY]`:
-    A hands a prompt over to readers. `keep`: an abort is no end; `retry`: the idempotency key.
+    """`finish A NAME [tokens=64] [ttl=DURATION] [firm=DURATION] [consumers=1] [keep] [step=N] [blocks=IDS] [label=TEXT]
+    [retry=KEY]`: A hands a prompt over to readers. `keep`: an abort is no end; `retry`: the idempotency key.
     """
     address, name = line.word(), line.word()
     own = stage.prompt(name, line.number("tokens", 64))
@@ -136,6 +136,13 @@ def release(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
+def reclaim(stage: Stage, line: Line) -> None:
+    """`reclaim A COUNT`: A's engine takes so many blocks back from leases that nobody has claimed."""
+    address, count = line.word(), int(line.word())
+    stage.engines[address].sending.reclaim(count)
+
+
+@REQUESTS.named
 def connect(stage: Stage, line: Line) -> None:
     """`connect A B`: the router has A shake hands with B."""
     address, other = line.word(), line.word()
@@ -195,7 +202,7 @@ def _layers(line: Line) -> LayerRange | None:
 def _terms(line: Line) -> Terms:
     return Terms(
         line.seconds("ttl"), line.number("consumers", 1), OnAbort.KEEP if line.flag("keep") else OnAbort.RELEASE,
-        line.number("step"), line.text("label"), line.text("retry"),
+        line.number("step"), line.text("label"), line.text("retry"), line.seconds("firm"),
     )  # fmt: skip
 
 

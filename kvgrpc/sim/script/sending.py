@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from kvgrpc.core.actions import GaveUp, HandedOver
-from kvgrpc.core.events import Call, FinishedBlocks, WaitsFor
+from kvgrpc.core.actions import GaveUp, HandedOver, Reclaimed
+from kvgrpc.core.events import Call, FinishedBlocks, ReclaimBlocks, WaitsFor
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.descriptors import Blocks
@@ -65,6 +65,7 @@ class Sending:
             return FinishedBlocks(
                 call, key, tuple(enumerate(blocks)), self._shop.content(prompt), terms.ttl_s, terms.consumers,
                 terms.on_abort, terms.label or name, after_step=terms.step, lease_id=job.lease_id,
+                firm_ttl_s=terms.firm_ttl_s,
             )  # fmt: skip
 
         result = self._call(ask, key_fields("FinishedBlocks", terms.retry_key))
@@ -93,7 +94,7 @@ class Sending:
             return FinishedBlocks(
                 call, key, tuple(enumerate(blocks)), self._shop.content(prompt), None, terms.consumers,
                 terms.on_abort, name, after_step=terms.step, waits_for=WaitsFor.REGISTRATION, last=part.last,
-                layers=part.layers, part_epoch=part.part_epoch,
+                layers=part.layers, part_epoch=part.part_epoch, firm_ttl_s=terms.firm_ttl_s,
             )  # fmt: skip
 
         def answered(result: Result) -> None:
@@ -128,6 +129,16 @@ class Sending:
         self._host.void(job.lease_id)
         self._shop.void(job.blocks)
         self._say(name, f"took {self._shop.show(job.blocks)} back")
+
+    def reclaim(self, count: int) -> None:
+        """The engine needs so many blocks more than are free."""
+        given: list[Result] = []
+        self._host.call(lambda call: ReclaimBlocks(call, ((0, count),)), ENGINE, given.append)
+        (result,) = given
+        assert isinstance(result, Reclaimed)
+        what = f"{self._shop.show(result.freed)} are free" if result.enough else "too little is soft"
+        soon = "".join(f", {sum(row.block_counts)} blocks in {row.in_s:.1f}s" for row in result.later)
+        self._say("reclaiming", what + soon)
 
     def name_of(self, transfer_id: str) -> str | None:
         """The request of a hand-over."""

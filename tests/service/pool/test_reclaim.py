@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import FAILED, RETURNED, Engine, unchanged, wait_until
 from tests.service.values import dur, ids_of, prompt, seconds
@@ -146,3 +146,13 @@ def test_a_negative_firm_time_is_refused(source: Engine) -> None:
     ids = source.allocate(2)
     with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "TTL_INVALID"):
         source.hand_over(prompt(32), ids, firm_ttl=dur(-1.0))
+
+
+def test_a_watching_router_sees_it(source: Engine) -> None:
+    watch = source.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=20)
+    made = let_go(source, 32)
+    assert reclaim(source, 1).enough
+    changes = (reply.transfer for reply in watch)
+    ended = next(one for one in changes if one.transfer_id == made.transfer.transfer_id and one.state == FAILED)
+    assert (ended.failure.reason, ended.failure.next) == (RECLAIMED, common_pb2.NEXT_STEP_RECOMPUTE)
+    watch.cancel()
