@@ -124,10 +124,10 @@ def any_life(settle: Any) -> Any:
 def revived(renew_one: Any) -> Any:
     """A renewal that comes too late makes the lease, and what was read under it, good again."""
 
-    def _renew_one(self: Any, ref: Any, ttl_s: float | None, *, validate_only: bool) -> Any:
+    def _renew_one(self: Any, ref: Any, ttl_s: float | None, event: Any) -> Any:
         lease = self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
         if lease is None or lease.state is not LeaseState.EXPIRED:
-            return renew_one(self, ref, ttl_s, validate_only=validate_only)
+            return renew_one(self, ref, ttl_s, event)
         for access in self._state.accesses.values():
             if access.lease_id == lease.id and access.state is AccessState.STALE:
                 access.state, access.stale = AccessState.OPEN, None

@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
     Mutant("the other side of a push is waited for without an end", timers.Timers, "set",
         bugs.never(Timer.REGISTRATION, Timer.RENDEZVOUS), Rule.R7),
-    Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.CHECKSUMS), Rule.R7, 120),
+    Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.CHECKSUMS), Rule.R7, 400),
     Mutant("a handshake is waited for without an end", timers.Timers, "set", bugs.never(Timer.CONNECT), Rule.R7, 60),
     Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
     Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),

@@ -11,7 +11,7 @@ from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 SOUND = 30
 
 
-@pytest.mark.timeout(600)  # up to 60 worlds, each of which takes seconds on a busy machine
+@pytest.mark.timeout(900)  # up to 400 worlds, each of which takes seconds on a busy machine
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     assert hunt(mutant).seeds is not None
