@@ -66,6 +66,7 @@ SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {
     "blocks_loaded": lambda s: lambda **o: s.blocks_loaded("r", **o),
     "request_preempted": lambda s: lambda **o: s.request_preempted("r", **o),
     "request_finished": lambda s: lambda **o: s.request_finished("r", [1], 16, **o),
+    "blocks_needed": lambda s: lambda **o: s.blocks_needed(1, **o),
     "abort_request": lambda s: lambda **o: s.abort_request("r", **o),
     "poll": lambda s: s.poll,
     "step": lambda s: s.step,
@@ -79,6 +80,7 @@ def of_scheduler(name: str) -> Callable[[Client], Invoke]:
 READS.update((f"scheduler().{name}", of_scheduler(name)) for name in SCHEDULER)
 CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "allocate": lambda c: lambda **o: c.allocate(1, **o),
+    "reclaim": lambda c: lambda **o: c.reclaim(1, **o),
     "renew_allocation": lambda c: lambda **o: c.renew_allocation("a", **o),
     "free": lambda c: lambda **o: c.free([1], **o),
     "release_quarantine": lambda c: c.release_quarantine,

@@ -148,6 +148,7 @@ async def test_cancel_takes_an_id_or_a_key(server: FakeServer, client: Client) -
 async def test_every_call_that_changes_something_can_be_tried(server: FakeServer, client: Client) -> None:
     tried = [
         client.allocate(1, validate_only=True),
+        client.reclaim({0: 1}, validate_only=True),
         client.renew_allocation("a", validate_only=True),
         client.free("a", validate_only=True),
         client.finished_blocks([5], [1], validate_only=True),

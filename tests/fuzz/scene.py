@@ -257,6 +257,7 @@ def _pool_requests(made: _Made) -> Iterator[Request]:
         "AllocateBlocks",
         pool_pb2.AllocateBlocksRequest(allocation_id=made.allocation.blocks.allocation_id, ttl=dur(9)),
     )
+    yield "ReclaimBlocks", pool_pb2.ReclaimBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)])
     yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=made.named(made.blocks[14:]))
     yield "GetPoolStatus", pool_pb2.GetPoolStatusRequest()
     yield (
@@ -341,6 +342,9 @@ def _scheduler_requests(made: _Made) -> Iterator[Request]:
         "request_finished": [
             scheduler_pb2.RequestFinishedRequest(**table, outcome=outcome, content=WHOLE)
             for outcome in (scheduler_pb2.REQUEST_OUTCOME_COMPLETE, scheduler_pb2.REQUEST_OUTCOME_ABORTED)
+        ],
+        "blocks_needed": [
+            scheduler_pb2.BlocksNeededRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
         ],
         "abort_request": [scheduler_pb2.AbortRequestRequest(**named, message="no")],
     }  # fmt: skip

@@ -55,6 +55,7 @@ def valid_calls(offer: bytes, life: int) -> dict[str, Any]:
         "renew_leases": lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(grant=grant)]),
         "release_lease": lease_pb2.ReleaseLeaseRequest(lease=lease_pb2.LeaseRef(lease_id="l")),
         "allocate_blocks": pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)]),
+        "reclaim_blocks": pool_pb2.ReclaimBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)]),
         "free_blocks": pool_pb2.FreeBlocksRequest(blocks=blocks),
         "step_done": rank_pb2.StepReport(step=3, layers=common_pb2.LayerRange(count=1)),
         "voided": session_pb2.VoidedSlots(),

@@ -121,9 +121,11 @@ class PendingCloses:
     def retry_dead_peer(self, peer: str) -> None:
         """Time to dial an issuer again that was declared dead."""
         life = self._state.peers[peer]
-        if life.replaced_by or not life.address:
+        if not life.address:
             return
-        self._handshakes.want(life.address, life.description.engine_id, life.description.incarnation, "")
+        # A life that said to be its next one may have lied: that counts for as long as it lives itself.
+        if not self._state.lives_on(life.replaced_by):
+            self._handshakes.want(life.address, life.description.engine_id, life.description.incarnation, "")
         self._closes.retries[peer] += 1
         if self._closes.retries[peer] < RETRIES:
             self._await_retry(peer)

@@ -22,6 +22,7 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.moves.pending_closes import RETRIES
 from kvgrpc.core.peers.liveness import DEAD_KEPT
+from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Disposition
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
@@ -325,6 +326,20 @@ def test_a_source_reaches_for_no_life_of_a_destination_that_is_known_to_be_over(
         pair.p.begin(describe("p", 8))
     pair.tick(1.0)
     assert not pair.p.node.state.dials
+
+
+def test_a_source_reaches_for_a_life_again_whose_next_one_is_dead_too() -> None:
+    pair = parted()
+    next_one = describe("d", 7, address="elsewhere")
+    pair.p.admit(next_one)
+    pair.tick(1.0)
+    assert not pair.p.node.state.dials
+    pair.feed(pair.p, PeerSilent(key_of(next_one)))
+    pair.tick(pair.p.state.limits.peer_grace_s)
+    due = pair.p.node.state.timers.when(Timer.DEAD_PEER_RETRY, key_of(pair.d.me))
+    assert due is not None
+    pair.tick(due - pair.p.now)
+    assert list(pair.p.node.state.dials) == [pair.d.me.address]
 
 
 def test_closes_to_a_dead_peer_wait_for_it_to_come_back(lead: Lead) -> None:

@@ -63,6 +63,8 @@ def calls_of_a_scheduler(engine: Engine) -> Calls:
     yield "RequestPreempted", stub.RequestPreempted(scheduler_pb2.RequestPreemptedRequest(**said))
     over = scheduler_pb2.RequestFinishedRequest(**said, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE)
     yield "RequestFinished", stub.RequestFinished(over)
+    rows = [pool_pb2.GroupBlockCount(group=0, block_count=1)]
+    yield "BlocksNeeded", stub.BlocksNeeded(scheduler_pb2.BlocksNeededRequest(group_block_counts=rows))
     yield "AbortRequest", stub.AbortRequest(scheduler_pb2.AbortRequestRequest(**said))
     yield "PollSchedulerNews", stub.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest())
     yield "ScheduleStep", stub.ScheduleStep(scheduler_pb2.ScheduleStepRequest())
@@ -126,6 +128,8 @@ def calls_about_blocks(engine: Engine) -> Calls:
             pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)], ttl=dur(1))
         ),
     )
+    rows = [pool_pb2.GroupBlockCount(group=0, block_count=1)]
+    yield "ReclaimBlocks", api.pool.ReclaimBlocks(pool_pb2.ReclaimBlocksRequest(group_block_counts=rows))
     yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
     yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
     yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())

@@ -8,7 +8,7 @@ from kvgrpc.sim.seeds.shrink import shrink
 from kvgrpc.sim.world.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
 
-SEVERAL = 2
+SEVERAL = 3
 """A seed whose world takes more than one request to break the rule."""
 
 
