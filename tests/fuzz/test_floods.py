@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
@@ -48,6 +49,7 @@ class Flooded:
         """The flood is inside. Then a new peer is served, and nothing is left."""
         resident = self._resident()
         yield
+        wait_until(self._answers, BACK_S)
         self._check_served()
         self.engine.reset()
         self.engine.process.check_log()
@@ -58,6 +60,15 @@ class Flooded:
             return self._resident() - resident
 
         wait_until(lambda: left() < LEFT_BYTES_MAX, BACK_S, lambda: f"{left() / 2**20:.1f} MiB more than before")
+
+    def _answers(self) -> bool:
+        """Whether gRPC has taken in what came before: of very many calls that wait for that it cancels those that come."""
+        try:
+            self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.CANCELLED, error
+            return False
+        return True
 
     def _resident(self) -> int:
         self._state.trim()
