@@ -62,7 +62,7 @@ class Flooded:
         wait_until(lambda: left() < LEFT_BYTES_MAX, BACK_S, lambda: f"{left() / 2**20:.1f} MiB more than before")
 
     def _answers(self) -> bool:
-        """Whether gRPC has taken in what came before. Where very many calls wait for that, it cancels those that come."""
+        """Whether gRPC has taken in what came before. While very many calls wait for that, it cancels new ones."""
         try:
             self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
         except grpc.RpcError as error:
