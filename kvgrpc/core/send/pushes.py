@@ -291,9 +291,9 @@ class Pushes:
         try:
             state.check_key(key)
         except PreconditionFailed:
-            for transfer in state.transfers.with_key(key):
-                if (lease := state.leases.find(transfer.lease_id)) is not None:
-                    state.soft_leases.missed(lease)
+            leases = (state.leases.find(transfer.lease_id) for transfer in state.transfers.with_key(key))
+            for lease in filter(None, leases):
+                state.soft_leases.missed(lease)
             raise
 
     def _check_new(self, key: bytes) -> None:

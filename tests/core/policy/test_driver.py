@@ -321,3 +321,19 @@ def test_a_spec_says_what_it_takes() -> None:
     assert (OFFER.offer.grant, COMING.source.address) == (token(Access.READ), "p:1")
     assert not OFFER.whole_units
     assert replace(OFFER, traceparent="a") == OFFER
+
+
+@pytest.mark.parametrize(
+    ("give", "stated_s", "kept_s"),
+    [
+        (Give(PULL), None, None),
+        (Give(PULL), 2.0, 2.0),
+        (Give(PULL, prefill=False), None, 0.0),
+        (Give(PULL, prefill=False), 2.0, 2.0),
+        (None, None, None),
+    ],
+)
+def test_an_offer_for_the_next_turn_is_soft_unless_it_says_otherwise(
+    give: Give | None, stated_s: float | None, kept_s: float | None
+) -> None:
+    assert Spec(R, give=give, firm_ttl_s=stated_s).kept_s == kept_s

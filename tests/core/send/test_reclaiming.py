@@ -14,7 +14,7 @@ from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NextStep, OutOfRange, PreconditionFailed, Reason
-from tests.core.nodes import Lead, access_id, claim, describe, full, hybrid, lists, refused, snapshot
+from tests.core.nodes import KEY, Lead, access_id, claim, describe, full, hybrid, lists, refused, snapshot
 from tests.core.pairs import MODES, Pair, Writers
 
 D = describe("d", 2)
@@ -223,6 +223,15 @@ def test_a_push_that_nobody_registered_for_is_reclaimed_and_a_late_destination_l
     assert pair.p.state.soft_leases.reclaimed_in_vain == 1
 
 
+def test_a_registration_under_a_cancelled_key_has_missed_nothing() -> None:
+    pair = Pair()
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+    with refused(Reason.CANCELLED, PreconditionFailed):
+        pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
+    assert pair.p.state.soft_leases.reclaimed_in_vain == 0
+
+
 @MODES
 def test_the_blocks_of_a_push_are_not_reclaimed_while_its_destination_may_be_served(writers: Writers) -> None:
     pair = Pair(writers)
@@ -300,6 +309,15 @@ def test_an_allocation_is_told_when_there_may_be_enough(managed: Lead) -> None:
     assert caught.value.retry_delay_s == FIRM_S - 1.0
     managed.tick(FIRM_S - 1.0)
     assert len(allocate(managed, 8, reclaim=True).blocks[0]) == 8
+
+
+def test_an_allocation_is_told_when_the_last_of_several_leases_is_soft(managed: Lead) -> None:
+    for number, block in enumerate((4, 5)):
+        managed.finish(16, (block,), key=bytes([number]) * 16, firm_ttl_s=1.0 + number)
+    managed.call(lambda c: events.FreeBlocks(c, lists((4, 5))))
+    with pytest.raises(Exhausted) as caught:
+        allocate(managed, 8, reclaim=True)
+    assert caught.value.retry_delay_s == 2.0
 
 
 def test_an_allocation_that_is_only_validated_takes_nothing_back(managed: Lead) -> None:

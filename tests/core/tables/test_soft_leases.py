@@ -66,6 +66,15 @@ def test_of_many_the_next_ones_are_named_in_their_order() -> None:
     assert names(soft.soonest(2)) == ["l-1", "l-2"]
 
 
+def test_what_was_claimed_before_it_was_soft_leaves_nothing_behind_for_long() -> None:
+    soft = SoftLeases()
+    stays = firm(soft, "stays", until=9.0)
+    for number in range(3_000):
+        soft.take_out(firm(soft, f"l-{number}", until=10.0 + number))
+    assert sum(len(kept) for kept in vars(soft).values() if isinstance(kept, dict | list)) <= 1_100
+    assert list(soft.soften(9.0)) == [stays]
+
+
 def test_what_is_over_leaves_nothing_behind_for_long() -> None:
     soft = SoftLeases()
     for number in range(5_000):
