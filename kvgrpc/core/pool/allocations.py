@@ -87,14 +87,13 @@ class Allocations:
                 metadata={"limit": str(state.limits.allocations)},
             )
         plan = self._plan(counts) if event.reclaim else None
-        if plan is None:
-            state.allocator.choose(counts)
+        taken = state.allocator.choose(counts) if plan is None else ()
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
         if plan is not None:
             self._reclaiming.carry_out(plan)
-        taken = state.allocator.choose(counts)
+            taken = state.allocator.choose(counts)
         self._made += 1
         allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made}"
         state.allocator.take(allocation_id, taken)
@@ -113,7 +112,7 @@ class Allocations:
                 state.allocator.choose(counts)
             except Exhausted as error:
                 group = int(error.metadata["group"])
-                error.metadata["soft_block_count"] = str(state.pins.soft[group] - state.pins.soft_given[group])
+                error.metadata["soft_block_count"] = str(state.pins.reclaimable(group))
                 error.retry_delay_s = self._reclaiming.enough_in_s(missing) or RETRY_DELAY_S
                 raise
         return plan

@@ -6,6 +6,7 @@ younger ones. It ends in the event that asks for it, and since nobody has claime
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,17 +68,18 @@ class Reclaiming:
         younger ones give more.
         """
         pins = self._state.pins
-        if any(count > self._soft(group, mine=mine) for group, count in needed.items()):
+        if any(count > pins.reclaimable(group, given=mine) for group, count in needed.items()):
             return None
         gone, missing = pins.none(), dict(needed)
         looked_at: list[Lease] = []
-        for lease in self._state.soft_leases.oldest():
-            if all(count <= 0 for count in missing.values()):
-                break
-            looked_at.append(lease)
-            _add(gone, lease, 1)
-            for group in missing:
-                missing[group] -= pins.free_without(group, lease.blocks[group], gone[group], given=mine).size
+        with closing(self._state.soft_leases.oldest()) as oldest:
+            for lease in oldest:
+                if all(count <= 0 for count in missing.values()):
+                    break
+                looked_at.append(lease)
+                _add(gone, lease, 1)
+                for group in missing:
+                    missing[group] -= pins.free_without(group, lease.blocks[group], gone[group], given=mine).size
         chosen: list[Lease] = []
         for lease in reversed(looked_at):
             lost = {
@@ -113,17 +115,13 @@ class Reclaiming:
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
         """In how long there might be enough soft blocks, as far as that can be seen; None where it cannot."""
-        soft = [self._soft(group) for group in range(len(self._state.pins.soft))]
+        pins = self._state.pins
+        soft = [pins.reclaimable(group) for group in range(len(pins.soft))]
         for row in self.later():
             soft = [have + more for have, more in zip(soft, row.block_counts, strict=True)]
             if all(count <= soft[group] for group, count in needed.items()):
                 return row.in_s
         return None
-
-    def _soft(self, group: int, *, mine: bool = False) -> int:
-        """Blocks that would come free if all soft leases ended."""
-        pins = self._state.pins
-        return pins.soft[group] - (0 if mine else pins.soft_given[group])
 
     def _freed(self, leases: list[Lease], gone: list[Counts], *, mine: bool) -> Blocks:
         freed = []

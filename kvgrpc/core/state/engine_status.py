@@ -36,10 +36,8 @@ def engine_status(state: NodeState) -> EngineStatus:
     groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
         groups=tuple(
-            GroupLoad(group.blocks, free, soft - given)
-            for group, free, soft, given in zip(
-                groups, state.pins.free, state.pins.soft, state.pins.soft_given, strict=True
-            )
+            GroupLoad(group.blocks, state.pins.free[index], state.pins.reclaimable(index))
+            for index, group in enumerate(groups)
         ),
         transfers=state.transfers.going_on,
         waiting_turns=state.turns.waiting,

@@ -161,6 +161,10 @@ class PinTable:
     def has(self, owner: str, kind: PinKind) -> bool:
         return (owner, kind) in self._pins
 
+    def reclaimable(self, group: int, *, given: bool = False) -> int:
+        """How many blocks would come free if all soft pins were dropped; `given` as in `free_without`."""
+        return self.soft[group] - (0 if given else self.soft_given[group])
+
     def unpinned(self, group: int, ids: Ids) -> Ids:
         """Those of `ids` that nothing pins."""
         kept: Ids = ids[(self._shared[group][ids] == 0) & ~self._exclusive[group][ids]]
@@ -229,8 +233,8 @@ class PinTable:
         """Counts those of `ids` that soft pins alone hold, before (-1) and after something changes for them."""
         held = self._shared[group][ids]
         soft = (held > 0) & (held == self._soft[group][ids])
-        self.soft[group] += step * soft.nonzero()[0].size
-        self.soft_given[group] += step * (soft & self._given[group][ids]).nonzero()[0].size
+        self.soft[group] += step * int(np.count_nonzero(soft))
+        self.soft_given[group] += step * int(np.count_nonzero(soft & self._given[group][ids]))
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
         if kind is PinKind.QUARANTINE:

@@ -6,7 +6,7 @@ heap is built anew.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 
 from kvgrpc.core.tables.leases import Lease, LeaseState
@@ -71,8 +71,10 @@ class SoftLeases:
                 self._by_age = sorted(kept.values())
             yield lease
 
-    def oldest(self) -> Iterator[Lease]:
-        """The soft ones, those granted first first, each once. It costs what is looked at."""
+    def oldest(self) -> Generator[Lease]:
+        """The soft ones, those granted first first, each once. It costs what is looked at; who stops before the end
+        closes it.
+        """
         looked_at = []
         seen: set[str] = set()
         try:

@@ -91,7 +91,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
                     leased_block_count=state.pins.count_blocks(index, PinKind.LEASE),
                     target_block_count=state.pins.count_blocks(index, PinKind.TARGET),
                     quarantined_block_count=state.pins.quarantined[index],
-                    soft_block_count=state.pins.soft[index] - state.pins.soft_given[index],
+                    soft_block_count=state.pins.reclaimable(index),
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)
