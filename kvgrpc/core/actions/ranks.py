@@ -6,6 +6,7 @@ from enum import Enum
 from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.strips import Repack
 
 
 class Operation(Enum):
@@ -29,7 +30,7 @@ class MakeOffer:
 
 @dataclass(frozen=True)
 class MapPeer:
-    """A rank reaches for the same rank of a peer: answered by PeerMapped."""
+    """A rank reaches for a rank of a peer, the one that its endpoint names: answered by PeerMapped."""
 
     rank: int
     peer: str
@@ -40,12 +41,12 @@ class MapPeer:
 
 @dataclass(frozen=True)
 class UnmapPeer:
-    """A rank forgets a peer once its last posting ended."""
+    """A rank forgets all ranks of a peer, each once its last posting ended."""
 
     rank: int
     peer: str
     watch: bool = False
-    """The end of its process is looked for all the same, if it is by now."""
+    """The ends of their processes are looked for all the same, if they are by now."""
     gone: bool = False
     """Its life is over: what it was offered is good for nothing any more."""
 
@@ -64,6 +65,11 @@ class Post:
     """The peer's transfer whose blocks are filled, of a WRITE."""
     checksums: "ComputeChecksums | None" = None
     """Blocks that have arrived when a READ is DONE: the rank computes their checksums as they arrive."""
+    peer_rank: int = 0
+    """The rank of the peer whose memory it is."""
+    repack: Repack | None = None
+    """Of a READ: `runs` end in a staging buffer of the rank's, from its first byte on, and this comes after the last
+    byte. DONE is said when it is done, too."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,9 @@ class Expect:
 
 @dataclass(frozen=True)
 class AwaitEnd:
-    """A rank looks for the end of the process that writes for a peer: ProcessEnded, if that can be seen."""
+    """A rank looks for the ends of the processes that write for a peer, of those of its ranks that it has reached:
+    ProcessEnded for each, if that can be seen.
+    """
 
     rank: int
     peer: str

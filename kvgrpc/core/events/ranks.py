@@ -17,7 +17,7 @@ class EndpointOffered:
 
 @dataclass(frozen=True)
 class PeerMapped:
-    """A rank reached (or not: empty `data_path`) the same rank of a peer."""
+    """A rank reached (or not: empty `data_path`) a rank of a peer."""
 
     rank: int
     peer: str
@@ -26,6 +26,7 @@ class PeerMapped:
     rejected: tuple[tuple[str, str], ...] = ()
     attempt: int = 0
     """The one that it answers; 0: its worker does not say, and the last one is meant."""
+    peer_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ProcessEnded:
-    """The process of the same rank of a peer, which could write into this engine's memory, is gone."""
+    """The process of a rank of a peer, which could write into this engine's memory, is gone."""
 
     rank: int
     peer: str
     drained: bool
     """Nothing that it wrote lands any more. Else what it had sent may, until the rank is re-keyed."""
+    peer_rank: int = 0
 
 
 @dataclass(frozen=True)
