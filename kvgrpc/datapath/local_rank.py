@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, Operation
 from kvgrpc.core.events import Event
-from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable

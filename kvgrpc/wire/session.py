@@ -7,7 +7,7 @@ import numpy as np
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.errors import Reason, Unimplemented, note

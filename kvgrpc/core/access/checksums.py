@@ -14,9 +14,9 @@ from kvgrpc.core.state.waiting import ChecksumAsk, ChecksumAsks
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.chunks import pieces_of, portions_of
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.pieces import pieces_of, portions_of
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.strips import Repack
 
 

@@ -18,27 +18,16 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Comparing, Move, Stage, posting_name
+from kvgrpc.core.state.move import Comparing, Move, Moved, Stage, posting_name
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Phase, State, TransferPath
-from kvgrpc.core.values.chunks import (
-    RUNS_MAX,
-    Chunk,
-    Pieces,
-    RankChecksums,
-    Size,
-    Sizes,
-    Slice,
-    batches,
-    pieces_of,
-    place_of,
-    plan_chunks,
-    slices_of,
-)
-from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.core.values.bridge import STAGED_AT_ONCE_BYTES, Bridge
+from kvgrpc.core.values.chunks import Chunk, Size
+from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of, place_of
+from kvgrpc.core.values.plans import PairRuns
+from kvgrpc.core.values.slices import RUNS_MAX, Slice, batches, bytes_by_rank, slices_of, split
 from kvgrpc.errors import KVGrpcError, Reason
 
 ANSWER_BYTES = 64 * 1024
@@ -97,7 +86,7 @@ class Course(ABC, Generic[M]):
             phases=self._phase(move, "open"),
             waiting_for="access",
             peer_incarnation=peer.description.incarnation,
-            paths=tuple(TransferPath(peer.paths[rank]) for rank in sorted(peer.paths)),
+            paths=tuple(TransferPath(peer.paths[pair]) for pair in sorted(peer.paths)),
         )
         self.send_open(move)
 
@@ -105,7 +94,7 @@ class Course(ABC, Generic[M]):
         move.asked_of = move.peer
         peer = self._state.peers[move.peer]
         request_id = self._state.transfers.get(move.transfer_id).request_id
-        paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
+        paths = tuple(peer.paths[pair].data_path for pair in sorted(peer.paths))
         self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
 
     def opened(self, move: M, opened: Opened) -> None:
@@ -283,35 +272,27 @@ class Course(ABC, Generic[M]):
 
     def _post(self, move: M) -> None:
         state = self._state
-        source, _ = self._pools(move)
-        chunks, move.mismatch = move.chunks(), ""
-        sizes = Sizes(source)
-        size = sizes.of(chunks)
+        bridge = self._bridge(move)
+        chunks, move.mismatch = move.chunks(bridge), ""
+        size = bridge.size_of(chunks)
         move.begin_round()
         if not size.nbytes:
             self.settle(move)
             return
         move.move(Stage.WIRE)
-        move.planned += size.nbytes
-        if state.checksums and move.operation is Operation.READ:
-            move.left = self._compared(move, chunks, sizes)
-        elif size.runs > RUNS_MAX:
-            most = Size(state.limits.in_flight_bytes, size.blocks, RUNS_MAX)
-            move.left = [Slice(None, parts) for parts in batches(slices_of(chunks, sizes, most), sizes, most)]
-        else:
-            move.left = [Slice(None, chunks)]
+        move.planned += bridge.bytes_of(chunks)
+        move.left = self._slices(move, bridge, chunks, size)
         self._plan(move)
         state.timers.clear(Timer.QUEUE, move.name)
         state.timers.clear(Timer.REGISTRATION, move.name)
         state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
-        planned = move.planned * state.pool.world_size
         state.change(
             move.transfer_id,
             state=State.ACTIVE,
             waiting_for="",
             phases=self._phase(move, "wire"),
             blocks=move.block_count,
-            nbytes=max(move.expected, planned),
+            nbytes=max(move.expected, move.planned * bridge.ranks),
             paths=self._paths(move),
         )
         self._post_slice(move)
@@ -319,54 +300,70 @@ class Course(ABC, Generic[M]):
             delay_s = min(size.nbytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
             state.timers.set(Timer.CHECKSUMS_ASK, move.name, state.now + delay_s)
 
-    def _compared(self, move: M, chunks: list[Chunk], sizes: Sizes) -> list[Slice]:
-        """What is posted by itself, where checksums are compared: the source is asked for those of some slices."""
-        limits = self._state.limits
-        blocks = min(limits.blocks_per_request, max(ANSWER_BYTES // (4 * self._state.pool.world_size), 1))
-        most = Size(limits.in_flight_bytes, blocks, RUNS_MAX)
-        parts = slices_of(chunks, sizes, most)
-        asked = most._replace(nbytes=sys.maxsize)
-        move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, sizes, asked))
-        return [Slice(None, some) for some in batches(parts, sizes, most)]
+    def _slices(self, move: M, bridge: Bridge, chunks: list[Chunk], size: Size) -> list[Slice]:
+        """What is posted by itself: as much as a frame, a staging buffer or an answer with checksums takes."""
+        state = self._state
+        staged = bridge.stages(chunks)
+        at_once = min(state.limits.in_flight_bytes, STAGED_AT_ONCE_BYTES if staged else sys.maxsize)
+        most = Size(at_once, size.blocks, RUNS_MAX)
+        if state.checksums and move.operation is Operation.READ:
+            blocks = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * state.pool.world_size), 1))
+            most = most._replace(blocks=blocks)
+            parts = slices_of(chunks, bridge, most)
+            asked = most._replace(nbytes=sys.maxsize)  # the source is asked for the checksums of so many
+            move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, bridge, asked))
+        elif staged or size.runs > RUNS_MAX:
+            parts = slices_of(chunks, bridge, most)
+        else:
+            return [Slice((), chunks)]
+        return [Slice((), some) for some in batches(parts, bridge, most)]
 
-    def _plan(self, move: M) -> Runs:
+    def _plan(self, move: M) -> tuple[PairRuns, ...]:
         """Plans the next slice: one at a time, so that a long move does not hold up others."""
         assert move.left is not None
         first = move.left[0]
-        runs = plan_chunks(first.parts, *self._pools(move))
-        move.left[0] = replace(first, runs=runs)
-        move.descriptors += len(runs)
-        return runs
+        planned = tuple(self._bridge(move).plan(first.parts))
+        move.left[0] = replace(first, planned=planned)
+        for some in planned:
+            before = move.by_pair.get(some.pair, Moved())
+            move.by_pair[some.pair] = Moved(before.nbytes + some.total_bytes, before.descriptors + len(some.runs))
+        return planned
 
     def _paths(self, move: M) -> tuple[TransferPath, ...]:
         """Over which data paths how much has moved, or is about to."""
-        paths = self._state.peers[move.peer].paths
-        ranks = range(self._state.pool.world_size)
-        return tuple(TransferPath(paths[rank], move.planned, move.descriptors) for rank in ranks)
+        paths, reads = self._state.peers[move.peer].paths, move.operation is Operation.READ
+        rows = {pair if reads else pair.turned: moved for pair, moved in move.by_pair.items()}
+        return tuple(TransferPath(paths[pair], *rows[pair]) for pair in sorted(rows))
 
     def _post_slice(self, move: M) -> None:
         """Posts as much as may be in flight at once; the rest has another turn."""
         state = self._state
         assert move.left is not None
-        planned = move.left[0].runs
-        if planned is None:
+        planned = move.left[0].planned
+        if not planned:
             planned = self._plan(move)
             state.change(move.transfer_id, paths=self._paths(move))
         first = move.left.pop(0)
-        runs, rest = planned.split(state.limits.in_flight_bytes)
-        if rest is not None:
-            move.left.insert(0, replace(first, runs=rest))
+        now, later = split(planned, state.limits.in_flight_bytes)
+        if later:
+            move.left.insert(0, replace(first, planned=later))
         name, pieces = "", None
-        if rest is None and move.comparing is not None:
+        if not later and move.comparing is not None:
             name, pieces = self._checksums_of(move, first.parts)
         move.left = move.left or None
-        state.turns.began(move.name, runs.total_bytes)
+        state.turns.began(move.name, max(bytes_by_rank(now).values()))
         move.posted_at = state.now
-        for rank in range(state.pool.world_size):
-            posting_id = posting_name(move.name, rank)
-            self._state.moves.posted(move, posting_id)
+        for some in now:
+            rank, peer_rank = some.pair if move.operation is Operation.READ else some.pair.turned
+            posting_id = posting_name(move.name, rank, peer_rank)
+            state.moves.posted(move, posting_id)
             checksums = None if pieces is None else ComputeChecksums(rank, name, pieces)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, checksums))
+            state.emit(
+                Post(
+                    rank, posting_id, move.peer, some.runs, move.transfer_id, move.operation, move.fills, checksums,
+                    peer_rank, some.repack,
+                )
+            )  # fmt: skip
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """What all ranks are to compute checksums of as they post it, and its name."""
@@ -376,10 +373,10 @@ class Course(ABC, Generic[M]):
         comparing.here.append(RankChecksums(set(range(self._state.pool.world_size))))
         return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
-    def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
-        """Where its bytes come from, and where they go."""
-        mine, peers = self._state.pool.pool, self._state.peers[move.peer].description.pool
-        return (peers, mine) if move.operation is Operation.READ else (mine, peers)
+    def _bridge(self, move: M) -> Bridge:
+        """What blocks of the side where its bytes come from become at the other one."""
+        both = self._state.peers[move.peer].bridges
+        return both.incoming if move.operation is Operation.READ else both.outgoing
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
         """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""

@@ -333,6 +333,6 @@ def _no_data_path(peer: Peer) -> KVGrpcError:
     reasons = "; ".join(f"{name}: {why}" for name, why in path.rejected) or "none is enabled on both sides"
     return PreconditionFailed(
         Reason.NO_DATA_PATH,
-        f"no data path reaches rank {path.rank} of engine {peer.description.engine_id} ({reasons})",
+        f"no data path reaches rank {path.peer_rank} of engine {peer.description.engine_id} ({reasons})",
         metadata={"engine": peer.description.engine_id},
     )

@@ -12,7 +12,8 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import RankPath
-from kvgrpc.core.values.compatibility import EngineDescription, weights_unknown
+from kvgrpc.core.values.bridge import bridges
+from kvgrpc.core.values.compatibility import EngineDescription, side_of, weights_unknown
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
@@ -51,7 +52,8 @@ class PeerLiveness:
         if known is None or known.state is PeerState.DEAD:
             self._make_room(others, caller)
             state.peers.pop(key, None)  # so that the newest is last
-            known = state.peers[key] = Peer(description, endpoints, state.now)
+            both = bridges(side_of(state.pool), side_of(description))
+            known = state.peers[key] = Peer(description, endpoints, both, state.now)
             if weights_unknown(state.pool, description):
                 state.emit(WeightsUnknown(key))
             state.react.peer_back(known)
@@ -137,17 +139,19 @@ class PeerLiveness:
             self.unmap(peer)  # a rank that reaches it refuses to reach for it again
         self._attempts += 1
         peer.attempt, peer.tried = self._attempts, peer.endpoints
-        peer.mapping.update(range(self._state.pool.world_size))
-        for endpoint in peer.endpoints:
-            self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint, peer.attempt))
+        peer.mapping.update(peer.bridges.pairs)
+        endpoints = {endpoint.rank: endpoint for endpoint in peer.endpoints}
+        for rank, peer_rank in peer.bridges.pairs:
+            self._state.emit(MapPeer(rank, peer.key, endpoints[peer_rank], peer.attempt))
 
     def mapped(self, event: PeerMapped) -> Peer | None:
-        """A rank tried to reach its peer, which is returned. None: it was not asked to, or not any more."""
+        """A rank tried to reach one of a peer, which is returned. None: it was not asked to, or not any more."""
         peer = self._state.peers.get(event.peer)
-        if peer is None or event.rank not in peer.mapping or event.attempt not in (0, peer.attempt):
+        pair = event.rank, event.peer_rank
+        if peer is None or pair not in peer.mapping or event.attempt not in (0, peer.attempt):
             return None
-        peer.mapping.discard(event.rank)
-        peer.paths[event.rank] = RankPath(event.rank, event.rank, event.data_path, event.why, event.rejected)
+        peer.mapping.discard(pair)
+        peer.paths[pair] = RankPath(*pair, event.data_path, event.why, event.rejected)
         if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
             self.map(peer)
         return peer
@@ -216,7 +220,8 @@ class PeerLiveness:
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         state.react.peer_dead(peer)
         peer.endpoints = peer.tried = ()  # no rank reaches for them any more, and they may be long
-        dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
+        writers = state.writing_lives()  # the ends of whose processes are still to come
+        dead = [p for p in state.peers.values() if p.state is PeerState.DEAD and p.key not in writers]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]
             state.react.peer_forgotten(key)
@@ -231,7 +236,7 @@ class PeerLiveness:
         writes = peer.key in self._state.writing_lives()
         if writes:
             self.watch(peer.key)
-        for rank in range(peer.description.world_size):
+        for rank in range(self._state.pool.world_size):
             self._state.emit(UnmapPeer(rank, peer.key, watch=writes, gone=gone))
 
 

@@ -1,6 +1,7 @@
 """What proves that peers write into this engine's memory no more, when the peers themselves do not say so.
 
-* The end of a peer's processes: every rank looks for that of its own peer rank. It is also the end of that life.
+* The end of a peer's processes: every rank looks for those of the peer's ranks that it has reached. It is also the
+  end of that life.
 * Re-key: the ranks end the data paths that peers write by, and begin again under a new memory
   generation. It ends the transfers of the moment, so it is the last resort: past the budget of quarantine, for engines
   that cannot set blocks aside, when an operator says so; never often.
@@ -42,14 +43,16 @@ class Quarantine:
         return self._state.proofs
 
     def process_ended(self, event: ProcessEnded) -> None:
-        """A rank saw the end of its peer's process. With the last one the life is over, and often proved at rest."""
-        state = self._state
-        writes = event.peer in self._state.writing_lives()
-        if not writes and event.peer not in state.peers:
+        """A rank saw the end of the process of a peer's rank. With the last one the life is over, and often proved at
+        rest.
+        """
+        peer = self._state.peers.get(event.peer)
+        pair = event.rank, event.peer_rank
+        if peer is None or pair not in peer.bridges.pairs:
             return
         ended = self._proofs.processes_ended.setdefault(event.peer, {})
-        ended[event.rank] = event.drained
-        if len(ended) < state.pool.world_size:
+        ended[pair] = event.drained
+        if len(ended) < len(peer.bridges.pairs):
             return
         self._liveness.exited(event.peer)
         if all(ended.values()):
@@ -170,7 +173,7 @@ class Quarantine:
         state.react.rekey_ends()
         self._proofs.doubted = {life: self._proofs.doubted.get(life, set()) | self._proofs.unproved for life in writers}
         for life, doubted in self._proofs.doubted.items():
-            if doubted <= self._proofs.processes_ended.get(life, {}).keys():
+            if self._all_ended(life, doubted):
                 self._reservations.peer_at_rest(life)
                 self._proofs.processes_ended.pop(life, None)
         self._proofs.tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
@@ -178,6 +181,11 @@ class Quarantine:
         calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
             self._answer(call, self._proofs.before)
+
+    def _all_ended(self, life: str, ranks: set[int]) -> bool:
+        """Whether these ranks of ours saw the ends of all processes of a life that they had reached."""
+        ended, peer = self._proofs.processes_ended.get(life, {}), self._state.peers.get(life)
+        return not ranks or (peer is not None and all(pair in ended for pair in peer.bridges.pairs if pair[0] in ranks))
 
     @property
     def _anything(self) -> bool:

@@ -17,8 +17,8 @@ from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Pieces, RankChecksums, pieces_of
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of
 from kvgrpc.errors import (
     DeadlineExceeded,
     InternalError,

@@ -19,16 +19,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import Opened, Settling
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Chunk, RankChecksums, Slice
+from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Claims
+from kvgrpc.core.values.pieces import RankChecksums
+from kvgrpc.core.values.plans import Pair
+from kvgrpc.core.values.slices import Slice
 
 
 class Stage(Enum):
@@ -170,8 +174,9 @@ class Move(ABC):
     expected: int = field(default=0, kw_only=True)
     """Bytes that it will move over all ranks, as far as that is known before they are planned."""
     planned: int = field(default=0, kw_only=True)
-    """Bytes that were posted, by each rank."""
-    descriptors: int = field(default=0, kw_only=True)
+    """Bytes that were planned, for each rank of the destination."""
+    by_pair: "dict[Pair, Moved]" = field(default_factory=dict, kw_only=True)
+    """What each pair of ranks moves of it, as far as that is planned."""
     nbytes: int = field(default=0, kw_only=True)
     """Bytes that have moved, over all ranks."""
     settled_bytes: int = field(default=0, kw_only=True)
@@ -229,7 +234,7 @@ class Move(ABC):
         """The round that is being settled is its last one."""
 
     @abstractmethod
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, bridge: Bridge) -> list[Chunk]:
         """What the next round moves."""
 
     @abstractmethod
@@ -241,15 +246,22 @@ class Move(ABC):
         """What settles the round that has moved."""
 
 
-def posting_name(name: str, rank: int) -> str:
-    """The posting of a rank for the present round of a move: a rank has one at a time."""
-    return f"{name}/{rank}"
+class Moved(NamedTuple):
+    """What a pair of ranks moves of a move."""
+
+    nbytes: int = 0
+    descriptors: int = 0
+
+
+def posting_name(name: str, rank: int, peer_rank: int) -> str:
+    """The posting of a rank, with a rank of the peer, for the present round of a move: they have one at a time."""
+    return f"{name}/{rank}.{peer_rank}"
 
 
 def rank_of(posting_id: str) -> int:
-    """The rank of a posting."""
-    return int(posting_id.rpartition("/")[2])
+    """The rank of this engine that makes a posting."""
+    return int(posting_id.rpartition("/")[2].partition(".")[0])
 
 
 def _ranks(postings: set[str]) -> list[int]:
-    return sorted(map(rank_of, postings))
+    return sorted(set(map(rank_of, postings)))

@@ -7,6 +7,7 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import Settling
 from kvgrpc.core.state.move import Move, Stage
 from kvgrpc.core.tables.pins import PinKind, PinTable
+from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.descriptors import Blocks
@@ -49,11 +50,12 @@ class Pull(Move):
     def last_round(self) -> bool:
         return True
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.opened is not None
         assert self.destination is not None
-        blocks = tuple(ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True))
-        return [Chunk(blocks, self.destination, None)]
+        tokens = self.claim.tokens
+        begins = tuple(bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(self.destination))
+        return [Chunk(tuple(ids for _, ids in self.opened.blocks), self.destination, None, begins)]
 
     def begin_round(self) -> None:
         """It has one round only."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kvgrpc.core.events import CloseOutcome, ReadyPart, Settling
 from kvgrpc.core.state.move import AT_ISSUER, Move, Stage
 from kvgrpc.core.tables.pins import PinKind, PinTable
+from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
@@ -153,9 +154,9 @@ class Registration(Move):
         parts = self.push.parts
         return parts is not None and parts.complete and self.posted == len(parts)
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.opened is not None
-        return self.parts.chunks(self.fresh, self.target, self.opened.token_count)
+        return self.parts.chunks(self.fresh, self.target, self.opened.token_count, bridge)
 
     def begin_round(self) -> None:
         self.posted = self.ready

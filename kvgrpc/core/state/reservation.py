@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.events import PushSource, Settling
 from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import Access as AccessKind, Claims
@@ -84,10 +85,10 @@ class Reservation(Pull):
     def last_round(self) -> bool:
         return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.parts is not None
         assert self.destination is not None
-        return self.parts.chunks(self.parts.batch(self.posted), self.destination, self.claim.tokens)
+        return self.parts.chunks(self.parts.batch(self.posted), self.destination, self.claim.tokens, bridge)
 
     def begin_round(self) -> None:
         assert self.parts is not None

@@ -8,8 +8,8 @@ from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import RankChecksums
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.pieces import RankChecksums
 from kvgrpc.errors import KVGrpcError
 
 
@@ -117,7 +117,7 @@ class Prefetch:
 class Proofs:
     """What is known of writes into this engine's memory that may go on, and the re-key that ends them."""
 
-    processes_ended: dict[str, dict[int, bool]] = field(default_factory=dict)
+    processes_ended: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
     """For each life the ranks whose process is gone, and whether nothing that it sent arrives any more."""
     rekeying_ranks: set[int] = field(default_factory=set)
     """Ranks that have not reported of the re-key."""

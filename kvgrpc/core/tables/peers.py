@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvgrpc.core.tables.transfers import RankPath
+from kvgrpc.core.values.bridge import Bridges
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
@@ -33,6 +34,7 @@ class Peer:
 
     description: EngineDescription
     endpoints: tuple[RankEndpoint, ...]
+    bridges: Bridges
     heard: float
     dialled: str = ""
     """The address under which we reached it; empty when it dialled us."""
@@ -45,9 +47,10 @@ class Peer:
     """The generation of our memory that it knows; -1: none."""
     replaced_by: str = ""
     """The life of its engine that introduced itself after it."""
-    paths: dict[int, RankPath] = field(default_factory=dict)
-    mapping: set[int] = field(default_factory=set)
-    """Our ranks that are reaching for its memory."""
+    paths: dict[tuple[int, int], RankPath] = field(default_factory=dict)
+    """Of a rank of ours and one of its ranks."""
+    mapping: set[tuple[int, int]] = field(default_factory=set)
+    """Our ranks that are reaching for the memory of its ranks."""
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that they were given."""
     attempt: int = 0
@@ -73,8 +76,8 @@ class Peer:
 
     @property
     def reachable(self) -> bool:
-        """Every rank reaches its memory."""
-        return len(self.paths) == self.description.world_size and all(path.data_path for path in self.paths.values())
+        """Every rank reaches the memory of all ranks with which it moves bytes."""
+        return len(self.paths) == len(self.bridges.pairs) and all(path.data_path for path in self.paths.values())
 
     @property
     def usable(self) -> bool:
@@ -92,7 +95,7 @@ class Peer:
             self.description.incarnation,
             self.address,
             self.state,
-            tuple(self.paths[rank] for rank in sorted(self.paths)),
+            tuple(self.paths[pair] for pair in sorted(self.paths)),
             now - self.heard,
             open_accesses,
         )

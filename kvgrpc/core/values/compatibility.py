@@ -5,7 +5,9 @@ A pure function of two descriptions. Nothing else in the core compares descripti
 
 from dataclasses import dataclass
 
-from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.layout import PoolKind, PoolLayout
+from kvgrpc.core.values.obstacles import Difference, differences
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
 READS_PUSHES = "reads_pushes"
@@ -31,30 +33,6 @@ class EngineDescription:
     features: tuple[str, ...] = ()
     required_features: tuple[str, ...] = ()
     """Those that a peer must have too."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One field in which two engines differ."""
-
-    field: str
-    here: str
-    there: str
-    bridgeable: bool
-    why: str
-
-
-GROUP_FIELDS: dict[str, str] = {
-    "kind": "layers of another kind use their blocks in another way",
-    "layers": "the models have different numbers of layers",
-    "block_tokens": "blocks hold different numbers of tokens",
-    "kv_heads": "ranks hold different heads",
-    "head_dim": "heads have different sizes",
-    "dtype": "elements have different types and are not converted",
-    "order": "elements inside a block stand in another order and are not permuted",
-    "window_tokens": "the sliding windows differ",
-}
-"""Fields of a group that must be equal, and why."""
 
 
 REASONS: dict[str, Reason] = {
@@ -114,17 +92,28 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
                 "KV of other weights is never exchanged",
             )
         )
-    if here.world_size != there.world_size:
+    found += differences(side_of(here), side_of(there))
+    if CHECKSUMS in (*here.required_features, *there.required_features) and not _plain(here, there):
         found.append(
             Difference(
-                "world_size",
-                str(here.world_size),
-                str(there.world_size),
+                "required_features",
+                " ".join(sorted(here.required_features)),
+                " ".join(sorted(there.required_features)),
                 False,
-                "the engines split their heads over different numbers of ranks",
+                "blocks are compared by checksums, which takes ranks and layouts that are the same on both sides",
             )
         )
-    return found + _compare_pools(here.pool, there.pool)
+    return found
+
+
+def side_of(engine: EngineDescription) -> Side:
+    """What a bridge needs to know of an engine."""
+    return Side(engine.pool, engine.world_size)
+
+
+def _plain(here: EngineDescription, there: EngineDescription) -> bool:
+    """Whether each rank moves whole blocks of the peer's rank with its own number."""
+    return here.world_size == there.world_size and here.pool.fingerprint() == there.pool.fingerprint()
 
 
 def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
@@ -142,64 +131,3 @@ def incompatible(reason: Reason, there: EngineDescription, blocking: list[Differ
         f"cannot exchange blocks with engine {there.engine_id}",
         violations=tuple(FieldViolation(d.field, f"{d.here} here, {d.there} there: {d.why}") for d in blocking),
     )
-
-
-def _compare_pools(here: PoolLayout, there: PoolLayout) -> list[Difference]:
-    if len(here.groups) != len(there.groups):
-        return [
-            Difference(
-                "pool.groups",
-                str(len(here.groups)),
-                str(len(there.groups)),
-                False,
-                "the models group their layers differently",
-            )
-        ]
-    found = []
-    for i, (a, b) in enumerate(zip(here.groups, there.groups, strict=True)):
-        found += _compare_groups(i, a, b)
-    shape_here, shape_there = _shapes(here), _shapes(there)
-    if all(d.bridgeable for d in found) and shape_here != shape_there:
-        found.append(
-            Difference(
-                "pool.regions",
-                _told(shape_here),
-                _told(shape_there),
-                False,
-                "layers, keys and values are packed into regions in another way",
-            )
-        )
-    return found
-
-
-def _compare_groups(index: int, here: Group, there: Group) -> list[Difference]:
-    found = []
-    for field, why in GROUP_FIELDS.items():
-        a, b = getattr(here, field), getattr(there, field)
-        if a != b:
-            text_a, text_b = (x.value if isinstance(x, GroupKind) else str(x) for x in (a, b))
-            found.append(Difference(f"pool.groups[{index}].{field}", text_a, text_b, False, why))
-    if here.blocks != there.blocks:
-        found.append(
-            Difference(
-                f"pool.groups[{index}].blocks",
-                str(here.blocks),
-                str(there.blocks),
-                True,
-                "pools may have different sizes",
-            )
-        )
-    return found
-
-
-_Shape = tuple[int, int, int, str, int]
-
-
-def _shapes(pool: PoolLayout) -> list[_Shape]:
-    """What of each region must be equal: group, layers, tensor, bytes of a block."""
-    return [(r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes) for r in pool.regions]
-
-
-def _told(shapes: list[_Shape]) -> str:
-    tensors = ", ".join(sorted({s[3] for s in shapes}))
-    return f"{len(shapes)} regions of {sorted({s[4] for s in shapes})} bytes a block ({tensors})"

@@ -1,7 +1,7 @@
-"""Block ids to bytes: from two lists of block ids and two layouts to the coalesced runs that a data path copies.
+"""Block ids and runs of bytes, as arrays.
 
-Pure arithmetic on numpy arrays, so that 65,536 blocks cost milliseconds. Every id is checked against its layout here,
-before any address exists: an id out of range would otherwise address the next layer.
+Pure arithmetic on numpy arrays, so that 65,536 blocks cost milliseconds. Every id is checked against its layout before
+any address exists: an id out of range would otherwise address the next layer.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.layout import PoolLayout, Region
+from kvgrpc.core.values.layout import Region
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]
@@ -170,51 +170,8 @@ def holds(region: Region, layers: tuple[int, int]) -> bool:
     return True
 
 
-def plan_runs(
-    source: PoolLayout,
-    destination: PoolLayout,
-    source_blocks: Sequence[Ids],
-    destination_blocks: Sequence[Ids],
-    layers: tuple[int, int] | None = None,
-) -> Runs:
-    """Coalesced runs that fill `destination_blocks` from `source_blocks`, per group, pairwise in order.
-
-    `layers` = (first, count) restricts the move to those layers of every group; None moves all. Layouts must be
-    compatible (`values.compatibility`). Raises OutOfRange or InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH, also
-    for layers that cut a region) and never returns a run outside a listed block.
-    """
-    groups = len(source.groups)
-    if len(source_blocks) != groups or len(destination_blocks) != groups:
-        raise InvalidRequest(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
-    for i, (src, dst) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
-        if len(src) != len(dst):
-            raise InvalidRequest(
-                Reason.BLOCK_COUNT_MISMATCH, f"group {i}: {len(src)} source blocks for {len(dst)} local blocks"
-            )
-        check_ids(src, source.groups[i].blocks, f"source group {i}")
-        check_ids(dst, destination.groups[i].blocks, f"destination group {i}")
-    parts = []
-    joined: dict[tuple[int, int, int, int], tuple[Ids, Ids, Ids]] = {}
-    for here, there in zip(source.regions, destination.regions, strict=True):
-        if layers and not holds(here, layers):
-            continue
-        # Which blocks are neighbours is the same in all layers of a group that are laid out alike.
-        alike = here.group, here.stride_bytes, there.stride_bytes, here.block_bytes
-        if alike not in joined:
-            src, dst = source_blocks[here.group], destination_blocks[here.group]
-            joined[alike] = _coalesce(src * here.stride_bytes, dst * there.stride_bytes, here.block_bytes)
-        at, to, nbytes = joined[alike]
-        parts.append((here.offset + at, there.offset + to, nbytes))
-    if not parts:
-        empty = np.empty(0, dtype=np.int64)
-        return Runs(empty, empty, empty)
-    if len(parts) == 1:
-        return Runs(*parts[0])
-    return Runs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
-    """Joins neighbours that are adjacent on both sides; equal-sized input runs of `nbytes`."""
+def coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
+    """Runs of `nbytes` each, with those joined that are neighbours on both sides: sources, destinations, lengths."""
     if len(src) <= 1:
         return src, dst, np.full(len(src), nbytes, dtype=np.int64)
     joined = (np.diff(src) == nbytes) & (np.diff(dst) == nbytes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
@@ -61,6 +62,27 @@ _PARTS: dict[TensorKind, tuple[TensorKind, ...]] = {
 }
 
 
+ITEM_BYTES = {
+    "float64": 8, "int64": 8, "uint64": 8,
+    "float32": 4, "int32": 4, "uint32": 4,
+    "bfloat16": 2, "float16": 2, "int16": 2, "uint16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+"""Bytes of one element. Blocks of other types are moved whole, or not at all."""
+
+
+class Strides(NamedTuple):
+    """Bytes from one element to the next inside a block, along each dimension. The elements of one head of one token
+    stand side by side.
+    """
+
+    layer: int
+    part: int
+    """From the keys of a layer to its values."""
+    head: int
+    token: int
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers that share a block table."""
@@ -83,6 +105,10 @@ class Group:
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
     window_tokens: int = 0
     """Sliding window in tokens; 0 where the group has none."""
+    total_kv_heads: int = 0
+    """KV heads of the model: each rank has its share of them, or, of fewer heads than ranks, one that others have, too.
+    0: as many as all ranks have together. Latents are the same on all ranks, and states are each rank's own: both 0.
+    """
 
     def first_of(self, tokens: int) -> int:
         """In token order, the first block that an engine reads that goes on after `tokens` tokens: with a window that
@@ -128,6 +154,10 @@ class Region:
     stride_bytes: int
     block_bytes: int
     tensor: TensorKind = TensorKind.KV
+    strides: Strides | None = None
+    """Where the elements of a block stand; None: side by side, layer after layer, keys before values, and then in the
+    group's order.
+    """
 
 
 @dataclass(frozen=True)
@@ -173,7 +203,10 @@ class PoolLayout:
             repr((g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order, g.window_tokens))
             for g in self.groups
         ]
-        parts += [repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes)) for r in self.regions]
+        parts += [
+            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, *(r.strides or ())))
+            for r in self.regions
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -217,7 +250,17 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
             found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
         if group.order not in ("token_major", "head_major"):
             found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
+        if wrong := _wrong_total_heads(group):
+            found.append(FieldViolation(f"groups[{i}].total_kv_heads", wrong))
     return found
+
+
+def _wrong_total_heads(group: Group) -> str:
+    if group.total_kv_heads < 0:
+        return "must not be negative"
+    if group.total_kv_heads and group.kind in (GroupKind.MLA, GroupKind.STATE):
+        return f"is 0 in a group of kind {group.kind.value}: its ranks share no heads"
+    return ""
 
 
 def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
@@ -256,7 +299,22 @@ def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> Field
     kind = groups[region.group].kind
     if not set(_PARTS[region.tensor]) <= set(_PARTS[WHOLE[kind]]):
         return FieldViolation(f"regions[{i}].tensor", f"a group of kind {kind.value} holds no {region.tensor.value}")
-    return None
+    wrong = "" if region.strides is None else _wrong_strides(groups[region.group], region, region.strides)
+    return FieldViolation(f"regions[{i}].strides", wrong) if wrong else None
+
+
+def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
+    """Why these strides say of no byte of a block what it is, or of one twice; empty where they do."""
+    if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
+        what = "a state" if group.kind is GroupKind.STATE else f"elements of type {group.dtype}"
+        return f"{what} cannot be told apart within a block: state no strides"
+    end = group.head_dim * ITEM_BYTES[group.dtype]
+    counts = (region.layers, len(_PARTS[region.tensor]), group.kv_heads, group.block_tokens)
+    for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
+        if stride < end:
+            return f"a stride of {stride} bytes lets elements overlap that take {end}"
+        end += stride * (count - 1)
+    return "" if end <= region.block_bytes else f"reach byte {end} of {region.block_bytes}"
 
 
 def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.calls import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, holds
@@ -160,21 +161,17 @@ class Parts:
             self._spans, self._table, self._handed = spans, table, handed
             raise
 
-    def chunks(self, parts: Sequence[Part], target: Blocks, tokens: int) -> list[Chunk]:
+    def chunks(self, parts: Sequence[Part], target: Blocks, tokens: int, bridge: Bridge) -> list[Chunk]:
         """What these parts move into a target: of each group its last blocks of the first `tokens` tokens."""
         nothing = [_NONE] * len(self._table)
-        ends = [group.blocks_of(tokens) for group in self._pool.groups]
+        begins = [bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(target)]
         found = []
         for part in parts:
-            source, destination = nothing.copy(), nothing.copy()
+            source, at = nothing.copy(), begins.copy()
             for group, start, count, _ in part.spans:
-                end = ends[group]
-                skip = end - len(target[group])
-                low, high = max(start, skip), min(start + count, end)
-                if low < high:
-                    source[group] = self._table[group][low:high]
-                    destination[group] = target[group][low - skip : high - skip]
-            found.append(Chunk(tuple(source), tuple(destination), part.layers))
+                source[group] = self._table[group][start : start + count]
+                at[group] = begins[group][0] + start * self._pool.groups[group].block_tokens, begins[group][1]
+            found.append(bridge.trimmed(Chunk(tuple(source), target, part.layers, tuple(at))))
         return found
 
     def _take(self, row: ReadyPart) -> None:

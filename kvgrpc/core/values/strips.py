@@ -37,7 +37,7 @@ class Strip:
 
     def runs(self) -> Runs:
         """Lists every run, copy by copy."""
-        src, dst = _spread(self.src, self.shape, self.src_steps), _spread(self.dst, self.shape, self.dst_steps)
+        src, dst = spread(self.src, self.shape, self.src_steps), spread(self.dst, self.shape, self.dst_steps)
         return Runs(src, dst, np.full(len(src), self.run_bytes, dtype=np.int64))
 
     def ends(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class Repack:
         return sum(strip.total_bytes for strip in self.strips)
 
 
-def _spread(at: Ids, shape: Sequence[int], steps: Sequence[int]) -> Ids:
+def spread(at: Ids, shape: Sequence[int], steps: Sequence[int]) -> Ids:
     """Each place of `at` with every index of `shape`, the last dimension fastest."""
     for count, step in zip(shape, steps, strict=True):
         at = (at[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)

@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from kvgrpc.core.events import ChecksumsComputed
-from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import Memory, Posting

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason

@@ -1,0 +1,304 @@
+"""From blocks of a source to blocks of a destination that may be split and laid out in another way: who moves what.
+
+A bridge is made of two engines' pools. It says which pairs of ranks move bytes, and for lists of blocks which runs each
+pair copies. Where runs are long enough they are copied as they are. Where they are not, the destination reads whole
+blocks into a staging buffer and copies what it needs from there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Chunk, Size
+from kvgrpc.core.values.descriptors import Ids, check_ids, holds
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
+from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
+from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
+from kvgrpc.core.values.strips import Repack
+from kvgrpc.core.values.views import Share, shares
+from kvgrpc.errors import InvalidRequest, Reason
+
+RUN_BYTES_MIN = 1_024
+"""Shorter runs cost more to list and to move one by one than the whole blocks that they are parts of."""
+STAGING_BYTES = 64 << 20
+"""The staging buffer of a rank."""
+STAGED_AT_ONCE_BYTES = STAGING_BYTES // 4
+"""What one posting reads into it, unless one block alone has more: others move meanwhile."""
+
+
+class Side(NamedTuple):
+    """What a bridge is made of, of each engine."""
+
+    pool: PoolLayout
+    ranks: int
+
+
+class Bridge:
+    """How blocks of a source become blocks of a destination. The two were found compatible."""
+
+    def __init__(self, source: Side, destination: Side, run_bytes_min: int = RUN_BYTES_MIN) -> None:
+        self._source = source
+        self._destination = destination
+        self._run_bytes_min = run_bytes_min
+        self._shares: dict[Pair, list[tuple[int, Share]]] = {}
+        for group, (here, there) in enumerate(self._groups()):
+            for share in shares(here, source.ranks, there, destination.ranks):
+                self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
+        self.pairs = tuple(sorted(self._shares))
+        self._patterns: dict[tuple[int, int, int, int], list[Pattern]] = {}
+        self._sizes: dict[tuple[int, LayerRange | None], Size] = {}
+        self._arriving: dict[tuple[int, LayerRange | None], int] = {}
+        self._unit_tokens = [unit_tokens(here, there) for here, there in self._groups()]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the destination."""
+        return self._destination.ranks
+
+    @cached_property
+    def repacked(self) -> frozenset[int]:
+        """The groups whose runs are too short to be moved one by one."""
+        return frozenset(
+            group
+            for group, found in self._all_patterns()
+            if any(pattern.dimensions and pattern.run_bytes < self._run_bytes_min for pattern in found)
+        )
+
+    def run_bytes(self, group: int) -> int:
+        """The shortest run of a group's blocks."""
+        return min(pattern.run_bytes for of, found in self._all_patterns() if of == group for pattern in found)
+
+    def cuts_blocks(self, group: int) -> bool:
+        """Whether some of what is moved of a group is less than a region's whole block."""
+        found = (pattern for of, some in self._all_patterns() if of == group for pattern in some)
+        return any(pattern.run_bytes < pattern.source.block_bytes for pattern in found)
+
+    def bytes_of_unit(self, group: int, layers: LayerRange | None) -> int:
+        """Bytes that arrive in each rank of the destination with a unit of tokens of a group, in some layers."""
+        key = group, layers
+        if key not in self._arriving:
+            shares = [share for of, share in self._shares_of(0) if of == group]
+            found = (pattern for share in shares for pattern in self._within(group, share, layers))
+            self._arriving[key] = sum(pattern.nbytes for pattern in found)
+        return self._arriving[key]
+
+    def bytes_of_block(self, group: int) -> int:
+        """Bytes that arrive in each rank of the destination with `block_tokens` tokens of a group."""
+        return self.block_tokens(group) // self._unit_tokens[group] * self.bytes_of_unit(group, None)
+
+    def bytes_of(self, chunks: Sequence[Chunk]) -> int:
+        """Bytes that arrive in each rank of the destination."""
+        return sum(
+            len(self.extent(chunk, group)) // self._unit_tokens[group] * self.bytes_of_unit(group, chunk.layers)
+            for chunk in chunks
+            for group in range(len(chunk.source))
+            if self.extent(chunk, group)
+        )
+
+    def block_tokens(self, group: int) -> int:
+        """Tokens that are never split between postings: those of the larger one of both sides' blocks."""
+        source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
+        return max(source.block_tokens, _tokens(source, destination))
+
+    def size_of_block(self, group: int, layers: LayerRange | None) -> Size:
+        """What `block_tokens` tokens of a group cost each rank of the destination, in some layers: the bytes that it
+        reads, with what it only reads to pick from, and the runs, over all its pairs.
+        """
+        key = group, layers
+        if key not in self._sizes:
+            tokens = self.block_tokens(group)
+            units, blocks = tokens // self._unit_tokens[group], tokens // self._source.pool.groups[group].block_tokens
+            nbytes = runs = 0
+            for share in (share for of, share in self._shares_of(0) if of == group):
+                found = self._within(group, share, layers)
+                if group in self.repacked:
+                    regions = regions_of(found)
+                    nbytes += blocks * sum(region.block_bytes for region in regions)
+                    runs += blocks * len(regions)
+                else:
+                    nbytes += units * sum(pattern.nbytes for pattern in found)
+                    runs += units * sum(pattern.runs for pattern in found)
+            self._sizes[key] = Size(nbytes, 1, runs)
+        return self._sizes[key]
+
+    def size_of(self, chunks: Sequence[Chunk]) -> Size:
+        """What all of the chunks cost each rank of the destination."""
+        nbytes = blocks = runs = 0
+        for chunk in chunks:
+            for group in range(len(chunk.source)):
+                extent, tokens = self.extent(chunk, group), self.block_tokens(group)
+                if extent:
+                    count = -(-extent.stop // tokens) - extent.start // tokens
+                    each = self.size_of_block(group, chunk.layers)
+                    nbytes, blocks, runs = nbytes + count * each.nbytes, blocks + count, runs + count * each.runs
+        return Size(nbytes, blocks, runs)
+
+    def stages(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether some of the chunks is re-packed."""
+        return any(self.extent(chunk, group) for chunk in chunks for group in self.repacked)
+
+    def extent(self, chunk: Chunk, group: int) -> range:
+        """The tokens whose blocks both sides list."""
+        source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
+        src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
+        src_end = src_begin + len(chunk.source[group]) * source.block_tokens
+        dst_end = dst_begin + len(chunk.destination[group]) * _tokens(source, destination)
+        return range(max(src_begin, dst_begin), min(src_end, dst_end))
+
+    def begins(self, group: int, tokens: int, blocks: int) -> tuple[int, int]:
+        """Where the lists of blocks begin of a prompt of `tokens` tokens: the source's, which lists all of them, and
+        the destination's, which lists the last `blocks`.
+        """
+        source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
+        if source.kind is GroupKind.STATE:
+            return 0, 0
+        held = destination.blocks_of(tokens) - blocks
+        return (
+            source.first_of(tokens) * source.block_tokens,
+            (destination.first_of(tokens) + held) * destination.block_tokens,
+        )
+
+    def part(self, chunk: Chunk, group: int, tokens: range) -> Chunk:
+        """What a chunk moves of some tokens of one group."""
+        return self._cut(chunk, [tokens if i == group else range(0) for i in range(len(chunk.source))])
+
+    def trimmed(self, chunk: Chunk) -> Chunk:
+        """A chunk without the blocks that only one side lists."""
+        return self._cut(chunk, [self.extent(chunk, group) for group in range(len(chunk.source))])
+
+    def _cut(self, chunk: Chunk, tokens: Sequence[range]) -> Chunk:
+        """Of each group the blocks of some tokens."""
+        cut = []
+        for group, (source, destination) in enumerate(self._groups()):
+            begins, some = chunk.begins[group] if chunk.begins else (0, 0), tokens[group]
+            here = _cut(chunk.source[group], begins[0], source.block_tokens, some)
+            cut.append((here, _cut(chunk.destination[group], begins[1], _tokens(source, destination), some)))
+        ids = [tuple(side[0] for side in sides) for sides in zip(*cut, strict=True)]
+        return Chunk(ids[0], ids[1], chunk.layers, tuple((here[1], there[1]) for here, there in cut))
+
+    def plan(self, chunks: Sequence[Chunk]) -> list[PairRuns]:
+        """What each pair moves to fill the destination's blocks of these chunks from the source's; pairs that move
+        nothing are left out. All of a plan that has a group of `repacked` is staged.
+
+        Raises OutOfRange or InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH, also for layers that cut a region)
+        and never returns a run outside a listed block.
+        """
+        units = [self._units(chunk) for chunk in chunks]
+        staged = any(group in self.repacked for some in units for group in some)
+        drafts: dict[tuple[tuple[int, Share], ...], Draft] = {}
+        found = []
+        for pair in self.pairs:
+            # Ranks that have like shares move alike.
+            key = tuple((group, share._replace(rank=0, source_rank=0)) for group, share in self._shares[pair])
+            if key not in drafts:
+                drafts[key] = self._draft(pair, chunks, units, staged=staged)
+            draft = drafts[key]
+            if draft.columns:
+                repack = Repack(tuple(draft.strips), draft.staging_bytes) if staged else None
+                found.append(PairRuns(pair, draft.runs(), repack))
+        return found
+
+    def _groups(self) -> Iterator[tuple[Group, Group]]:
+        return zip(self._source.pool.groups, self._destination.pool.groups, strict=True)
+
+    def _shares_of(self, rank: int) -> Iterator[tuple[int, Share]]:
+        """Those of one rank of the destination, with their groups."""
+        for pair in self.pairs:
+            if pair.rank == rank:
+                yield from self._shares[pair]
+
+    def _all_patterns(self) -> Iterator[tuple[int, list[Pattern]]]:
+        for rows in self._shares.values():
+            for group, share in rows:
+                yield group, self._of_share(group, share)
+
+    def _of_share(self, group: int, share: Share) -> list[Pattern]:
+        key = group, share.first, share.source_first, share.heads
+        if key not in self._patterns:
+            self._patterns[key] = patterns_of(self._source.pool, self._destination.pool, group, share)
+        return self._patterns[key]
+
+    def _within(self, group: int, share: Share, layers: LayerRange | None) -> list[Pattern]:
+        found = self._of_share(group, share)
+        if layers is None:
+            return found
+        return [pattern for pattern in found if holds(pattern.source, layers)]
+
+    def _units(self, chunk: Chunk) -> dict[int, Units]:
+        """Of each group of which a chunk moves something."""
+        groups = len(self._source.pool.groups)
+        if len(chunk.source) != groups or len(chunk.destination) != groups:
+            raise InvalidRequest(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
+        found = {}
+        for i, (source, destination) in enumerate(self._groups()):
+            src, dst = chunk.source[i], chunk.destination[i]
+            if not chunk.begins and len(src) * source.block_tokens != len(dst) * _tokens(source, destination):
+                message = f"group {i}: {len(src)} source blocks for {len(dst)} local blocks"
+                raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, message)
+            check_ids(src, source.blocks, f"source group {i}")
+            check_ids(dst, destination.blocks, f"destination group {i}")
+            if extent := self.extent(chunk, i):
+                found[i] = _units(source, destination, chunk, i, extent)
+        return found
+
+    def _draft(self, pair: Pair, chunks: Sequence[Chunk], units: list[dict[int, Units]], *, staged: bool) -> Draft:
+        draft = Draft()
+        for chunk, some in zip(chunks, units, strict=True):
+            for group, share in self._shares[pair]:
+                if group in some:
+                    found = self._within(group, share, chunk.layers)
+                    (stage if staged else list_runs)(draft, found, some[group])
+        return draft
+
+
+def _tokens(source: Group, destination: Group) -> int:
+    """Tokens of a block of the destination, as far as a plan goes: a state is one block on both sides."""
+    return source.block_tokens if source.kind is GroupKind.STATE else destination.block_tokens
+
+
+def _cut(ids: Ids, begin: int, block_tokens: int, tokens: range) -> tuple[Ids, int]:
+    """The blocks of some tokens, of those that begin with token `begin`, and the token with which they begin."""
+    if not tokens:
+        return ids[:0], begin
+    first, end = (tokens.start - begin) // block_tokens, -(-(tokens.stop - begin) // block_tokens)
+    return ids[first:end], begin + first * block_tokens
+
+
+def _units(source: Group, destination: Group, chunk: Chunk, group: int, extent: range) -> Units:
+    """The units of tokens whose blocks both sides list."""
+    src, dst = chunk.source[group], chunk.destination[group]
+    src_tokens, dst_tokens = source.block_tokens, _tokens(source, destination)
+    src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
+    if src_tokens == dst_tokens:
+        count = len(extent) // src_tokens
+        first, second = (extent.start - src_begin) // src_tokens, (extent.start - dst_begin) // dst_tokens
+        listed = src[first : first + count]
+        return Units(listed, dst[second : second + count], 0, 0, listed, np.arange(count, dtype=np.int64))
+    at = np.arange(extent.start, extent.stop, min(src_tokens, dst_tokens), dtype=np.int64)
+    here, src_token = np.divmod(at - src_begin, src_tokens)
+    there, dst_token = np.divmod(at - dst_begin, dst_tokens)
+    return Units(src[here], dst[there], src_token, dst_token, src[here[0] : here[-1] + 1], here - here[0])
+
+
+@dataclass(frozen=True)
+class Bridges:
+    """Between this engine and a peer, both ways."""
+
+    incoming: Bridge
+    """From the peer's blocks to this engine's."""
+    outgoing: Bridge
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """This engine's rank and the peer's, of all between which bytes may move, either way."""
+        incoming = {(pair.rank, pair.source_rank) for pair in self.incoming.pairs}
+        return tuple(sorted(incoming | {(pair.source_rank, pair.rank) for pair in self.outgoing.pairs}))
+
+
+def bridges(here: Side, there: Side) -> Bridges:
+    """Both ways between this engine and a peer."""
+    return Bridges(Bridge(there, here), Bridge(here, there))

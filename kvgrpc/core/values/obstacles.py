@@ -1,0 +1,155 @@
+"""What keeps blocks of two pools from being exchanged, field by field, and what a bridge between them costs."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
+from kvgrpc.core.values.views import total_heads, view_of
+
+ROWS_MAX = 1 << 16
+"""Regions of both sides, times pairs of ranks: what a plan may have to go through for one block."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field in which two engines differ."""
+
+    field: str
+    here: str
+    there: str
+    bridgeable: bool
+    why: str
+
+
+EQUAL_FIELDS: dict[str, str] = {
+    "kind": "layers of another kind use their blocks in another way",
+    "layers": "the models have different numbers of layers",
+    "head_dim": "heads have different sizes",
+    "dtype": "elements have different types and are not converted",
+    "window_tokens": "the sliding windows differ",
+}
+"""Fields of a group that must be equal, and why."""
+
+WHOLE = "by whole blocks"
+_SIZES = {
+    "block_tokens": "blocks hold different numbers of tokens",
+    "kv_heads": "ranks hold different heads",
+    "order": "elements inside a block stand in another order",
+}
+"""Fields of a group that may differ where the inside of its blocks is known."""
+
+
+def differences(here: Side, there: Side) -> list[Difference]:
+    """All in which two engines' pools differ, and that matters. Those of a group that keep its blocks from being
+    exchanged come without what a bridge would cost.
+    """
+    mine, theirs = here.pool, there.pool
+    if len(mine.groups) != len(theirs.groups):
+        why = "the models group their layers differently"
+        return [Difference("pool.groups", str(len(mine.groups)), str(len(theirs.groups)), False, why)]
+    found = []
+    for i in range(len(mine.groups)):
+        found += _of_group(i, here, there)
+    if all(difference.bridgeable for difference in found):
+        found += _costs(here, there)
+    return found
+
+
+def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
+    a, b = here.pool.groups[index], there.pool.groups[index]
+    known = _inside_is_known(here.pool, index) and _inside_is_known(there.pool, index)
+    found = [_differs(index, field, a, b, why, bridgeable=False) for field, why in EQUAL_FIELDS.items()]
+    found += _split(index, here, there) if known else _whole(index, here, there)
+    found.append(_differs(index, "blocks", a, b, "pools may have different sizes", bridgeable=True))
+    return [difference for difference in found if difference is not None]
+
+
+def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in a group of which every head of every token can be found in a block."""
+    a, b = here.pool.groups[index], there.pool.groups[index]
+    low, high = sorted((a.block_tokens, b.block_tokens))
+    heads, others = total_heads(a, here.ranks), total_heads(b, there.ranks)
+    tokens = "" if high % low == 0 else "; choose sizes of which one is a multiple of the other"
+    found = [
+        _differs(index, "block_tokens", a, b, f"{_SIZES['block_tokens']}{tokens}", bridgeable=not tokens),
+        _differs(index, "order", a, b, _SIZES["order"], bridgeable=True),
+    ]
+    if heads == others:
+        return [*found, _differs(index, "kv_heads", a, b, _SIZES["kv_heads"], bridgeable=True)]
+    why = f"{_SIZES['kv_heads']}; state total_kv_heads where ranks have the same ones"
+    return [*found, Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)]
+
+
+def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in a group whose blocks are moved as they are."""
+    a, b = here.pool.groups[index], there.pool.groups[index]
+    because = f"of group {a.name} nothing is known of the inside of blocks, which are moved whole"
+    found = [_differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in _SIZES.items()]
+    if here.ranks != there.ranks and a.kind is not GroupKind.MLA:
+        ranks = str(here.ranks), str(there.ranks)
+        found.append(Difference("world_size", ranks[0], ranks[1], False, because))
+    mine, theirs = _shapes(here.pool, index), _shapes(there.pool, index)
+    if mine != theirs and not any(found):
+        why = f"layers, keys and values are packed into regions in another way, and {because}"
+        found.append(Difference("pool.regions", _told(mine), _told(theirs), False, why))
+    return found
+
+
+def _differs(index: int, field: str, a: Group, b: Group, why: str, *, bridgeable: bool) -> Difference | None:
+    values = [getattr(group, field) for group in (a, b)]
+    if values[0] == values[1]:
+        return None
+    here, there = (value.value if isinstance(value, GroupKind) else str(value) for value in values)
+    return Difference(f"pool.groups[{index}].{field}", here, there, bridgeable, why)
+
+
+def _costs(here: Side, there: Side) -> list[Difference]:
+    """What moving between unlike pools costs; not bridgeable where it is too much."""
+    found = []
+    if here.ranks != there.ranks:
+        why = "each rank reads its heads from the ranks that have them"
+        found.append(Difference("world_size", str(here.ranks), str(there.ranks), True, why))
+    elif here.pool.fingerprint() == there.pool.fingerprint():
+        return []
+    counts = [len(side.pool.regions) for side in (here, there)]
+    both = Bridge(there, here), Bridge(here, there)
+    if sum(counts) * max(len(bridge.pairs) for bridge in both) > ROWS_MAX:
+        why = f"there are more than {ROWS_MAX} pairs of regions: describe more layers by one region"
+        return [*found, Difference("pool.regions", str(counts[0]), str(counts[1]), False, why)]
+    for index, group in enumerate(here.pool.groups):
+        mine, theirs = _shapes(here.pool, index), _shapes(there.pool, index)
+        texts = [_cost(bridge, index) for bridge in both]
+        if mine == theirs and texts == [WHOLE, WHOLE]:
+            continue
+        why, fits = f"group {group.name}: into here {texts[0]}, into there {texts[1]}", True
+        if any(index in b.repacked and b.size_of_block(index, None).nbytes > STAGING_BYTES for b in both):
+            why, fits = f"{why}: more than the {STAGING_BYTES} bytes of a staging buffer; choose smaller blocks", False
+        found.append(Difference("pool.regions", _told(mine), _told(theirs), fits, why))
+    return found
+
+
+def _cost(bridge: Bridge, group: int) -> str:
+    """How the blocks of a group are moved."""
+    run_bytes = bridge.run_bytes(group)
+    if group in bridge.repacked:
+        read, moved = bridge.size_of_block(group, None).nbytes, bridge.bytes_of_block(group)
+        return f"re-packed in runs of {run_bytes} bytes, for which {read / moved:.3g} times the bytes are read"
+    return f"in runs of {run_bytes} bytes" if bridge.cuts_blocks(group) else WHOLE
+
+
+def _inside_is_known(pool: PoolLayout, index: int) -> bool:
+    group = pool.groups[index]
+    return all(view_of(group, region) is not None for region in pool.regions if region.group == index)
+
+
+_Shape = tuple[int, int, str, int]
+
+
+def _shapes(pool: PoolLayout, index: int) -> list[_Shape]:
+    """What each region of a group holds: layers, tensor, bytes of a block."""
+    return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes) for r in pool.regions if r.group == index]
+
+
+def _told(shapes: list[_Shape]) -> str:
+    tensors = ", ".join(sorted({tensor for _, _, tensor, _ in shapes}))
+    return f"{len(shapes)} regions of {sorted({nbytes for *_, nbytes in shapes})} bytes a block ({tensors})"

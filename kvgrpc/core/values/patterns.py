@@ -1,0 +1,165 @@
+"""What one block brings from a region of the source to a region of the destination, as copies of runs.
+
+A pattern is the strided views of both, cut down to what they have in common: layers, keys or values, the heads of one
+share, the tokens of one unit. Dimensions that stand side by side on both sides are one run.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.views import Share, View, view_of
+
+
+class Dimension(NamedTuple):
+    """One dimension of a pattern that is no part of its runs."""
+
+    size: int
+    src_step: int
+    dst_step: int
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What one unit brings. Offsets are in the memories of two ranks, of block 0 and a unit at its begin."""
+
+    source: Region
+    first_layer: int
+    layers: int
+    src: int
+    dst: int
+    src_stride: int
+    """From one block to the next."""
+    dst_stride: int
+    src_token: int
+    """From one token to the next, where units are parts of blocks."""
+    dst_token: int
+    dimensions: tuple[Dimension, ...]
+    """The outermost first."""
+    run_bytes: int
+
+    @property
+    def runs(self) -> int:
+        return prod(dimension.size for dimension in self.dimensions)
+
+    @property
+    def nbytes(self) -> int:
+        return self.runs * self.run_bytes
+
+    @property
+    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The sizes of the dimensions, and the steps of each at the source and at the destination."""
+        sizes, src_steps, dst_steps = zip(*self.dimensions, strict=True) if self.dimensions else ((), (), ())
+        return sizes, src_steps, dst_steps
+
+
+def unit_tokens(source: Group, destination: Group) -> int:
+    """Tokens of what is moved at once: a whole block of the side with the smaller ones. A state is one unit."""
+    if source.kind is GroupKind.STATE:
+        return source.block_tokens
+    return min(source.block_tokens, destination.block_tokens)
+
+
+def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: Share) -> list[Pattern]:
+    """Everything that a unit of a group brings within a share, each byte of the destination's heads once.
+
+    The pools are ones that `bridge.obstacles` has nothing against.
+    """
+    here, there = source.groups[group], destination.groups[group]
+    found = []
+    regions = _Regions([region for region in source.regions if region.group == group], here)
+    for to in destination.regions:
+        if to.group != group:
+            continue
+        into = view_of(there, to)
+        for region in regions.overlapping(to, into):
+            view = view_of(here, region)
+            if view is None or into is None or _alike(here, there, region, to, share):
+                found.append(_whole(region, to))
+            else:
+                found.append(_common(region, view, to, into, share, unit_tokens(here, there)))
+    return found
+
+
+class _Regions:
+    """The regions of one group of the source, by what they hold."""
+
+    def __init__(self, regions: Sequence[Region], group: Group) -> None:
+        self._by_part: dict[int, list[Region]] = {}
+        for region in sorted(regions, key=lambda region: region.first_layer):
+            view = view_of(group, region)
+            for part in _parts(view):
+                self._by_part.setdefault(part, []).append(region)
+        self._firsts = {part: [region.first_layer for region in some] for part, some in self._by_part.items()}
+
+    def overlapping(self, region: Region, view: View | None) -> list[Region]:
+        """Those with some of the layers and keys or values of a region, each once."""
+        found: dict[int, Region] = {}
+        for part in _parts(view):
+            some = self._by_part.get(part, [])
+            at = max(bisect_right(self._firsts.get(part, []), region.first_layer) - 1, 0)
+            while at < len(some) and some[at].first_layer < region.first_layer + region.layers:
+                if some[at].first_layer + some[at].layers > region.first_layer:
+                    found[id(some[at])] = some[at]
+                at += 1
+        return list(found.values())
+
+
+def _parts(view: View | None) -> range:
+    return range(1) if view is None else range(view.first_part, view.first_part + view.parts)
+
+
+def _alike(source: Group, destination: Group, region: Region, to: Region, share: Share) -> bool:
+    """Whether a block of both is the same bytes, from end to end."""
+    same = (source.block_tokens, source.kv_heads, source.order, region.strides, region.block_bytes, region.tensor) == (
+        destination.block_tokens, destination.kv_heads, destination.order, to.strides, to.block_bytes, to.tensor,
+    )  # fmt: skip
+    layers = (region.first_layer, region.layers) == (to.first_layer, to.layers)
+    return same and layers and share.heads == source.kv_heads
+
+
+def _whole(region: Region, to: Region) -> Pattern:
+    return Pattern(
+        region, region.first_layer, region.layers, region.offset, to.offset, region.stride_bytes, to.stride_bytes, 0, 0,
+        (), region.block_bytes,
+    )  # fmt: skip
+
+
+def _common(region: Region, view: View, to: Region, into: View, share: Share, tokens: int) -> Pattern:
+    layer = max(view.first_layer, into.first_layer)
+    layers = min(view.first_layer + view.layers, into.first_layer + into.layers) - layer
+    part = max(view.first_part, into.first_part)
+    parts = min(view.first_part + view.parts, into.first_part + into.parts) - part
+    src, dst = (
+        one.offset
+        + (layer - seen.first_layer) * seen.strides.layer
+        + (part - seen.first_part) * seen.strides.part
+        + first * seen.strides.head
+        for one, seen, first in ((region, view, share.source_first), (to, into, share.first))
+    )
+    counts = layers, parts, share.heads, tokens
+    dimensions, run_bytes = _joined(
+        [Dimension(*row) for row in zip(counts, view.strides, into.strides, strict=True)], view.run_bytes
+    )
+    return Pattern(
+        region, layer, layers, src, dst, region.stride_bytes, to.stride_bytes, view.strides.token, into.strides.token,
+        dimensions, run_bytes,
+    )  # fmt: skip
+
+
+def _joined(dimensions: list[Dimension], run_bytes: int) -> tuple[tuple[Dimension, ...], int]:
+    """The same copies with as few and as long runs as there can be."""
+    found: list[Dimension] = []
+    for dimension in sorted((d for d in dimensions if d.size > 1), key=lambda d: d.dst_step):
+        size, src_step, dst_step = dimension
+        inner = found[-1] if found else Dimension(1, run_bytes, run_bytes)
+        if (src_step, dst_step) != (inner.size * inner.src_step, inner.size * inner.dst_step):
+            found.append(dimension)
+        elif found:
+            found[-1] = inner._replace(size=inner.size * size)
+        else:
+            run_bytes *= size
+    return tuple(reversed(found)), run_bytes

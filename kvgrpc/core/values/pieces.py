@@ -1,0 +1,130 @@
+"""Blocks as bytes to compute checksums of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.descriptors import Blocks, Ids, holds
+from kvgrpc.core.values.layout import PoolLayout, Region
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Bytes of a rank's memory: checksum i is over the next `counts[i]` pieces, of `nbytes` from `offsets` on.
+
+    Shapes [pieces], [pieces] and [checksums], int64.
+    """
+
+    offsets: Ids
+    nbytes: Ids
+    counts: Ids
+
+
+PORTION_BYTES = 64 << 20
+"""What the ranks compute at once for one caller: some milliseconds of their work."""
+PORTION_ROWS = 1_024
+PIECE_BYTES = 1_024
+"""What a piece counts for at least: small ones cost their planning."""
+
+
+@dataclass(eq=False)
+class RankChecksums:
+    """Checksums that were asked of all ranks of this engine."""
+
+    left: set[int]
+    """Ranks that have not answered."""
+    values: dict[int, bytes] = field(default_factory=dict)
+    """For each rank: uint32, little-endian, one after the other."""
+    error: str = ""
+
+    def take(self, rank: int, values: bytes, error: str) -> bool:
+        """What a rank says; whether it was the last one."""
+        self.left.discard(rank)
+        self.values[rank] = values
+        self.error = self.error or error
+        return not self.left
+
+    def by_rank(self) -> tuple[bytes, ...]:
+        return tuple(self.values[rank] for rank in sorted(self.values))
+
+
+def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]) -> Pieces:
+    """One checksum for each block, in the order of the list, the groups and the blocks; over its regions in order."""
+    offsets, nbytes, counts = [], [], []
+    for lists, layers in blocks:
+        for group, ids in enumerate(lists):
+            regions = _regions(pool, group, layers)
+            if not len(ids) or not regions:
+                continue
+            starts = np.array([region.offset for region in regions], dtype=np.int64)
+            strides = np.array([region.stride_bytes for region in regions], dtype=np.int64)
+            each = np.array([region.block_bytes for region in regions], dtype=np.int64)
+            offsets.append((starts + ids[:, None] * strides).ravel())
+            nbytes.append(np.broadcast_to(each, (len(ids), len(regions))).reshape(-1))
+            counts.append(np.broadcast_to(np.int64(len(regions)), len(ids)))
+    return Pieces(_one_after_the_other(offsets), _one_after_the_other(nbytes), _one_after_the_other(counts))
+
+
+def portions_of(
+    pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]
+) -> Iterator[list[tuple[Blocks, LayerRange | None]]]:
+    """The same blocks in the same order, in parts of whole blocks: each of PORTION_BYTES at most, or one block."""
+    costs: dict[tuple[int, LayerRange | None], int] = {}
+    found: list[tuple[Blocks, LayerRange | None]] = []
+    room = PORTION_BYTES
+    for lists, layers in blocks:
+        for group, ids in enumerate(lists):
+            if not len(ids):
+                continue
+            if (group, layers) not in costs:
+                regions = _regions(pool, group, layers)
+                costs[group, layers] = sum(max(region.block_bytes, PIECE_BYTES) for region in regions)
+            cost, first = costs[group, layers], 0
+            while cost and first < len(ids):
+                if found and (room < cost or len(found) == PORTION_ROWS):
+                    yield found
+                    found, room = [], PORTION_BYTES
+                end = min(first + max(room // cost, 1), len(ids))
+                found.append((_only(lists, group, first, end), layers))
+                room -= (end - first) * cost
+                first = end
+    if found:
+        yield found
+
+
+def _one_after_the_other(parts: list[Ids]) -> Ids:
+    """Not copied where that is one: of thousands of blocks new memory costs more than what it is for."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
+    """The block of checksum `number` of the chunks, as text."""
+    lists = [
+        (chunk, group)
+        for chunk in chunks
+        for group, ids in enumerate(chunk.source)
+        if len(ids) and _regions(pool, group, chunk.layers)
+    ]
+    at = iter(lists)
+    chunk, group = next(at)
+    while number >= len(chunk.source[group]):
+        number -= len(chunk.source[group])
+        chunk, group = next(at)
+    layers = f", layers {chunk.layers[0]} +{chunk.layers[1]}" if chunk.layers else ""
+    block, here = int(chunk.source[group][number]), int(chunk.destination[group][number])
+    return f"block {block} of group {group}{layers}, received into block {here}"
+
+
+def _regions(pool: PoolLayout, group: int, layers: LayerRange | None) -> list[Region]:
+    """Those of a group that hold these layers."""
+    return [region for region in pool.regions if region.group == group and (layers is None or holds(region, layers))]
+
+
+def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:
+    """Some blocks of one group."""
+    return tuple(ids[first:end] if i == group else ids[:0] for i, ids in enumerate(blocks))

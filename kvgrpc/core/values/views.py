@@ -1,0 +1,112 @@
+"""The strided view of a block, and who has which heads: all that exchanging blocks between unlike engines rests on.
+
+A block of one region is an array [layers, keys and values, heads, tokens] of runs: the elements of one head of one
+token. What an engine's ranks have of a model's heads follows from their number.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvgrpc.core.values.layout import ITEM_BYTES, Group, GroupKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
+
+_PARTS = {TensorKind.KV: (0, 2), TensorKind.K: (0, 1), TensorKind.V: (1, 1)}
+"""Of keys (0) and values (1), the first that a region holds, and how many. Latents are one part."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A block of one region, as an array."""
+
+    first_layer: int
+    layers: int
+    first_part: int
+    """0: keys, or latents; 1: values."""
+    parts: int
+    heads: int
+    tokens: int
+    run_bytes: int
+    """Bytes of one head of one token, which stand side by side."""
+    strides: Strides
+
+
+def view_of(group: Group, region: Region) -> View | None:
+    """The view of a block of a region; None: nothing is known of its inside, and it is moved whole."""
+    if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
+        return None
+    first_part, parts = _PARTS.get(region.tensor, (0, 1))
+    run_bytes = group.head_dim * ITEM_BYTES[group.dtype]
+    strides = region.strides or _packed(group, parts, run_bytes)
+    if region.strides is None and strides.layer * region.layers != region.block_bytes:
+        return None
+    return View(
+        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides
+    )
+
+
+def _packed(group: Group, parts: int, run_bytes: int) -> Strides:
+    heads, tokens = group.kv_heads, group.block_tokens
+    part = run_bytes * heads * tokens
+    if group.order == "head_major":
+        return Strides(part * parts, part, run_bytes * tokens, run_bytes)
+    return Strides(part * parts, part, run_bytes, run_bytes * heads)
+
+
+class Share(NamedTuple):
+    """Heads of one group that a rank of the destination gets from a rank of the source."""
+
+    rank: int
+    """The destination's."""
+    source_rank: int
+    first: int
+    """The first of them, among the heads of the destination's rank."""
+    source_first: int
+    """The same, among the heads of the source's."""
+    heads: int
+
+
+def total_heads(group: Group, ranks: int) -> int:
+    """KV heads of the model, of which an engine's `ranks` ranks have their shares. Of latents there is one."""
+    if group.kind is GroupKind.MLA:
+        return group.kv_heads
+    return group.total_kv_heads or group.kv_heads * ranks
+
+
+def check_heads(pool: PoolLayout, ranks: int) -> None:
+    """Raises InvalidRequest (INVALID_FIELD) unless the heads of each group can be those of so many ranks: as many on
+    each of them, or one on each, which as many ranks have as any other.
+    """
+    found = []
+    for i, group in enumerate(pool.groups):
+        total = group.total_kv_heads
+        shared = ranks % total == 0 and group.kv_heads == 1 if total else True
+        if not shared and total != group.kv_heads * ranks:
+            why = f"{ranks} ranks with {group.kv_heads} heads each have no equal shares of {total}"
+            found.append(FieldViolation(f"groups[{i}].total_kv_heads", why))
+    if found:
+        raise InvalidRequest(Reason.INVALID_FIELD, "the heads are not those of the ranks", violations=tuple(found))
+
+
+def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
+    """What each rank of the destination gets from whom: every head of its own once.
+
+    Both groups are of as many heads in all. Of ranks of the source that have the same head each serves as many of the
+    destination's, and where both engines are split alike each rank serves its own number.
+    """
+    copies, source_copies = _copies(destination, ranks), _copies(source, source_ranks)
+    found = []
+    for rank in range(ranks):
+        mine = rank // copies * destination.kv_heads
+        at, end = mine, mine + destination.kv_heads
+        while at < end:
+            owner = at // source.kv_heads
+            stop = min(end, (owner + 1) * source.kv_heads)
+            source_rank = owner * source_copies + rank % source_copies
+            found.append(Share(rank, source_rank, at - mine, at % source.kv_heads, stop - at))
+            at = stop
+    return found
+
+
+def _copies(group: Group, ranks: int) -> int:
+    """How many ranks have the same heads."""
+    return ranks * group.kv_heads // total_heads(group, ranks)
