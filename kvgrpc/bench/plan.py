@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.config import DATA_PATHS, PoolConfig
-from kvgrpc.core.values.descriptors import Ids, Runs, plan_runs
+from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.descriptors import Ids, Runs
 
 BLOCK_TOKENS = 16
 _HEAD_DIM = 64
@@ -55,8 +57,9 @@ class Case:
 
     def runs(self) -> Runs:
         """What is copied, coalesced: the same for us and for every baseline."""
-        layout = pool(self.block_bytes, self.blocks).layout()
-        return plan_runs(layout, layout, [self.ids("source")], [self.ids("destination")])
+        side = Side(pool(self.block_bytes, self.blocks).layout(), 1)
+        (planned,) = Bridge(side, side).plan([Chunk((self.ids("source"),), (self.ids("destination"),), None)])
+        return planned.runs
 
     def block_runs(self) -> Runs:
         """The same bytes with one run for each block."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, Operation
 from kvgrpc.core.events import Event
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory

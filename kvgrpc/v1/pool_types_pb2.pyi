@@ -179,6 +179,7 @@ class Group(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    TOTAL_KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique within the pool."""
     kind: Global___GroupKind.ValueType
@@ -201,6 +202,12 @@ class Group(_message.Message):
     """Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
     handed over, reserved and moved.
     """
+    total_kv_head_count: _builtins.int
+    """KV heads of the model. Each rank has its share of them, in the order of ranks; where there are fewer heads than
+    ranks, `kv_head_count` is 1 and as many ranks have the same one. 0: `kv_head_count` times the ranks. Always 0 for
+    MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
+    only if these numbers are equal: each rank then reads its heads from those that have them.
+    """
     def __init__(
         self,
         *,
@@ -214,14 +221,51 @@ class Group(_message.Message):
         dtype: _builtins.str = ...,
         order: Global___BlockOrder.ValueType = ...,
         window_tokens: _builtins.int = ...,
+        total_kv_head_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class BlockStrides(_message.Message):
+    """Where the elements of a block lie: bytes from one to the next along each dimension. The elements of one head of one
+    token lie side by side.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_BYTES_FIELD_NUMBER: _builtins.int
+    VALUES_BYTES_FIELD_NUMBER: _builtins.int
+    HEAD_BYTES_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    layer_bytes: _builtins.int
+    """From one layer to the next."""
+    values_bytes: _builtins.int
+    """From the keys of a layer to its values; of no meaning for other tensors."""
+    head_bytes: _builtins.int
+    """From one head to the next."""
+    token_bytes: _builtins.int
+    """From one token to the next."""
+    def __init__(
+        self,
+        *,
+        layer_bytes: _builtins.int = ...,
+        values_bytes: _builtins.int = ...,
+        head_bytes: _builtins.int = ...,
+        token_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bytes", b"head_bytes", "layer_bytes", b"layer_bytes", "token_bytes", b"token_bytes", "values_bytes", b"values_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockStrides: _TypeAlias = BlockStrides  # noqa: Y015
 
 @_typing.final
 class Region(_message.Message):
@@ -236,6 +280,7 @@ class Region(_message.Message):
     STRIDE_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
+    STRIDES_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Index of the group."""
     first_layer: _builtins.int
@@ -250,9 +295,16 @@ class Region(_message.Message):
     """Bytes of one block."""
     tensor: Global___TensorKind.ValueType
     """Required. What of its layers. The regions of a group hold each of its layers once: latents for MLA, states for
-    STATE, else keys and values, together or in regions of their own. Compared: two pools exchange blocks only if their
-    regions list the same.
+    STATE, else keys and values, together or in regions of their own.
     """
+    @_builtins.property
+    def strides(self) -> Global___BlockStrides:
+        """Where the elements of a block lie. Unset: side by side, layer after layer, keys before values, and then in the
+        group's order; if `block_bytes` is not what these elements take, nothing is known of the inside of a block, and two
+        pools exchange such blocks only if their regions list the same. Where it is known, layers, keys and values may lie
+        in another way on each side: CheckCompatibility says what that costs. Never set for STATE.
+        """
+
     def __init__(
         self,
         *,
@@ -263,10 +315,11 @@ class Region(_message.Message):
         stride_bytes: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
         tensor: Global___TensorKind.ValueType = ...,
+        strides: Global___BlockStrides | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["strides", b"strides"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layer_count", b"layer_count", "offset", b"offset", "stride_bytes", b"stride_bytes", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layer_count", b"layer_count", "offset", b"offset", "stride_bytes", b"stride_bytes", "strides", b"strides", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,7 +341,7 @@ class PoolDescription(_message.Message):
     total_bytes: _builtins.int
     """Bytes of one rank's memory."""
     fingerprint: _builtins.str
-    """Digest of all that two pools must share to exchange blocks without conversion. A quick pairing test for routers;
+    """Digest of all that two pools must share to exchange whole blocks as they are. A quick pairing test for routers;
     CheckCompatibility gives reasons.
     """
     @_builtins.property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
-from kvgrpc.core.values.compatibility import Difference, EngineDescription
+from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     LoopbackEndpoint,
@@ -16,7 +16,9 @@ from kvgrpc.core.values.endpoints import (
     Segment,
     ShmEndpoint,
 )
-from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.obstacles import Difference
+from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
@@ -76,6 +78,8 @@ SOCKET_PATH_BYTES_MAX = 108
 """What the kernel takes."""
 PATHS_SHOWN_MAX = 256
 """Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
+_STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes"
+"""The fields of `Strides`, as the message has them."""
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
@@ -100,6 +104,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 dtype=g.dtype,
                 order=ORDERS[g.order],
                 window_tokens=g.window_tokens,
+                total_kv_head_count=g.total_kv_heads,
             )
             for g in layout.groups
         ],
@@ -112,12 +117,17 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 stride_bytes=r.stride_bytes,
                 block_bytes=r.block_bytes,
                 tensor=TENSOR_KINDS[r.tensor],
+                strides=None if r.strides is None else pool_types_pb2.BlockStrides(**_named(r.strides)),
             )
             for r in layout.regions
         ],
         total_bytes=layout.total_bytes,
         fingerprint=layout.fingerprint(),
     )
+
+
+def _named(strides: Strides) -> dict[str, int]:
+    return dict(zip(_STRIDES, strides, strict=True))
 
 
 def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLayout:
@@ -141,6 +151,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 _printable(f"{field}.groups[{i}].dtype", g.dtype),
                 _order(f"{field}.groups[{i}].order", g.order),
                 g.window_tokens,
+                g.total_kv_head_count,
             )
         )
     regions = []
@@ -148,7 +159,10 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
         tensor = _CORE_TENSOR_KINDS.get(r.tensor)
         if tensor is None:
             raise invalid(f"{field}.regions[{i}].tensor", "is required, and must be one that this server knows")
-        regions.append(Region(r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor))
+        strides = Strides(*(getattr(r.strides, name) for name in _STRIDES)) if r.HasField("strides") else None
+        regions.append(
+            Region(r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor, strides)
+        )
     return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
 
 
@@ -186,7 +200,7 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         raise invalid(f"{field}.incarnation", "is required")
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
-    return EngineDescription(
+    engine = EngineDescription(
         engine_id=_printable(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
         incarnation=value.incarnation,
         address=_printable(f"{field}.address", value.address),
@@ -200,6 +214,8 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         features=tuple(_feature(number) for number in value.features),
         required_features=tuple(_feature(number) for number in value.required_features),
     )
+    check_heads(engine.pool, engine.world_size)
+    return engine
 
 
 def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:

@@ -108,7 +108,9 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
     Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
     Bound(
-        Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes"
+        Kind.NUMBER, BYTES_MAX,
+        "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "
+        "values_bytes head_bytes token_bytes",
     ),
     Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
@@ -122,7 +124,8 @@ TABLE: tuple[Bound, ...] = (
         "seconds nanos rank peer_rank world_size device void_slot group block count first number part part_epoch "
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
-        "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens",
+        "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
+        "total_kv_head_count",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

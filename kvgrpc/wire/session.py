@@ -7,9 +7,9 @@ import numpy as np
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2

@@ -24,6 +24,7 @@ from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.timers import Timers
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.bridge import Bridges
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import Claim, Content, chain
@@ -301,7 +302,11 @@ class Lead:
         done = self.done
         for action in self.seen(actions.MapPeer):
             rejected = () if data_path else (("shm", "it is on another host"),)
-            done = self.feed(events.PeerMapped(action.rank, action.peer, data_path, "why", rejected, action.attempt))
+            done = self.feed(
+                events.PeerMapped(
+                    action.rank, action.peer, data_path, "why", rejected, action.attempt, action.endpoint.rank
+                )
+            )
         return done
 
     def _offer(self) -> None:
@@ -318,7 +323,7 @@ def answer_of(source: EngineDescription, tokens: int = 32, *blocks: Sequence[int
     return dataclasses.replace(made, **changes)
 
 
-def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: PLR0911 - one return for each kind
+def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: C901, PLR0911 - one return for each kind
     """All that can be reached from an object, as plain values that compare by equality."""
     seen = {} if seen is None else seen
     if value is None or isinstance(value, bool | int | float | str | bytes | enum.Enum | type):
@@ -327,6 +332,8 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: PL
         return ("seen", seen[id(value)])
     if isinstance(value, Timers):
         value.next_deadline()  # drops what is stale at its top
+    if isinstance(value, Bridges):
+        return "as it was made"  # what it has planned before is no state
     if callable(value):
         return getattr(value, "__qualname__", repr(type(value)))
     seen[id(value)] = len(seen)

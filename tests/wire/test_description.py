@@ -8,10 +8,11 @@ from hypothesis import given, strategies as st
 
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
-from kvgrpc.core.values.compatibility import Difference, EngineDescription
+from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description

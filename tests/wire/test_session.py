@@ -9,8 +9,8 @@ from hypothesis import example, given, strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2

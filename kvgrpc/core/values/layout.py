@@ -309,6 +309,8 @@ def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
         what = "a state" if group.kind is GroupKind.STATE else f"elements of type {group.dtype}"
         return f"{what} cannot be told apart within a block: state no strides"
     end = group.head_dim * ITEM_BYTES[group.dtype]
+    if max(strides) > region.block_bytes or min(strides) < 0:
+        return f"lie between 0 and {region.block_bytes}, the bytes of a block"
     counts = (region.layers, len(_PARTS[region.tensor]), group.kv_heads, group.block_tokens)
     for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
         if stride < end:

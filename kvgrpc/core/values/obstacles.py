@@ -31,7 +31,8 @@ EQUAL_FIELDS: dict[str, str] = {
 """Fields of a group that must be equal, and why."""
 
 WHOLE = "by whole blocks"
-_SIZES = {
+UNKNOWN = "of group {} nothing is known of the inside of blocks, which are moved whole"
+SPLIT_FIELDS = {
     "block_tokens": "blocks hold different numbers of tokens",
     "kv_heads": "ranks hold different heads",
     "order": "elements inside a block stand in another order",
@@ -60,8 +61,9 @@ def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     known = _inside_is_known(here.pool, index) and _inside_is_known(there.pool, index)
     found = [_differs(index, field, a, b, why, bridgeable=False) for field, why in EQUAL_FIELDS.items()]
     found += _split(index, here, there) if known else _whole(index, here, there)
-    found.append(_differs(index, "blocks", a, b, "pools may have different sizes", bridgeable=True))
-    return [difference for difference in found if difference is not None]
+    packed = None if known or any(found) else _packed_otherwise(index, here, there)
+    blocks = _differs(index, "blocks", a, b, "pools may have different sizes", bridgeable=True)
+    return [difference for difference in (*found, blocks, packed) if difference is not None]
 
 
 def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
@@ -71,28 +73,33 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
     heads, others = total_heads(a, here.ranks), total_heads(b, there.ranks)
     tokens = "" if high % low == 0 else "; choose sizes of which one is a multiple of the other"
     found = [
-        _differs(index, "block_tokens", a, b, f"{_SIZES['block_tokens']}{tokens}", bridgeable=not tokens),
-        _differs(index, "order", a, b, _SIZES["order"], bridgeable=True),
+        _differs(index, "block_tokens", a, b, f"{SPLIT_FIELDS['block_tokens']}{tokens}", bridgeable=not tokens),
+        _differs(index, "order", a, b, SPLIT_FIELDS["order"], bridgeable=True),
     ]
     if heads == others:
-        return [*found, _differs(index, "kv_heads", a, b, _SIZES["kv_heads"], bridgeable=True)]
-    why = f"{_SIZES['kv_heads']}; state total_kv_heads where ranks have the same ones"
+        return [*found, _differs(index, "kv_heads", a, b, SPLIT_FIELDS["kv_heads"], bridgeable=True)]
+    why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_heads where ranks have the same ones"
     return [*found, Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)]
 
 
 def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
     """What differs in a group whose blocks are moved as they are."""
     a, b = here.pool.groups[index], there.pool.groups[index]
-    because = f"of group {a.name} nothing is known of the inside of blocks, which are moved whole"
-    found = [_differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in _SIZES.items()]
+    because = UNKNOWN.format(a.name)
+    found = [
+        _differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in SPLIT_FIELDS.items()
+    ]
     if here.ranks != there.ranks and a.kind is not GroupKind.MLA:
         ranks = str(here.ranks), str(there.ranks)
         found.append(Difference("world_size", ranks[0], ranks[1], False, because))
-    mine, theirs = _shapes(here.pool, index), _shapes(there.pool, index)
-    if mine != theirs and not any(found):
-        why = f"layers, keys and values are packed into regions in another way, and {because}"
-        found.append(Difference("pool.regions", _told(mine), _told(theirs), False, why))
     return found
+
+
+def _packed_otherwise(index: int, here: Side, there: Side) -> Difference | None:
+    mine, theirs = _shapes(here.pool, index), _shapes(there.pool, index)
+    because = UNKNOWN.format(here.pool.groups[index].name)
+    why = f"layers, keys and values are packed into regions in another way, and {because}"
+    return Difference("pool.regions", _told(mine), _told(theirs), False, why) if mine != theirs else None
 
 
 def _differs(index: int, field: str, a: Group, b: Group, why: str, *, bridgeable: bool) -> Difference | None:

@@ -16,9 +16,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from kvgrpc.core.events import ChecksumsComputed
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import Memory, Posting
 from kvgrpc.datapath.copy.crc32c import Checksummer, Plan, Values
 from kvgrpc.errors import KVGrpcError

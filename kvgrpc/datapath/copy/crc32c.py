@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host import libc

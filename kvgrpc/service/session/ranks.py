@@ -4,9 +4,9 @@ from typing import Protocol
 
 from kvgrpc.core import actions
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 
 
 class Rank(Protocol):

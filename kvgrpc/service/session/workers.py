@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2

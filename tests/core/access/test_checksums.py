@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.access import checksums
 from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values import chunks
+from kvgrpc.core.values import pieces
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, access_id, claim, crcs, describe, full, ids, key_of, lists, refused
 
@@ -115,7 +115,7 @@ def test_no_checksum_is_computed_twice_in_one_call(rows: Any, fine: bool) -> Non
 
 def in_portions(monkeypatch: pytest.MonkeyPatch, running: int = 1) -> None:
     """A block a portion, so many at once."""
-    monkeypatch.setattr(chunks, "PORTION_BYTES", 1)
+    monkeypatch.setattr(pieces, "PORTION_BYTES", 1)
     monkeypatch.setattr(checksums, "RUNNING_MAX", running)
 
 
@@ -142,14 +142,14 @@ def test_no_blocks_have_no_checksums_and_cost_the_ranks_nothing() -> None:
 
 def portions(*blocks: tuple[int, ...]) -> list[list[list[int]]]:
     wanted = [((ids(*some),), None) for some in blocks]
-    return [[rows[0].tolist() for rows, _ in some] for some in chunks.portions_of(full(64), wanted)]
+    return [[rows[0].tolist() for rows, _ in some] for some in pieces.portions_of(full(64), wanted)]
 
 
 def test_portions_are_of_whole_blocks_and_bounded_in_bytes_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the blocks has a piece in each of its two layers, and a piece counts for 1 KB at least."""
-    monkeypatch.setattr(chunks, "PORTION_BYTES", 3 * 2 * chunks.PIECE_BYTES)
+    monkeypatch.setattr(pieces, "PORTION_BYTES", 3 * 2 * pieces.PIECE_BYTES)
     assert portions((1, 2), (3, 4, 5, 6), (), (7,)) == [[[1, 2], [3]], [[4, 5, 6]], [[7]]]
-    monkeypatch.setattr(chunks, "PORTION_ROWS", 1)
+    monkeypatch.setattr(pieces, "PORTION_ROWS", 1)
     assert portions((1,), (2,)) == [[[1]], [[2]]]
     assert portions() == []
 

@@ -191,7 +191,7 @@ def test_the_accesses_that_are_open_with_a_peer_are_counted_either_way(lead: Lea
     assert counted() == 0, "it is asked for"
     lead.feed(AccessAnswered(access_id(5), answer_of(D)))
     assert counted() == 1
-    lead.feed(PostingEnded(f"{pull.id}/0", done=True, nbytes=32))
+    lead.feed(PostingEnded(f"{pull.id}/0.0", done=True, nbytes=32))
     assert counted() == 1, "it is settled only when the source said so"
     lead.feed(SettleAnswered(access_id(5), Verdict(True)))
     assert counted() == 0

@@ -80,7 +80,7 @@ def test_ranks_answer_in_any_order() -> None:
     lead.feed(PeerAnswered("p:1", peer, endpoints(peer)[::-1]))
     for rank in (1, 2, 0):
         assert lead.answer(call) is None
-        lead.feed(PeerMapped(rank, key_of(peer), "shm", ""))
+        lead.feed(PeerMapped(rank, key_of(peer), "shm", "", peer_rank=rank))
     assert [path.rank for path in lead.answer(call).peer.paths] == [0, 1, 2]
 
 

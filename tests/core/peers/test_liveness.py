@@ -191,7 +191,7 @@ def test_reports_of_ranks_after_the_engine_is_gone_are_no_news(lead: Lead) -> No
         PeerAlive(key_of(P)),
         PeerSilent(key_of(P)),
         events.StepDone(0, 5),
-        events.PostingEnded("t-1/0", True),
+        events.PostingEnded("t-1/0.0", True),
     )
     for event in late:
         assert lead.feed(event) == ([HangUp(key_of(P))] if isinstance(event, PeerAnswered) else [])

@@ -46,7 +46,7 @@ def test_a_rank_that_reaches_a_peer_lets_go_of_it_before_it_reaches_for_it_again
     lead, peer = Lead(describe("d", 2, world_size=2)), describe("p", 1, world_size=2)
     introduce(lead, peer)
     lead.feed(PeerMapped(0, key_of(peer), "shm", ""))
-    lead.feed(PeerMapped(1, key_of(peer), "", ""))
+    lead.feed(PeerMapped(1, key_of(peer), "", "", peer_rank=1))
     introduce(lead, peer)
     kinds = [type(action) for action in lead.done if isinstance(action, MapPeer | UnmapPeer)]
     assert kinds == [UnmapPeer, UnmapPeer, MapPeer, MapPeer]

@@ -48,14 +48,16 @@ def test_an_unknown_life_proves_nothing_by_its_end() -> None:
     assert lead.memory() is Disposition.QUARANTINED
 
 
-def test_an_end_that_comes_after_the_life_was_forgotten_still_proves_its_writes_at_rest() -> None:
+def test_a_dead_life_that_may_still_write_is_not_forgotten_before_its_end_proves_its_writes_at_rest() -> None:
     lead = Written()
     lead.push(3, 4)
     for number in range(100):
         lead.admit(describe("p", 100 + number))
-    assert key_of(lead.peer) not in lead.state.peers
+    assert key_of(lead.peer) in lead.state.peers
     lead.exit()
     assert lead.memory() is Disposition.RETURNED
+    lead.admit(describe("p", 200))
+    assert key_of(lead.peer) not in lead.state.peers
 
 
 def test_the_end_of_a_peer_that_is_silent_or_lets_go_while_it_writes_is_looked_for() -> None:

@@ -45,7 +45,7 @@ class Written(Lead):
         return self.ask(lambda c: events.ReleaseQuarantine(c, **fields), "operator")
 
     def exit(self, rank: int = 0, *, drained: bool = True, life: str = "") -> None:
-        self.feed(events.ProcessEnded(rank, life or key_of(self.peer), drained))
+        self.feed(events.ProcessEnded(rank, life or key_of(self.peer), drained, rank))
 
     def rekeyed(self, rank: int = 0, message: str = "") -> None:
         self.feed(events.Rekeyed(rank, message))

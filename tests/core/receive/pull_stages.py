@@ -25,7 +25,7 @@ def opened(lead: Lead, number: int = 1, **changes: Any) -> list[Any]:
 
 
 def posted(lead: Lead, transfer: Transfer, rank: int = 0, *, done: bool = True, nbytes: int = 32) -> list[Any]:
-    return lead.feed(PostingEnded(f"{transfer.id}/{rank}", done, nbytes, message="" if done else "it broke"))
+    return lead.feed(PostingEnded(f"{transfer.id}/{rank}.{rank}", done, nbytes, message="" if done else "it broke"))
 
 
 def settled(lead: Lead, verdict: Verdict | KVGrpcError | None = None, *, retryable: bool = False) -> list[Any]:

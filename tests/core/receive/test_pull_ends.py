@@ -220,5 +220,5 @@ def test_the_end_of_our_life_fails_every_pull_and_closes_its_access(lead: Lead, 
     )
     assert lead.seen(TellEngine) == [], "the engine that asked is gone"
     assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
-    for event in (PostingEnded(f"{change.id}/0", True), SettleAnswered(access_id(), Verdict(True)), Tick()):
+    for event in (PostingEnded(f"{change.id}/0.0", True), SettleAnswered(access_id(), Verdict(True)), Tick()):
         assert lead.feed(event) == []

@@ -79,7 +79,7 @@ def test_late_news_of_a_posting_changes_no_outcome(lead: Lead, done: bool) -> No
 @pytest.mark.parametrize("done", [False, True])
 def test_a_posting_without_proof_of_rest_keeps_its_blocks(lead: Lead, done: bool) -> None:
     pull = at_stage(lead, "wire")
-    lost = PostingEnded(f"{pull.id}/0", done, message="the transport broke", quiesced=False)
+    lost = PostingEnded(f"{pull.id}/0.0", done, message="the transport broke", quiesced=False)
     lead.feed(lost)
     assert failure_of(lead, pull).reason is Reason.DATA_PATH_FAILED
     assert failure_of(lead, pull).rank == 0
@@ -98,7 +98,7 @@ def test_what_is_in_quarantine_says_which_proof_is_missing() -> None:
     pull = lead.pull(TOKEN, 32, (4, 5))
     opened(lead)
     assert lead.node.missing_proof(pull.id) == "", "it is not over"
-    lead.feed(PostingEnded(f"{pull.id}/1", done=False, message="the transport broke", quiesced=False))
+    lead.feed(PostingEnded(f"{pull.id}/1.1", done=False, message="the transport broke", quiesced=False))
     flying, lost = lead.node.missing_proof(pull.id).split("; ")
     assert flying == "the end of the posting of rank 0"
     assert "rank 1" in lost
@@ -119,7 +119,7 @@ def test_the_oldest_posting_in_flight_is_known_and_a_lost_one_is_not_in_flight(l
     assert lead.node.oldest_posting() == lead.now - 1.0
     cancel(lead, transfer_id=pulls[0].id)
     assert lead.node.oldest_posting() == lead.now - 1.0, "it may still write"
-    lead.feed(PostingEnded(f"{pulls[0].id}/0", done=False, quiesced=False))
+    lead.feed(PostingEnded(f"{pulls[0].id}/0.0", done=False, quiesced=False))
     assert lead.node.oldest_posting() == lead.now
     posted(lead, pulls[1])
     assert lead.node.oldest_posting() is None
@@ -237,7 +237,7 @@ def test_several_broken_postings_map_the_peer_anew_once() -> None:
     lead.feed(events.PeerMapped(0, key_of(source), "shm", ""))
     posted(lead, pulls[2], 0, done=False)
     assert lead.seen(UnmapPeer) == [], "it is being mapped already"
-    lead.feed(events.PeerMapped(1, key_of(source), "shm", ""))
+    lead.feed(events.PeerMapped(1, key_of(source), "shm", "", peer_rank=1))
     assert len(maps) == 2
     assert lead.one(SendOpen).opening.access_id == access_id(9)
 

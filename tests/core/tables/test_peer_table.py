@@ -6,9 +6,12 @@ import pytest
 
 from kvgrpc.core.tables.peers import STATES, Peer, PeerState
 from kvgrpc.core.tables.transfers import RankPath
+from kvgrpc.core.values.bridge import bridges
+from kvgrpc.core.values.compatibility import side_of
 from tests.core.nodes import check_table, describe, endpoints
 
 TWO_RANKS = describe("q", 0xAB, world_size=2)
+BRIDGES = bridges(side_of(TWO_RANKS), side_of(TWO_RANKS))
 
 
 def path(rank: int, data_path: str = "shm") -> RankPath:
@@ -16,8 +19,8 @@ def path(rank: int, data_path: str = "shm") -> RankPath:
 
 
 def peer(state: PeerState = PeerState.CONNECTED, *paths: RankPath) -> Peer:
-    made = Peer(TWO_RANKS, endpoints(TWO_RANKS), heard=10.0, state=state)
-    made.paths = {p.rank: p for p in paths}
+    made = Peer(TWO_RANKS, endpoints(TWO_RANKS), BRIDGES, heard=10.0, state=state)
+    made.paths = {(p.rank, p.peer_rank): p for p in paths}
     return made
 
 
@@ -47,7 +50,7 @@ def test_a_dead_peer_stays_dead() -> None:
 
 def test_a_life_has_a_key_of_its_own() -> None:
     assert peer().key == "q@00000000000000ab"
-    assert Peer(replace(TWO_RANKS, incarnation=1), (), 0.0).key != peer().key
+    assert Peer(replace(TWO_RANKS, incarnation=1), (), BRIDGES, 0.0).key != peer().key
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def engines(draw: st.DrawFn, kind: GroupKind, total: int, block_tokens: int) -> 
             strides = draw(st.sampled_from([None, "interleaved"]))
             each = packed(group, there)
             nbytes = each.layer * layers
-            if strides:  # [layers, heads, tokens, parts x dim], as some engines keep it, with a gap
-                made = Strides(heads * block_tokens * there * DIM, DIM, block_tokens * there * DIM, there * DIM)
+            # [layers, heads, tokens, parts x dim], as some engines keep it.
+            made = Strides(heads * block_tokens * there * DIM, DIM, block_tokens * there * DIM, there * DIM)
             gap = draw(st.sampled_from([0, 5]))
             regions.append(Region(0, first, layers, at, nbytes + gap, nbytes, tensor, made if strides else None))
             at += blocks * (nbytes + gap) + 3

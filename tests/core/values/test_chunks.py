@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
-from kvgrpc.core.values.chunks import Chunk, Size, Sizes, batches, pieces_of, place_of, plan_chunks, slices_of
+from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.layout import PoolLayout, Region, uniform_layout
+from kvgrpc.core.values.pieces import pieces_of, place_of
+from kvgrpc.core.values.slices import batches, slices_of
 from tests.core.nodes import full, hybrid, ids
+from tests.core.values.planned import alone, planned
 
 
 def test_a_checksum_is_over_the_regions_of_a_block_in_their_order_and_of_those_layers_only() -> None:
@@ -45,27 +48,28 @@ def test_groups_without_those_layers_count_for_nothing() -> None:
     other = Chunk((ids(7), ids()), (ids(2), ids()), None)
     assert len(pieces_of(pool, [(deep.source, deep.layers)]).counts) == 1
     assert place_of(pool, [deep, other], 1) == "block 7 of group 0, received into block 2"
-    slices = slices_of([deep, other], Sizes(pool), Size(1, 9, 9))
-    assert [len(plan_chunks([part], pool, pool)) for part in slices] == [2, 3]
-    assert Sizes(pool).of([deep, other]) == Size(8 * 5, 3, 5)
+    bridge = alone(pool)
+    slices = slices_of([deep, other], bridge, Size(1, 9, 9))
+    assert [len(planned(bridge, part)) for part in slices] == [2, 3]
+    assert bridge.size_of([deep, other]) == Size(8 * 5, 3, 5)
 
 
 def test_a_source_is_asked_for_so_many_blocks_at_once_in_their_order() -> None:
-    sizes, most = Sizes(full(8)), Size(999, 999, 999)
+    bridge, most = alone(full(8)), Size(999, 999, 999)
     chunks = [Chunk((ids(5, 2, 7),), (ids(0, 1, 4),), None), Chunk((ids(6),), (ids(3),), (0, 2))]
-    parts = slices_of(chunks, sizes, most._replace(nbytes=1))
+    parts = slices_of(chunks, bridge, most._replace(nbytes=1))
     assert [part.source[0].tolist() for part in parts] == [[5], [2], [7], [6]]
-    asked = batches(parts, sizes, most._replace(blocks=2))
+    asked = batches(parts, bridge, most._replace(blocks=2))
     assert [[part.source[0].tolist() for part in some] for some in asked] == [[[5], [2]], [[7], [6]]]
-    assert [len(some) for some in batches(parts, sizes, most._replace(blocks=1))] == [1, 1, 1, 1]
+    assert [len(some) for some in batches(parts, bridge, most._replace(blocks=1))] == [1, 1, 1, 1]
 
 
 def test_what_is_planned_at_once_has_so_many_bytes_blocks_and_runs() -> None:
     """Each block has 8 bytes in each of two layers."""
-    sizes, most = Sizes(full(8)), Size(999, 999, 999)
+    bridge, most = alone(full(8)), Size(999, 999, 999)
     chunks = [Chunk((ids(5, 2, 7),), (ids(0, 1, 4),), None)]
     for least in (most._replace(nbytes=47), most._replace(blocks=2), most._replace(runs=5)):
-        parts = slices_of(chunks, sizes, least)
+        parts = slices_of(chunks, bridge, least)
         assert [part.source[0].tolist() for part in parts] == [[5, 2], [7]]
-        assert [len(some) for some in batches(parts, sizes, least)] == [1, 1]
-        assert [len(some) for some in batches(parts, sizes, most)] == [2]
+        assert [len(some) for some in batches(parts, bridge, least)] == [1, 1]
+        assert [len(some) for some in batches(parts, bridge, most)] == [2]

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.descriptors import check_ids, expand_runs, plan_runs, to_runs
+from kvgrpc.core.values.descriptors import check_ids, expand_runs, to_runs
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from tests.core.nodes import full, hybrid, ids, refused
+from tests.core.values.planned import plan_runs
 
 
 def test_runs_are_expanded_in_order() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.descriptors import plan_runs
 from kvgrpc.core.values.layout import (
     BYTES_MAX,
     LAYERS_MAX,
@@ -24,6 +23,7 @@ from kvgrpc.core.values.layout import (
 )
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.nodes import full, hybrid, refused
+from tests.core.values.planned import plan_runs
 
 GROUP = Group("g", GroupKind.FULL_ATTENTION, 2, 16, 4, 1, 1, "uint8")
 TWO = (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 8))

@@ -14,6 +14,7 @@ from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, unif
 from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import Reason
 from tests.core.nodes import lists, refused
+from tests.core.values.planned import alone
 
 HandedOver = tuple[list[tuple[list[int], tuple[int, int]]], int]
 
@@ -49,7 +50,7 @@ def moved(parts: Parts, target: Any, tokens: int) -> list[Any]:
     """What moves where, part by part."""
     return [
         ([ids.tolist() for ids in chunk.source], [ids.tolist() for ids in chunk.destination], chunk.layers)
-        for chunk in parts.chunks(parts.between(0, len(parts)), target, tokens)
+        for chunk in parts.chunks(parts.between(0, len(parts)), target, tokens, alone(deep()))
     ]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from kvgrpc.core.actions import ComputeChecksums, Operation
 from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
-from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.copy import checksums, crc32c
 from kvgrpc.datapath.copy.checksums import sources_of

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.events import ChecksumsComputed
-from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.copy import crc32c
 from kvgrpc.datapath.copy.checksums import ChecksumThreads

@@ -10,9 +10,9 @@ import pytest
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import PostingEnded
-from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN

@@ -7,6 +7,8 @@ from kvgrpc.core.events import Call, CloseOutcome, Event, HandshakeReceived, Ope
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.values.bridge import bridges
+from kvgrpc.core.values.compatibility import side_of
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.sim import Violated, World
 from kvgrpc.sim.checks.audit import Audit
@@ -24,7 +26,8 @@ LIFE = "D@0000000000000001"
 
 
 def peers(state: PeerState = PeerState.CONNECTED) -> dict[str, Peer]:
-    peer = Peer(World(seed=1).hosts[0].description, (), 0.0)
+    description = World(seed=1).hosts[0].description
+    peer = Peer(description, (), bridges(side_of(description), side_of(description)), 0.0)
     peer.state = state
     return {LIFE: peer}
 

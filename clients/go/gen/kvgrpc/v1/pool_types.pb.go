@@ -335,9 +335,14 @@ type Group struct {
 	Order BlockOrder `protobuf:"varint,9,opt,name=order,proto3,enum=kvgrpc.v1.BlockOrder" json:"order,omitempty"`
 	// Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
 	// handed over, reserved and moved.
-	WindowTokens  uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	WindowTokens uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
+	// KV heads of the model. Each rank has its share of them, in the order of ranks; where there are fewer heads than
+	// ranks, `kv_head_count` is 1 and as many ranks have the same one. 0: `kv_head_count` times the ranks. Always 0 for
+	// MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
+	// only if these numbers are equal: each rank then reads its heads from those that have them.
+	TotalKvHeadCount uint32 `protobuf:"varint,12,opt,name=total_kv_head_count,json=totalKvHeadCount,proto3" json:"total_kv_head_count,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Group) Reset() {
@@ -440,6 +445,87 @@ func (x *Group) GetWindowTokens() uint32 {
 	return 0
 }
 
+func (x *Group) GetTotalKvHeadCount() uint32 {
+	if x != nil {
+		return x.TotalKvHeadCount
+	}
+	return 0
+}
+
+// Where the elements of a block lie: bytes from one to the next along each dimension. The elements of one head of one
+// token lie side by side.
+type BlockStrides struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From one layer to the next.
+	LayerBytes uint64 `protobuf:"varint,1,opt,name=layer_bytes,json=layerBytes,proto3" json:"layer_bytes,omitempty"`
+	// From the keys of a layer to its values; of no meaning for other tensors.
+	ValuesBytes uint64 `protobuf:"varint,2,opt,name=values_bytes,json=valuesBytes,proto3" json:"values_bytes,omitempty"`
+	// From one head to the next.
+	HeadBytes uint64 `protobuf:"varint,3,opt,name=head_bytes,json=headBytes,proto3" json:"head_bytes,omitempty"`
+	// From one token to the next.
+	TokenBytes    uint64 `protobuf:"varint,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockStrides) Reset() {
+	*x = BlockStrides{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockStrides) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockStrides) ProtoMessage() {}
+
+func (x *BlockStrides) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockStrides.ProtoReflect.Descriptor instead.
+func (*BlockStrides) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *BlockStrides) GetLayerBytes() uint64 {
+	if x != nil {
+		return x.LayerBytes
+	}
+	return 0
+}
+
+func (x *BlockStrides) GetValuesBytes() uint64 {
+	if x != nil {
+		return x.ValuesBytes
+	}
+	return 0
+}
+
+func (x *BlockStrides) GetHeadBytes() uint64 {
+	if x != nil {
+		return x.HeadBytes
+	}
+	return 0
+}
+
+func (x *BlockStrides) GetTokenBytes() uint64 {
+	if x != nil {
+		return x.TokenBytes
+	}
+	return 0
+}
+
 // A (layer set, group) array of blocks: block b lies at offset + b * stride_bytes.
 type Region struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -456,16 +542,20 @@ type Region struct {
 	// Bytes of one block.
 	BlockBytes uint64 `protobuf:"varint,6,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
 	// Required. What of its layers. The regions of a group hold each of its layers once: latents for MLA, states for
-	// STATE, else keys and values, together or in regions of their own. Compared: two pools exchange blocks only if their
-	// regions list the same.
-	Tensor        TensorKind `protobuf:"varint,7,opt,name=tensor,proto3,enum=kvgrpc.v1.TensorKind" json:"tensor,omitempty"`
+	// STATE, else keys and values, together or in regions of their own.
+	Tensor TensorKind `protobuf:"varint,7,opt,name=tensor,proto3,enum=kvgrpc.v1.TensorKind" json:"tensor,omitempty"`
+	// Where the elements of a block lie. Unset: side by side, layer after layer, keys before values, and then in the
+	// group's order; if `block_bytes` is not what these elements take, nothing is known of the inside of a block, and two
+	// pools exchange such blocks only if their regions list the same. Where it is known, layers, keys and values may lie
+	// in another way on each side: CheckCompatibility says what that costs. Never set for STATE.
+	Strides       *BlockStrides `protobuf:"bytes,8,opt,name=strides,proto3" json:"strides,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -477,7 +567,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -490,7 +580,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Region) GetGroup() uint32 {
@@ -542,6 +632,13 @@ func (x *Region) GetTensor() TensorKind {
 	return TensorKind_TENSOR_KIND_UNSPECIFIED
 }
 
+func (x *Region) GetStrides() *BlockStrides {
+	if x != nil {
+		return x.Strides
+	}
+	return nil
+}
+
 // A pool: the same on every rank of an engine.
 type PoolDescription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -553,7 +650,7 @@ type PoolDescription struct {
 	Regions []*Region `protobuf:"bytes,3,rep,name=regions,proto3" json:"regions,omitempty"`
 	// Bytes of one rank's memory.
 	TotalBytes uint64 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	// Digest of all that two pools must share to exchange blocks without conversion. A quick pairing test for routers;
+	// Digest of all that two pools must share to exchange whole blocks as they are. A quick pairing test for routers;
 	// CheckCompatibility gives reasons.
 	Fingerprint   string `protobuf:"bytes,5,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -562,7 +659,7 @@ type PoolDescription struct {
 
 func (x *PoolDescription) Reset() {
 	*x = PoolDescription{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +671,7 @@ func (x *PoolDescription) String() string {
 func (*PoolDescription) ProtoMessage() {}
 
 func (x *PoolDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +684,7 @@ func (x *PoolDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolDescription.ProtoReflect.Descriptor instead.
 func (*PoolDescription) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PoolDescription) GetKind() PoolKind {
@@ -642,7 +739,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +751,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +764,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Segment) GetAddress() uint64 {
@@ -717,7 +814,7 @@ type ShmEndpoint struct {
 
 func (x *ShmEndpoint) Reset() {
 	*x = ShmEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +826,7 @@ func (x *ShmEndpoint) String() string {
 func (*ShmEndpoint) ProtoMessage() {}
 
 func (x *ShmEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +839,7 @@ func (x *ShmEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShmEndpoint.ProtoReflect.Descriptor instead.
 func (*ShmEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ShmEndpoint) GetSocketPath() string {
@@ -796,7 +893,7 @@ type ProcessEndpoint struct {
 
 func (x *ProcessEndpoint) Reset() {
 	*x = ProcessEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +905,7 @@ func (x *ProcessEndpoint) String() string {
 func (*ProcessEndpoint) ProtoMessage() {}
 
 func (x *ProcessEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +918,7 @@ func (x *ProcessEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessEndpoint.ProtoReflect.Descriptor instead.
 func (*ProcessEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ProcessEndpoint) GetSocketPath() string {
@@ -851,7 +948,7 @@ type CmaEndpoint struct {
 
 func (x *CmaEndpoint) Reset() {
 	*x = CmaEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +960,7 @@ func (x *CmaEndpoint) String() string {
 func (*CmaEndpoint) ProtoMessage() {}
 
 func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +973,7 @@ func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CmaEndpoint.ProtoReflect.Descriptor instead.
 func (*CmaEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CmaEndpoint) GetProcess() *ProcessEndpoint {
@@ -913,7 +1010,7 @@ type NixlEndpoint struct {
 
 func (x *NixlEndpoint) Reset() {
 	*x = NixlEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1022,7 @@ func (x *NixlEndpoint) String() string {
 func (*NixlEndpoint) ProtoMessage() {}
 
 func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1035,7 @@ func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NixlEndpoint.ProtoReflect.Descriptor instead.
 func (*NixlEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NixlEndpoint) GetAgent() string {
@@ -989,7 +1086,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1098,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1111,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -1050,7 +1147,7 @@ type RankEndpoint struct {
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1159,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1172,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1117,7 +1214,7 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd1\x02\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x80\x03\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
@@ -1131,7 +1228,16 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05dtype\x18\b \x01(\tR\x05dtype\x12+\n" +
 	"\x05order\x18\t \x01(\x0e2\x15.kvgrpc.v1.BlockOrderR\x05order\x12#\n" +
 	"\rwindow_tokens\x18\n" +
-	" \x01(\rR\fwindowTokens\"\xeb\x01\n" +
+	" \x01(\rR\fwindowTokens\x12-\n" +
+	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\"\x92\x01\n" +
+	"\fBlockStrides\x12\x1f\n" +
+	"\vlayer_bytes\x18\x01 \x01(\x04R\n" +
+	"layerBytes\x12!\n" +
+	"\fvalues_bytes\x18\x02 \x01(\x04R\vvaluesBytes\x12\x1d\n" +
+	"\n" +
+	"head_bytes\x18\x03 \x01(\x04R\theadBytes\x12\x1f\n" +
+	"\vtoken_bytes\x18\x04 \x01(\x04R\n" +
+	"tokenBytes\"\x9e\x02\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
@@ -1142,7 +1248,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\fstride_bytes\x18\x05 \x01(\x04R\vstrideBytes\x12\x1f\n" +
 	"\vblock_bytes\x18\x06 \x01(\x04R\n" +
 	"blockBytes\x12-\n" +
-	"\x06tensor\x18\a \x01(\x0e2\x15.kvgrpc.v1.TensorKindR\x06tensor\"\xd4\x01\n" +
+	"\x06tensor\x18\a \x01(\x0e2\x15.kvgrpc.v1.TensorKindR\x06tensor\x121\n" +
+	"\astrides\x18\b \x01(\v2\x17.kvgrpc.v1.BlockStridesR\astrides\"\xd4\x01\n" +
 	"\x0fPoolDescription\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12(\n" +
 	"\x06groups\x18\x02 \x03(\v2\x10.kvgrpc.v1.GroupR\x06groups\x12+\n" +
@@ -1231,7 +1338,7 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),            // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),           // 1: kvgrpc.v1.GroupKind
@@ -1239,37 +1346,39 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(BlockOrder)(0),          // 3: kvgrpc.v1.BlockOrder
 	(MemoryKind)(0),          // 4: kvgrpc.v1.MemoryKind
 	(*Group)(nil),            // 5: kvgrpc.v1.Group
-	(*Region)(nil),           // 6: kvgrpc.v1.Region
-	(*PoolDescription)(nil),  // 7: kvgrpc.v1.PoolDescription
-	(*Segment)(nil),          // 8: kvgrpc.v1.Segment
-	(*ShmEndpoint)(nil),      // 9: kvgrpc.v1.ShmEndpoint
-	(*ProcessEndpoint)(nil),  // 10: kvgrpc.v1.ProcessEndpoint
-	(*CmaEndpoint)(nil),      // 11: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),     // 12: kvgrpc.v1.NixlEndpoint
-	(*LoopbackEndpoint)(nil), // 13: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),     // 14: kvgrpc.v1.RankEndpoint
+	(*BlockStrides)(nil),     // 6: kvgrpc.v1.BlockStrides
+	(*Region)(nil),           // 7: kvgrpc.v1.Region
+	(*PoolDescription)(nil),  // 8: kvgrpc.v1.PoolDescription
+	(*Segment)(nil),          // 9: kvgrpc.v1.Segment
+	(*ShmEndpoint)(nil),      // 10: kvgrpc.v1.ShmEndpoint
+	(*ProcessEndpoint)(nil),  // 11: kvgrpc.v1.ProcessEndpoint
+	(*CmaEndpoint)(nil),      // 12: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),     // 13: kvgrpc.v1.NixlEndpoint
+	(*LoopbackEndpoint)(nil), // 14: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),     // 15: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
 	3,  // 1: kvgrpc.v1.Group.order:type_name -> kvgrpc.v1.BlockOrder
 	2,  // 2: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
-	0,  // 3: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
-	5,  // 4: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
-	6,  // 5: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
-	4,  // 6: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
-	10, // 7: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	8,  // 8: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	8,  // 9: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	10, // 10: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	9,  // 11: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	11, // 12: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	12, // 13: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	13, // 14: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	6,  // 3: kvgrpc.v1.Region.strides:type_name -> kvgrpc.v1.BlockStrides
+	0,  // 4: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
+	5,  // 5: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
+	7,  // 6: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
+	4,  // 7: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
+	11, // 8: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	9,  // 9: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	9,  // 10: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	11, // 11: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	10, // 12: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	12, // 13: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	13, // 14: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	14, // 15: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1283,7 +1392,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,31 @@
+"""What moves between two pools of one rank each."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.layout import PoolLayout
+
+
+def planned(bridge: Bridge, *chunks: Chunk) -> Runs:
+    """The runs of chunks between two ranks; none where nothing moves."""
+    nothing: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    return next((some.runs for some in bridge.plan(chunks)), Runs(nothing, nothing, nothing))
+
+
+def alone(pool: PoolLayout, other: PoolLayout | None = None) -> Bridge:
+    """From an engine of one rank to another one."""
+    return Bridge(Side(pool, 1), Side(other or pool, 1))
+
+
+def plan_runs(
+    source: PoolLayout, destination: PoolLayout, blocks: Sequence[Ids], filled: Sequence[Ids],
+    layers: LayerRange | None = None,
+) -> Runs:  # fmt: skip
+    """The runs that fill blocks of each group of the destination from those of the source."""
+    return planned(alone(source, destination), Chunk(tuple(blocks), tuple(filled), layers))
