@@ -69,9 +69,10 @@ def split(planned: Sequence[PairRuns], most: int) -> tuple[tuple[PairRuns, ...],
         return tuple(planned), ()
     now, later = [], []
     for some in planned:
-        runs, rest = some.runs, None
-        if some.repack is None:
-            runs, rest = some.runs.split(max(most * some.runs.total_bytes // totals[some.pair.rank], 1))
+        if some.repack is not None:
+            now.append(some)
+            continue
+        runs, rest = some.runs.split(max(most * some.runs.total_bytes // totals[some.pair.rank], 1))
         now.append(replace(some, runs=runs))
         if rest is not None:
             later.append(replace(some, runs=rest))

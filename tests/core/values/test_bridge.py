@@ -1,146 +1,184 @@
 """Bridges between engines that split and lay out the same KV in different ways, on bytes."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core.values.bridge import Bridge, Side
-from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.bridge import Bridge, Side, bridges
+from kvgrpc.core.values.chunks import Chunk, Size
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.plans import PairRuns
+from kvgrpc.core.values.slices import batches, slices_of, split
+from kvgrpc.errors import InvalidRequest, Reason
+from tests.core.nodes import ids, refused
+from tests.core.split_kv import SplitKV, move, packed
 
-CANARY = 0xA5
 LAYERS, DIM, TOKENS = 3, 4, 24
-
-
-@dataclass
-class Engine:
-    """One side: its pool, its ranks' memories, its blocks in token order and the token with which they begin."""
-
-    side: Side
-    total: int
-    memories: list[np.ndarray]
-    ids: np.ndarray
-    begin: int
-
-    def places(self, rank: int) -> dict[tuple[int, int, int, int], int]:
-        """Where this rank has each (layer, part, head of the model, token of the prompt), by its own description."""
-        group, pool = self.side.pool.groups[0], self.side.pool
-        copies = max(self.side.ranks * group.kv_heads // self.total, 1)
-        first = rank // copies * group.kv_heads
-        found = {}
-        for region in pool.regions:
-            parts = {TensorKind.KV: (0, 1), TensorKind.K: (0,), TensorKind.V: (1,), TensorKind.LATENT: (0,)}[
-                region.tensor
-            ]
-            strides = region.strides or packed(group, len(parts))
-            for i, block in enumerate(self.ids.tolist()):
-                at = region.offset + block * region.stride_bytes
-                for layer in range(region.layers):
-                    for p, part in enumerate(parts):
-                        for head in range(group.kv_heads):
-                            for token in range(group.block_tokens):
-                                where = at + layer * strides.layer + p * strides.part
-                                where += head * strides.head + token * strides.token
-                                key = region.first_layer + layer, part, first + head
-                                found[*key, self.begin + i * group.block_tokens + token] = where
-        return found
-
-
-def packed(group: Group, parts: int) -> Strides:
-    run = group.head_dim
-    part = run * group.kv_heads * group.block_tokens
-    if group.order == "head_major":
-        return Strides(part * parts, part, run * group.block_tokens, run)
-    return Strides(part * parts, part, run, run * group.kv_heads)
-
-
-def value(layer: int, part: int, head: int, token: int) -> np.ndarray:
-    rng = np.random.default_rng((layer, part, head, token))
-    return rng.integers(0, 128, DIM, dtype=np.uint8)
+LAYER_SETS = [[(0, 3)], [(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 1)]]
 
 
 @st.composite
-def engines(draw: st.DrawFn, kind: GroupKind, total: int, block_tokens: int) -> Engine:
-    ranks = draw(st.sampled_from([1, 2, 4]))
-    heads = 1 if kind is GroupKind.MLA else max(total // ranks, 1)
-    order = draw(st.sampled_from(["token_major", "head_major"]))
-    blocks = draw(st.integers(-(-TOKENS // block_tokens), 30))
+def layouts(draw: st.DrawFn, kind: GroupKind, total: int, block_tokens: int) -> SplitKV:
+    ranks, order = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["token_major", "head_major"]))
+    latent = kind is GroupKind.MLA
+    heads, blocks = 1 if latent else max(total // ranks, 1), draw(st.integers(-(-TOKENS // block_tokens), 30))
     group = Group(
-        "g", kind, LAYERS, block_tokens, blocks, heads, DIM, "uint8", order,
-        total_kv_heads=0 if kind is GroupKind.MLA else total,
-    )  # fmt: skip
-    parts = 1 if kind is GroupKind.MLA else 2
-    regions, at = [], 0
-    tensors = (
-        [TensorKind.LATENT] if parts == 1 else draw(st.sampled_from([[TensorKind.KV], [TensorKind.K, TensorKind.V]]))
+        "g", kind, LAYERS, block_tokens, blocks, heads, DIM, "uint8", order, total_kv_heads=0 if latent else total
     )
-    for first, layers in draw(st.sampled_from([[(0, 3)], [(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 1)]])):
+    apart = [[TensorKind.KV], [TensorKind.K, TensorKind.V]]
+    tensors = [TensorKind.LATENT] if latent else draw(st.sampled_from(apart))
+    regions, at = [], 0
+    for first, layers in draw(st.sampled_from(LAYER_SETS)):
         for tensor in tensors:
-            there = 2 if tensor is TensorKind.KV else 1
-            strides = draw(st.sampled_from([None, "interleaved"]))
-            each = packed(group, there)
-            nbytes = each.layer * layers
-            # [layers, heads, tokens, parts x dim], as some engines keep it.
-            made = Strides(heads * block_tokens * there * DIM, DIM, block_tokens * there * DIM, there * DIM)
-            gap = draw(st.sampled_from([0, 5]))
-            regions.append(Region(0, first, layers, at, nbytes + gap, nbytes, tensor, made if strides else None))
+            parts, gap = 2 if tensor is TensorKind.KV else 1, draw(st.sampled_from([0, 5]))
+            nbytes = packed(group, parts).layer * layers
+            # Keys and values of a token side by side, as some engines have them.
+            run = parts * DIM
+            own = draw(st.sampled_from([None, Strides(heads * block_tokens * run, DIM, block_tokens * run, run)]))
+            regions.append(Region(0, first, layers, at, nbytes + gap, nbytes, tensor, own))
             at += blocks * (nbytes + gap) + 3
-    pool = PoolLayout((group,), tuple(regions), at)
-    begin = draw(st.integers(0, 1)) * block_tokens
-    count = draw(st.integers(1, min(blocks, -(-(TOKENS - begin) // block_tokens))))
-    ids = np.array(draw(st.permutations(range(blocks)))[:count], dtype=np.int64)
-    memories = [np.full(at, CANARY, dtype=np.uint8) for _ in range(ranks)]
-    return Engine(Side(pool, ranks), 1 if kind is GroupKind.MLA else total, memories, ids, begin)
+    return SplitKV(Side(PoolLayout((group,), tuple(regions), at), ranks))
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> tuple[Engine, Engine]:
+def pairs(draw: st.DrawFn) -> tuple[SplitKV, SplitKV]:
     kind = draw(st.sampled_from([GroupKind.FULL_ATTENTION, GroupKind.FULL_ATTENTION, GroupKind.MLA]))
-    total = draw(st.sampled_from([1, 2, 4, 8]))
-    sizes = draw(st.sampled_from([(4, 4), (4, 8), (8, 4), (12, 4), (4, 12)]))
-    return draw(engines(kind, total, sizes[0])), draw(engines(kind, total, sizes[1]))
+    total, sizes = (
+        draw(st.sampled_from([1, 2, 4, 8])),
+        draw(st.sampled_from([(4, 4), (4, 8), (8, 4), (12, 4), (4, 12)])),
+    )
+    return draw(layouts(kind, total, sizes[0])), draw(layouts(kind, total, sizes[1]))
 
 
-def move(planned: list[PairRuns], source: Engine, destination: Engine) -> None:
-    """Does what a data path would, byte for byte, and asserts that nothing is written twice."""
-    written = [np.zeros(len(memory), dtype=bool) for memory in destination.memories]
-    for some in planned:
-        memory, into = source.memories[some.pair.source_rank], destination.memories[some.pair.rank]
-        runs, seen = some.runs, written[some.pair.rank]
-        if some.repack is not None:
-            staging = np.zeros(some.repack.staging_bytes, dtype=np.uint8)
-            for src, dst, nbytes in zip(runs.src, runs.dst, runs.nbytes, strict=True):
-                staging[dst : dst + nbytes] = memory[src : src + nbytes]
-            memory, parts = staging, [strip.runs() for strip in some.repack.strips]
-            assert sum(part.total_bytes for part in parts) == some.total_bytes
-            assert all(max(part.src + part.nbytes) <= some.repack.staging_bytes for part in parts)
-        else:
-            parts = [runs]
-        for part in parts:
-            for src, dst, nbytes in zip(part.src, part.dst, part.nbytes, strict=True):
-                assert not seen[dst : dst + nbytes].any()
-                seen[dst : dst + nbytes] = True
-                into[dst : dst + nbytes] = memory[src : src + nbytes]
+@st.composite
+def lists(draw: st.DrawFn, side: SplitKV) -> tuple[list[int], int]:
+    """Blocks in token order, and the token with which they begin."""
+    tokens, blocks = side.group.block_tokens, side.group.blocks
+    begin = draw(st.integers(0, 1)) * tokens
+    count = draw(st.integers(1, min(blocks, -(-(TOKENS - begin) // tokens))))
+    return draw(st.permutations(range(blocks)))[:count], begin
 
 
-@settings(max_examples=600, deadline=None)
-@given(pairs(), st.sampled_from([1, 8, 1024]))
+@settings(max_examples=400, deadline=None)
+@given(pairs(), st.data(), st.sampled_from([1, 8, 1024]))
 def test_every_head_of_every_destination_rank_is_written_once_and_nothing_else(
-    both: tuple[Engine, Engine], run_bytes_min: int
+    both: tuple[SplitKV, SplitKV], data: st.DataObject, run_bytes_min: int
 ) -> None:
     source, destination = both
-    for rank, memory in enumerate(source.memories):
-        for key, at in source.places(rank).items():
-            memory[at : at + DIM] = value(*key)
     bridge = Bridge(source.side, destination.side, run_bytes_min)
-    chunk = Chunk((source.ids,), (destination.ids,), None, ((source.begin, destination.begin),))
-    extent = bridge.extent(chunk, 0)
-    move(bridge.plan([chunk]), source, destination)
-    for rank, memory in enumerate(destination.memories):
-        expected = np.full(len(memory), CANARY, dtype=np.uint8)
-        for key, at in destination.places(rank).items():
-            if key[3] in extent:
-                expected[at : at + DIM] = value(*key)
-        assert np.array_equal(memory, expected)
+    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
+    source.fill(here, begin)
+    chunk = Chunk((np.array(here),), (np.array(there),), None, ((begin, other),))
+    planned = bridge.plan([chunk])
+    move(planned, source, destination)
+    destination.check(there, bridge.extent(chunk, 0), other)
+    assert sum(some.total_bytes for some in planned) == bridge.bytes_of([chunk]) * destination.side.ranks
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs(), st.data(), st.integers(1, 400), st.sampled_from([1, 1024]))
+def test_what_is_posted_in_parts_and_split_is_the_same_in_all(
+    both: tuple[SplitKV, SplitKV], data: st.DataObject, most: int, run_bytes_min: int
+) -> None:
+    source, destination = both
+    bridge = Bridge(source.side, destination.side, run_bytes_min)
+    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
+    source.fill(here, begin)
+    chunk = Chunk((np.array(here),), (np.array(there),), None, ((begin, other),))
+    size = Size(most, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 64)))
+    posted: list[PairRuns] = []
+    for parts in batches(slices_of([chunk], bridge, size), bridge, size):
+        left = tuple(bridge.plan(parts))
+        while left:
+            now, left = split(left, most)
+            assert now
+            posted += now
+    move(posted, source, destination)
+    destination.check(there, bridge.extent(chunk, 0), other)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs(), st.data())
+def test_layers_one_after_the_other_are_all_layers(both: tuple[SplitKV, SplitKV], data: st.DataObject) -> None:
+    source, destination = both
+    bridge = Bridge(source.side, destination.side, 1)
+    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
+    source.fill(here, begin)
+    ranges = sorted({(region.first_layer, region.layers) for region in source.side.pool.regions})
+    chunks = [Chunk((np.array(here),), (np.array(there),), layers, ((begin, other),)) for layers in ranges]
+    move(bridge.plan(chunks), source, destination)
+    destination.check(there, bridge.extent(chunks[0], 0), other)
+    assert (
+        sum(bridge.size_of([chunk]).nbytes for chunk in chunks)
+        == bridge.size_of([replace(chunks[0], layers=None)]).nbytes
+    )
+
+
+def side(ranks: int, total: int = 4, *, tokens: int = 16, kind: GroupKind = GroupKind.FULL_ATTENTION) -> Side:
+    heads = 1 if kind is GroupKind.MLA else max(total // ranks, 1)
+    latent = kind is GroupKind.MLA
+    group = Group("g", kind, 2, tokens, 8, heads, 64, "uint8", total_kv_heads=0 if latent else total)
+    return Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * 64), ranks)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "pairs"),
+    [
+        (side(2), side(2), [(0, 0), (1, 1)]),
+        (side(1), side(2), [(0, 0), (1, 0)]),
+        (side(4), side(2), [(0, 0), (0, 1), (1, 2), (1, 3)]),
+        (side(4, 2), side(4, 2), [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        (side(4, 2), side(1, 2), [(0, 0), (0, 2)]),
+        (side(1, 2), side(4, 2), [(0, 0), (1, 0), (2, 0), (3, 0)]),
+        (side(2, kind=GroupKind.MLA), side(4, kind=GroupKind.MLA), [(0, 0), (1, 1), (2, 0), (3, 1)]),
+        (side(4, kind=GroupKind.MLA), side(1, kind=GroupKind.MLA), [(0, 0)]),
+    ],
+)
+def test_a_rank_reads_what_it_needs_once_and_ranks_that_have_the_same_share_the_work(
+    source: Side, destination: Side, pairs: list[tuple[int, int]]
+) -> None:
+    assert list(map(tuple, Bridge(source, destination).pairs)) == pairs
+
+
+def test_ranks_meet_for_what_moves_either_way() -> None:
+    assert bridges(side(1, kind=GroupKind.MLA), side(2, kind=GroupKind.MLA)).pairs == ((0, 0), (0, 1))
+    assert bridges(side(2, 4), side(4, 4)).pairs == ((0, 0), (0, 1), (1, 2), (1, 3))
+
+
+def test_whole_blocks_move_where_both_sides_are_alike_however_small_they_are() -> None:
+    tiny = Side(uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 2, 16, 8, 1, 1, "uint8"), 8), 1)
+    bridge = Bridge(tiny, tiny)
+    assert not bridge.repacked
+    assert not bridge.cuts_blocks(0)
+    (planned,) = bridge.plan([Chunk((ids(1, 2),), (ids(4, 5),), None)])
+    assert planned.runs.nbytes.tolist() == [16, 16]
+
+
+def test_short_runs_are_read_as_whole_blocks_each_once_and_copied_from_there() -> None:
+    bridge = Bridge(side(1, tokens=32), side(2))
+    assert bridge.repacked == {0}
+    assert bridge.run_bytes(0) == 2 * 64
+    (first, second) = bridge.plan([Chunk((ids(3),), (ids(4, 5),), None)])
+    assert first.repack is not None
+    assert first.repack.staging_bytes == first.runs.total_bytes == 2 * 2 * 32 * 4 * 64
+    assert first.total_bytes == second.total_bytes == first.runs.total_bytes // 2
+    assert split([first, second], 1) == ((first, second), ())
+
+
+def test_a_state_is_one_block_whatever_its_block_is_said_to_hold() -> None:
+    group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
+    wide = replace(group, block_tokens=2048)
+    regions = (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),)
+    here, there = (Side(PoolLayout((some,), regions, 512), 1) for some in (group, wide))
+    bridge = Bridge(here, there)
+    (planned,) = bridge.plan([Chunk((ids(3),), (ids(5),), None, (bridge.begins(0, 40, 1),))])
+    assert [planned.runs.src.tolist(), planned.runs.dst.tolist(), planned.runs.nbytes.tolist()] == [[192], [320], [64]]
+
+
+def test_lists_that_begin_together_are_of_as_many_tokens() -> None:
+    bridge = Bridge(side(1, tokens=32), side(1))
+    assert bridge.plan([Chunk((ids(3),), (ids(4, 5),), None)])
+    with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
+        bridge.plan([Chunk((ids(3),), (ids(4),), None)])

@@ -1,0 +1,174 @@
+"""Engines whose ranks and blocks differ: what a lead has its ranks do moves every byte to where it belongs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.errors import PreconditionFailed, Reason
+from tests.core.nodes import KEY, Lead, access_id, content, describe, endpoint, key_of, lists
+from tests.core.pairs import MODES, Pair, Writers
+from tests.core.split_kv import SplitKV, copy
+
+LAYERS, BLOCKS = 2, 12
+
+
+def engine(
+    ranks: int, tokens: int = 16, order: str = "head_major", total: int = 4, *, latent: bool = False, dim: int = 8
+) -> SplitKV:
+    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
+    heads = 1 if latent else max(total // ranks, 1)
+    group = Group(
+        "g", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total
+    )  # fmt: skip
+    return SplitKV(Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * dim), ranks))
+
+
+class Unlike(Pair):
+    """A source and a destination with memories of their own kinds, into which postings move bytes when they end."""
+
+    def __init__(self, source: SplitKV, destination: SplitKV, writers: Writers = frozenset(), **limits: Any) -> None:
+        self.kv = {"p": source, "d": destination, "e": destination}
+        super().__init__(writers, describe("p", 1, pool=source.side.pool, world_size=source.side.ranks), **limits)
+
+    def _lead(self, me: Any, writers: Writers, **limits: Any) -> Lead:
+        side = self.kv[me.engine_id].side
+        return super()._lead(replace(me, pool=side.pool, world_size=side.ranks), writers, **limits)
+
+    def move(self) -> list[actions.Post]:
+        """All that is posted ends, one after the other, until nothing is."""
+        done = []
+        while self.posts:
+            lead, post = self.posts[0]
+            mine, theirs = self.kv[lead.me.engine_id], self.kv[post.peer.partition("@")[0]]
+            here, there = mine.memories[post.rank], theirs.memories[post.peer_rank]
+            source, destination = (there, here) if post.operation is actions.Operation.READ else (here, there)
+            copy(post.runs, post.repack, source, destination, np.zeros_like(destination))
+            self.moved(1, nbytes=(post.repack or post.runs).total_bytes)
+            done.append(post)
+        return done
+
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "equal ranks": ({"ranks": 2}, {"ranks": 2}),
+    "one to two": ({"ranks": 1}, {"ranks": 2}),
+    "two to one": ({"ranks": 2}, {"ranks": 1}),
+    "two to four": ({"ranks": 2}, {"ranks": 4}),
+    "fewer heads than ranks": ({"ranks": 4, "total": 2}, {"ranks": 1, "total": 2}),
+    "latents": ({"ranks": 2, "latent": True}, {"ranks": 4, "latent": True}),
+    "smaller blocks": ({"ranks": 1, "tokens": 32}, {"ranks": 1, "tokens": 16}),
+    "larger blocks": ({"ranks": 2, "tokens": 16}, {"ranks": 1, "tokens": 48}),
+    "another order": ({"ranks": 1}, {"ranks": 1, "order": "token_major"}),
+    "all of it": ({"ranks": 1, "tokens": 32}, {"ranks": 2, "tokens": 16, "order": "token_major"}),
+}
+ALL = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+LONG_AND_SHORT = pytest.mark.parametrize("dim", [1024, 8], ids=["long runs", "short runs"])
+
+
+def both(kinds: tuple[dict[str, Any], dict[str, Any]], dim: int = 8) -> tuple[SplitKV, SplitKV]:
+    return engine(**kinds[0], dim=dim), engine(**kinds[1], dim=dim)
+
+
+def blocks_of(kv: SplitKV, tokens: int, have: int = 0) -> list[int]:
+    """Scattered blocks for the tokens that are not there."""
+    count = -(-tokens // kv.group.block_tokens) - have // kv.group.block_tokens
+    return [(5 * i + 3) % BLOCKS for i in range(count)]
+
+
+@LONG_AND_SHORT
+@ALL
+@pytest.mark.parametrize(("tokens", "have"), [(96, 0), (70, 0), (96, 48)])
+def test_a_pull_brings_each_rank_its_heads(kinds: Any, tokens: int, have: int, dim: int) -> None:
+    source, destination = both(kinds, dim)
+    pair = Unlike(source, destination)
+    given = blocks_of(source, tokens)
+    source.fill(given)
+    made = pair.call(pair.p, lambda c: events.FinishedBlocks(c, KEY, lists(given), content(tokens)))
+    begin = have // destination.group.block_tokens * destination.group.block_tokens
+    taken = blocks_of(destination, tokens, have)
+    where = events.Destination(lists(taken), have)
+    pair.call(pair.d, lambda c: events.PullBlocks(c, made.token, content(tokens), access_id(9), destination=where))
+    pair.move()
+    assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
+    end = len(given) * source.group.block_tokens
+    destination.check(taken, range(begin, min(end, begin + len(taken) * destination.group.block_tokens)), begin)
+    moved = pair.both()[1]
+    assert sum(path.nbytes for path in moved.paths) == moved.nbytes_done
+    assert moved.nbytes_done <= moved.nbytes
+
+
+@LONG_AND_SHORT
+@ALL
+@MODES
+def test_a_push_in_parts_brings_each_rank_its_heads(kinds: Any, writers: Writers, dim: int) -> None:
+    source, destination = both(kinds, dim)
+    pair = Unlike(source, destination, writers)
+    given, taken = blocks_of(source, 96), blocks_of(destination, 96)
+    source.fill(given)
+    pair.register(pair.reserve(96, taken).token)
+    half = len(given) // 2
+    for part in (given[:half], given[half:]):
+        for layer in range(LAYERS):
+            last = part[-1:] == given[-1:] and layer == LAYERS - 1
+            pair.finish(96, part, layers=(layer, 1), last=last)
+            posts = pair.move()
+            assert all(post.repack is None for post in posts if post.operation is actions.Operation.WRITE)
+    assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
+    destination.check(taken, range(96))
+
+
+def test_a_source_lets_the_destination_read_what_is_to_be_re_packed() -> None:
+    pair = Unlike(*both(KINDS["another order"]), frozenset({"loopback"}))
+    pair.register(pair.reserve(32).token)
+    pair.finish(32, last=True)
+    assert {post.operation for _, post in pair.posts} == {actions.Operation.READ}
+    assert all(post.repack is not None for _, post in pair.posts)
+
+
+def test_a_rank_that_fails_fails_the_transfer_and_the_blocks_wait_for_all_others() -> None:
+    pair = Unlike(*both(KINDS["two to four"]))
+    made = pair.call(pair.p, lambda c: events.FinishedBlocks(c, KEY, lists(range(2)), content(32)))
+    where = events.Destination(lists(range(2)))
+    pair.call(pair.d, lambda c: events.PullBlocks(c, made.token, content(32), access_id(9), destination=where))
+    assert sorted((post.rank, post.peer_rank) for _, post in pair.posts) == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    pair.moved(1, done=False, nbytes=0, message="it broke")
+    failed = pair.both()[1]
+    assert failed.failure is not None
+    assert (failed.state, failed.failure.reason, failed.failure.rank) == (State.FAILED, Reason.DATA_PATH_FAILED, 0)
+    assert sum(pair.d.state.pins.quarantined) == 2
+    pair.moved(2)
+    assert sum(pair.d.state.pins.quarantined) == 2
+    pair.moved()
+    assert sum(pair.d.state.pins.quarantined) == 0
+
+
+def test_every_rank_of_the_peer_is_mapped_before_anything_moves_and_each_end_is_waited_for() -> None:
+    lead = Lead(describe("d", 2, pool=engine(2).side.pool, world_size=2))
+    peer = describe("p", 1, pool=engine(4).side.pool, world_size=4)
+    lead.admit(peer)
+    life = key_of(peer)
+    asked = sorted(lead.state.peers[life].paths)
+    assert asked == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    for rank, peer_rank in asked[:-1]:
+        lead.feed(events.ProcessEnded(rank, life, drained=True, peer_rank=peer_rank))
+    lead.feed(events.ProcessEnded(0, life, drained=True, peer_rank=3))
+    assert lead.state.peers[life].usable, "that rank has nothing to do with this one"
+    lead.feed(events.ProcessEnded(1, life, drained=True, peer_rank=3))
+    assert not lead.state.peers[life].usable
+
+
+def test_a_pair_that_cannot_be_reached_is_named() -> None:
+    lead = Lead(describe("d", 2, pool=engine(1).side.pool))
+    peer = describe("p", 1, pool=engine(2).side.pool, world_size=2)
+    number = lead.ask(lambda c: events.ConnectPeer(c, peer.address))
+    lead.feed(events.EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
+    lead.feed(events.PeerAnswered(peer.address, peer, (endpoint(0), endpoint(1))))
+    lead.feed(events.PeerMapped(0, key_of(peer), "shm", "", peer_rank=0))
+    lead.feed(events.PeerMapped(0, key_of(peer), "", "", (("shm", "it is far"),), peer_rank=1))
+    with pytest.raises(PreconditionFailed, match="rank 1 of engine p"):
+        lead.answer(number)
