@@ -111,9 +111,7 @@ class PeerLiveness:
 
     def exited(self, key: str) -> None:
         """Its processes are gone."""
-        peer = self._state.peers.get(key)
-        if peer is not None:
-            self._mark_dead(peer)
+        self._mark_dead(self._state.peers[key])
 
     def watch(self, key: str) -> None:
         """Looks for the end of its processes, where they can be seen."""

@@ -96,14 +96,15 @@ class _Regions:
         self._firsts = {part: [region.first_layer for region in some] for part, some in self._by_part.items()}
 
     def overlapping(self, region: Region, view: View | None) -> list[Region]:
-        """Those with some of the layers and keys or values of a region, each once."""
+        """Those with some of the layers and keys or values of a region, each once. All of a part hold its layers
+        without a gap.
+        """
         found: dict[int, Region] = {}
         for part in _parts(view):
             some = self._by_part.get(part, [])
             at = max(bisect_right(self._firsts.get(part, []), region.first_layer) - 1, 0)
             while at < len(some) and some[at].first_layer < region.first_layer + region.layers:
-                if some[at].first_layer + some[at].layers > region.first_layer:
-                    found[id(some[at])] = some[at]
+                found[id(some[at])] = some[at]
                 at += 1
         return list(found.values())
 

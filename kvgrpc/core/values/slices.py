@@ -67,13 +67,11 @@ def split(planned: Sequence[PairRuns], most: int) -> tuple[tuple[PairRuns, ...],
     totals = bytes_by_rank(planned)
     if all(total <= most for total in totals.values()):
         return tuple(planned), ()
-    now, later = [], []
-    for some in planned:
-        if some.repack is not None:
-            now.append(some)
-            continue
-        runs, rest = some.runs.split(max(most * some.runs.total_bytes // totals[some.pair.rank], 1))
-        now.append(replace(some, runs=runs))
-        if rest is not None:
-            later.append(replace(some, runs=rest))
-    return tuple(now), tuple(later)
+    whole = [some for some in planned if some.repack is not None]
+    cut = [
+        (some, *some.runs.split(max(most * some.runs.total_bytes // totals[some.pair.rank], 1)))
+        for some in planned
+        if some.repack is None
+    ]
+    now = (*whole, *(replace(some, runs=runs) for some, runs, _ in cut))
+    return now, tuple(replace(some, runs=rest) for some, _, rest in cut if rest is not None)

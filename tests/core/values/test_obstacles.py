@@ -1,0 +1,168 @@
+"""What may differ between two pools that exchange blocks, what may not, and what a bridge costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
+from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
+from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
+from kvgrpc.core.values.views import check_heads, view_of
+from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from tests.core.nodes import describe, refused
+
+GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 8, 4, 64, "bfloat16", "head_major")
+
+
+def side(ranks: int = 1, dtype: str = "bfloat16", layers_per_region: int = 1, **changes: Any) -> Side:
+    """An engine whose blocks can be looked into."""
+    heads: dict[str, Any] = {"total_kv_heads": 4, "kv_heads": max(4 // ranks, 1)}
+    group = replace(GROUP, dtype=dtype, **(heads | changes))
+    parts = 1 if group.kind is GroupKind.MLA else 2
+    nbytes = parts * group.block_tokens * group.kv_heads * group.head_dim * 2
+    return Side(uniform_layout(group, nbytes, layers_per_region), ranks)
+
+
+def named(found: list[Difference], *, bridgeable: bool) -> list[str]:
+    return [difference.field for difference in found if difference.bridgeable is bridgeable]
+
+
+@pytest.mark.parametrize(
+    ("there", "fields"),
+    [
+        (side(2), ["pool.groups[0].kv_heads", "world_size", "pool.regions"]),
+        (side(block_tokens=32), ["pool.groups[0].block_tokens", "pool.regions"]),
+        (side(order="token_major"), ["pool.groups[0].order", "pool.regions"]),
+        (side(layers_per_region=2), ["pool.regions"]),
+        (side(8), ["pool.groups[0].kv_heads", "world_size", "pool.regions"]),
+    ],
+)
+def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: Side, fields: list[str]) -> None:
+    for a, b in ((side(), there), (there, side())):
+        found = differences(a, b)
+        assert named(found, bridgeable=True) == fields
+        assert not named(found, bridgeable=False)
+    check_compatible(describe("a", pool=side().pool), describe("b", 2, pool=there.pool, world_size=there.ranks))
+
+
+@pytest.mark.parametrize(
+    ("there", "field"),
+    [
+        (side(block_tokens=24), "pool.groups[0].block_tokens"),
+        (side(kv_heads=8, total_kv_heads=8), "pool.groups[0].total_kv_heads"),
+        (side(kv_heads=2, total_kv_heads=0), "pool.groups[0].total_kv_heads"),
+        (side(head_dim=32), "pool.groups[0].head_dim"),
+        (side(dtype="float16"), "pool.groups[0].dtype"),
+    ],
+)
+def test_what_no_bridge_can_do_is_named(there: Side, field: str) -> None:
+    for a, b in ((side(), there), (there, side())):
+        (found,) = (difference for difference in differences(a, b) if not difference.bridgeable)
+        assert found.field == field
+        assert found.why
+
+
+def test_a_cost_says_which_runs_move_and_what_is_read_for_them() -> None:
+    (*_, found) = differences(side(), side(2))
+    assert found.why == "group full: into here in runs of 4096 bytes, into there in runs of 4096 bytes"
+    (*_, found) = differences(side(), side(2, order="token_major"))
+    assert "into here re-packed in runs of 128 bytes, for which 1 times the bytes are read" in found.why
+    assert "into there re-packed in runs of 128 bytes, for which 2 times the bytes are read" in found.why
+
+
+def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same_numbers() -> None:
+    def opaque(ranks: int, kind: GroupKind = GroupKind.FULL_ATTENTION, nbytes: int = 656, **changes: Any) -> Side:
+        group = replace(GROUP, kind=kind, dtype="fp8_with_scales", kv_heads=1, **changes)
+        return Side(uniform_layout(group, nbytes), ranks)
+
+    assert not differences(opaque(2), opaque(2))
+    assert named(differences(opaque(1), opaque(2)), bridgeable=False) == ["world_size"]
+    assert named(differences(opaque(1), opaque(1, block_tokens=32)), bridgeable=False) == [
+        "pool.groups[0].block_tokens"
+    ]
+    assert named(differences(opaque(1), opaque(1, nbytes=664)), bridgeable=False) == ["pool.regions"]
+    latents = differences(opaque(1, GroupKind.MLA), opaque(2, GroupKind.MLA))
+    assert named(latents, bridgeable=False) == []
+    assert Bridge(opaque(1, GroupKind.MLA), opaque(2, GroupKind.MLA)).run_bytes(0) == 656
+
+
+def test_states_move_between_equal_ranks_only() -> None:
+    group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
+    pool = PoolLayout((group,), (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),), 512)
+    assert not differences(Side(pool, 2), Side(pool, 2))
+    assert named(differences(Side(pool, 2), Side(pool, 1)), bridgeable=False) == ["world_size"]
+
+
+def test_blocks_that_no_staging_buffer_holds_are_refused() -> None:
+    large: dict[str, Any] = {"block_tokens": 4096, "layers": 64, "blocks": 2}
+    found = differences(side(**large), side(order="token_major", **large))
+    assert named(found, bridgeable=False) == ["pool.regions"]
+    assert f"{STAGING_BYTES} bytes" in found[-1].why
+
+
+def test_more_regions_between_more_ranks_than_anybody_plans_are_refused() -> None:
+    many = ROWS_MAX // 16
+    found = differences(side(1, layers=many, blocks=1), side(16, layers=many, blocks=1))
+    assert named(found, bridgeable=False) == ["pool.regions"]
+
+
+def test_checksums_take_ranks_and_blocks_that_are_the_same() -> None:
+    here = describe("a", pool=side().pool, features=(CHECKSUMS,))
+    there = describe("b", 2, pool=side(2).pool, world_size=2, features=(CHECKSUMS,), required_features=(CHECKSUMS,))
+    assert named(compare(here, there), bridgeable=False) == ["required_features"]
+    with refused(Reason.PROTOCOL_UNSUPPORTED, PreconditionFailed):
+        check_compatible(here, there)
+    check_compatible(here, replace(there, pool=here.pool, world_size=1))
+
+
+@pytest.mark.parametrize(("ranks", "heads", "total"), [(2, 2, 4), (4, 1, 2), (4, 1, 1), (1, 4, 4), (2, 3, 0)])
+def test_heads_are_shared_out_equally(ranks: int, heads: int, total: int) -> None:
+    check_heads(side(kv_heads=heads, total_kv_heads=total).pool, ranks)
+
+
+@pytest.mark.parametrize(("ranks", "heads", "total"), [(2, 2, 2), (4, 1, 3), (3, 1, 2), (2, 4, 4)])
+def test_heads_that_ranks_cannot_have_are_refused(ranks: int, heads: int, total: int) -> None:
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        check_heads(side(kv_heads=heads, total_kv_heads=total).pool, ranks)
+
+
+@pytest.mark.parametrize("change", [{"total_kv_heads": -1}, {"kind": GroupKind.MLA, "total_kv_heads": 4}])
+def test_a_group_states_the_heads_of_its_model_only_where_ranks_share_them(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        side(**change)
+    assert [violation.field for violation in caught.value.violations] == ["groups[0].total_kv_heads"]
+
+
+def strided(strides: Strides, dtype: str = "uint8") -> PoolLayout:
+    group = replace(GROUP, layers=1, kv_heads=2, head_dim=4, block_tokens=2, dtype=dtype)
+    return PoolLayout((group,), (Region(0, 0, 1, 0, 32, 32, strides=strides),), 256)
+
+
+def test_strides_say_where_the_elements_of_a_block_are() -> None:
+    strides = Strides(0, 4, 16, 8)
+    pool = strided(strides)
+    view = view_of(pool.groups[0], pool.regions[0])
+    assert view is not None
+    assert (view.parts, view.heads, view.tokens, view.run_bytes, view.strides) == (2, 2, 2, 4, strides)
+    assert pool.fingerprint() != strided(Strides(0, 16, 8, 4)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("strides", "dtype"),
+    [
+        (Strides(0, 4, 16, 4), "uint8"),
+        (Strides(0, 4, 8, 8), "uint8"),
+        (Strides(0, 16, 8, 2), "uint8"),
+        (Strides(0, 20, 8, 4), "uint8"),
+        (Strides(33, 4, 16, 8), "uint8"),
+        (Strides(2**64 - 1, 4, 16, 8), "uint8"),
+        (Strides(0, 4, 16, -8), "uint8"),
+        (Strides(0, 4, 16, 8), "int4"),
+    ],
+)
+def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(strides: Strides, dtype: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        strided(strides, dtype)
+    assert "regions[0].strides" in [violation.field for violation in caught.value.violations]
