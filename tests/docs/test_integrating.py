@@ -22,8 +22,7 @@ WAIT_S = 60.0
 
 
 def program() -> str:
-    (found,) = code(PAGE.read_text(), "python")
-    return found
+    return code(PAGE.read_text(), "python")[0]
 
 
 class OwnEngine:
