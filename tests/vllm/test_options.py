@@ -1,6 +1,7 @@
 """What vLLM's configuration says of kvgrpc, against what is documented."""
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,13 +66,17 @@ def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", **parallel: int)
     one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
     groups = [KVCacheGroupSpec([f"layers.{number}.{i}" for i in range(2)], spec) for number, spec in enumerate(specs)]
     cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
-    return layout_of(SimpleNamespace(parallel_config=SimpleNamespace(**(one | parallel))), cache)
+    parallel_config = SimpleNamespace(**(one | parallel))
+    heads = specs[0].num_kv_heads * parallel_config.tensor_parallel_size  # of the model
+    model = SimpleNamespace(get_total_num_kv_heads=lambda: heads)
+    return layout_of(SimpleNamespace(parallel_config=parallel_config, model_config=model), cache)
 
 
 def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ranks() -> None:
     """What is laid out is one rank's share, which vLLM states as such."""
-    assert laid_out(FULL, tensor_parallel_size=2, world_size=2) == laid_out(FULL)
+    two = laid_out(FULL, tensor_parallel_size=2, world_size=2)
     (group,) = laid_out(FULL).groups
+    assert two == replace(laid_out(FULL), groups=(replace(group, total_kv_heads=8),))
     assert group.order == "head_major"
     assert (group.layers, group.blocks, group.block_tokens, group.dtype) == (2, 10, 32, "bfloat16")
 

@@ -222,13 +222,17 @@ def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
             )
 
 
-def uniform_layout(group: Group, block_bytes_per_layer: int, layers_per_region: int = 1) -> PoolLayout:
-    """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back."""
+def uniform_layout(
+    group: Group, block_bytes_per_layer: int, layers_per_region: int = 1, strides: Strides | None = None
+) -> PoolLayout:
+    """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back. `strides`: of
+    each region.
+    """
     block_bytes = block_bytes_per_layer * layers_per_region
     region_bytes = block_bytes * group.blocks
     count, tensor = group.layers // layers_per_region, WHOLE[group.kind]
     regions = tuple(
-        Region(0, i * layers_per_region, layers_per_region, i * region_bytes, block_bytes, block_bytes, tensor)
+        Region(0, i * layers_per_region, layers_per_region, i * region_bytes, block_bytes, block_bytes, tensor, strides)
         for i in range(count)
     )
     return PoolLayout((group,), regions, region_bytes * count)

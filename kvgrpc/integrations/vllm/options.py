@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import Mode, OnLoss
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides, uniform_layout
 from kvgrpc.integrations.params import Defaults
 
 if TYPE_CHECKING:
@@ -105,9 +105,17 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     layers = len(group.layer_names)
     made = Group(
         "full", GroupKind.FULL_ATTENTION, layers, spec.block_size, cache.num_blocks, spec.num_kv_heads, spec.head_size,
-        dtype, order=order,
+        dtype, order=order, total_kv_heads=config.model_config.get_total_num_kv_heads(),
     )  # fmt: skip
-    return uniform_layout(made, spec.page_size_bytes)
+    return uniform_layout(made, spec.page_size_bytes, strides=_strides(made, spec.dtype.itemsize))
+
+
+def _strides(group: Group, item_bytes: int) -> Strides:
+    """A block of a layer holds keys and values of one head of one token side by side."""
+    keys = group.head_dim * item_bytes
+    if group.order == "head_major":
+        return Strides(0, keys, 2 * keys * group.block_tokens, 2 * keys)
+    return Strides(0, keys, 2 * keys, 2 * keys * group.kv_heads)
 
 
 def _unserved(what: str, instead: str) -> ValueError:
