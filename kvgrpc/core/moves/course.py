@@ -366,7 +366,12 @@ class Course(ABC, Generic[M]):
             posting_id = posting_name(move.name, rank)
             self._state.moves.posted(move, posting_id)
             checksums = None if pieces is None else ComputeChecksums(rank, name, pieces)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, checksums))
+            state.emit(
+                Post(
+                    rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, checksums,
+                    peer_rank=rank,
+                )
+            )  # fmt: skip
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """What all ranks are to compute checksums of as they post it, and its name."""
