@@ -100,6 +100,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 dtype=g.dtype,
                 order=ORDERS[g.order],
                 window_tokens=g.window_tokens,
+                space=g.space,
             )
             for g in layout.groups
         ],
@@ -141,6 +142,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 _printable(f"{field}.groups[{i}].dtype", g.dtype),
                 _order(f"{field}.groups[{i}].order", g.order),
                 g.window_tokens,
+                _printable(f"{field}.groups[{i}].space", g.space),
             )
         )
     regions = []

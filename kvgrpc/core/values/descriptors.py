@@ -147,6 +147,16 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
         raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: {what}", violations=(FieldViolation(field, what),))
 
 
+def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
+    """Raises InvalidRequest (BLOCK_DUPLICATE) where two groups of one block space list the same block. Of each group
+    the ids were checked (`check_ids`).
+    """
+    for groups in pool.shared_spaces:
+        listed = [blocks[group] for group in groups if len(blocks[group])]
+        if len(listed) > 1:
+            check_ids(np.concatenate(listed), pool.groups[groups[0]].blocks, f"{field}, in groups of one block space")
+
+
 def holds(region: Region, layers: tuple[int, int]) -> bool:
     """Whether a region holds some of `layers` = (first, count).
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from itertools import pairwise
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
@@ -83,6 +82,10 @@ class Group:
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
     window_tokens: int = 0
     """Sliding window in tokens; 0 where the group has none."""
+    space: str = ""
+    """Block space. Groups that name the same one share their block ids, and their layers may alias the same bytes: a
+    block belongs to one of these groups at a time. Empty: the group has a space of its own.
+    """
 
     def first_of(self, tokens: int) -> int:
         """In token order, the first block that an engine reads that goes on after `tokens` tokens: with a window that
@@ -134,7 +137,8 @@ class Region:
 class PoolLayout:
     """The groups of a pool and where each block of each layer lies; the same for every rank of an engine.
 
-    Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory.
+    Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory. A block
+    id of a space that several groups share is one block: in these groups it may lie on the same bytes.
     """
 
     groups: tuple[Group, ...]
@@ -146,6 +150,20 @@ class PoolLayout:
         violations = [*_group_violations(self.groups), *_region_violations(self)]
         if violations:
             raise InvalidRequest(Reason.INVALID_FIELD, "the pool layout is not usable", violations=tuple(violations))
+
+    @cached_property
+    def spaces(self) -> tuple[int, ...]:
+        """For each group the number of its block space; they are numbered from 0 in the order of the groups."""
+        numbers: dict[tuple[str, int], int] = {}
+        return tuple(numbers.setdefault(_space(group, i), len(numbers)) for i, group in enumerate(self.groups))
+
+    @cached_property
+    def shared_spaces(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of each space that more than one group shares."""
+        groups: dict[int, list[int]] = {}
+        for group, space in enumerate(self.spaces):
+            groups.setdefault(space, []).append(group)
+        return tuple(tuple(some) for some in groups.values() if len(some) > 1)
 
     @cached_property
     def block_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -167,7 +185,7 @@ class PoolLayout:
     def fingerprint(self) -> str:
         """Hex digest of everything that two pools must share to exchange blocks without conversion.
 
-        Names, offsets, strides and block counts are left out: each side has its own.
+        Names, offsets, strides, block counts and block spaces are left out: each side has its own.
         """
         parts = [
             repr((g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order, g.window_tokens))
@@ -203,6 +221,7 @@ def uniform_layout(group: Group, block_bytes_per_layer: int, layers_per_region: 
 
 def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
     found = []
+    first_of_space: dict[tuple[str, int], int] = {}
     if not groups:
         found.append(FieldViolation("groups", "a pool has at least one group"))
     if len({g.name for g in groups}) != len(groups):
@@ -217,7 +236,16 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
             found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
         if group.order not in ("token_major", "head_major"):
             found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
+        first = first_of_space.setdefault(_space(group, i), i)
+        if group.blocks != groups[first].blocks:
+            shared = f"differs from that of groups[{first}], with which it shares the block space {group.space}"
+            found.append(FieldViolation(f"groups[{i}].blocks", shared))
     return found
+
+
+def _space(group: Group, index: int) -> tuple[str, int]:
+    """What tells the block space of a group from all others."""
+    return (group.space, 0) if group.space else ("", index)
 
 
 def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
@@ -301,12 +329,23 @@ def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[Fie
 
 
 def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolation]:
-    """Regions whose bytes mix, by offset: their first blocks must stand one after another within one row."""
+    """Regions whose bytes mix, by offset: their first blocks must stand within one row, one after another, but that
+    those of different groups of one space may lie on each other.
+    """
     found = []
-    for before, i in pairwise(cluster):
-        first, left, right = layout.regions[cluster[0]], layout.regions[before], layout.regions[i]
-        same_rows = right.stride_bytes == first.stride_bytes
-        in_row = right.offset + right.block_bytes <= first.offset + first.stride_bytes
-        if not (same_rows and in_row and left.offset + left.block_bytes <= right.offset):
-            found.append(FieldViolation(f"regions[{i}].offset", f"overlaps regions[{before}]"))
+    in_group: dict[int, tuple[int, int]] = {}
+    """Where the blocks of each group end so far, and the region that ends there."""
+    in_space: dict[int, tuple[int, int]] = {}
+    """The same of the two spaces whose blocks end last, the last one first."""
+    for i in cluster:
+        region, first = layout.regions[i], layout.regions[cluster[0]]
+        space, end = layout.spaces[region.group], region.offset + region.block_bytes
+        others = [last for other, last in in_space.items() if other != space]
+        before = max((0, cluster[0]), in_group.get(region.group, (0, 0)), *others[:1])
+        in_row = region.stride_bytes == first.stride_bytes and end <= first.offset + first.stride_bytes
+        if not in_row or before[0] > region.offset:
+            found.append(FieldViolation(f"regions[{i}].offset", f"overlaps regions[{before[1]}]"))
+        in_group[region.group] = max(in_group.get(region.group, (0, i)), (end, i))
+        in_space[space] = max(in_space.get(space, (0, i)), (end, i))
+        in_space = dict(sorted(in_space.items(), key=lambda row: row[1], reverse=True)[:2])
     return found

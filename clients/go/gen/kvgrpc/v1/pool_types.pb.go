@@ -335,7 +335,13 @@ type Group struct {
 	Order BlockOrder `protobuf:"varint,9,opt,name=order,proto3,enum=kvgrpc.v1.BlockOrder" json:"order,omitempty"`
 	// Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
 	// handed over, reserved and moved.
-	WindowTokens  uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
+	WindowTokens uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
+	// The group's block space. Groups of a pool that name the same one share their block ids, have the same `block_count`,
+	// and may lie on the same bytes: each block is one group's at a time. It is listed in one of these groups only
+	// (BLOCK_DUPLICATE), and while it is pinned as a block of one of them, it is refused as a block of another
+	// (BLOCK_PINNED). What counts blocks of a group counts those of its space. Empty: the group has a space of its own.
+	// Each engine's own matter: it is not compared.
+	Space         string `protobuf:"bytes,11,opt,name=space,proto3" json:"space,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,6 +444,13 @@ func (x *Group) GetWindowTokens() uint32 {
 		return x.WindowTokens
 	}
 	return 0
+}
+
+func (x *Group) GetSpace() string {
+	if x != nil {
+		return x.Space
+	}
+	return ""
 }
 
 // A (layer set, group) array of blocks: block b lies at offset + b * stride_bytes.
@@ -1117,7 +1130,7 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd1\x02\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xe7\x02\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
@@ -1131,7 +1144,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05dtype\x18\b \x01(\tR\x05dtype\x12+\n" +
 	"\x05order\x18\t \x01(\x0e2\x15.kvgrpc.v1.BlockOrderR\x05order\x12#\n" +
 	"\rwindow_tokens\x18\n" +
-	" \x01(\rR\fwindowTokens\"\xeb\x01\n" +
+	" \x01(\rR\fwindowTokens\x12\x14\n" +
+	"\x05space\x18\v \x01(\tR\x05space\"\xeb\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
