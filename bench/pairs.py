@@ -46,7 +46,7 @@ def forked(
 ) -> Iterator[Forked]:
     """A server with its whole tree on one processor. It is not up yet."""
     request = {
-        "arguments": arguments(server, engines.folder, transfer, flags), "core": core,
+        "arguments": arguments(server, engines.folder, transfer, flags), "cores": [core],
         "environment": {**bound_to(core), **environment},
     }  # fmt: skip
     mine, theirs = socket.socketpair()

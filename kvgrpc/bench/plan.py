@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from kvgrpc.bench.geometries import NAMES
 from kvgrpc.config import DATA_PATHS, PoolConfig
 from kvgrpc.core.values.bridge import Bridge, Side
 from kvgrpc.core.values.chunks import Chunk
@@ -140,6 +141,14 @@ class LayerwisePlan(Plan):
     """How much longer a prefill takes than moving all its blocks."""
 
 
+@dataclass(frozen=True)
+class GeometryPlan(Plan):
+    """A run of `kvgrpc bench geometry`. `pool_bytes` are about what each pull moves."""
+
+    data_paths: tuple[str, ...] = ("shm",)
+    names: tuple[str, ...] = NAMES
+
+
 _FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}
 PULL_QUICK = PullPlan(
     **_FEW,
@@ -156,6 +165,7 @@ PUSH_QUICK = PushPlan(
     **_FEW, pushes=10, control_blocks=256, handovers=2, waiting_few=10, waiting_many=100, waiting_pushes=20
 )
 LAYERWISE_QUICK = LayerwisePlan(**_FEW)
+GEOMETRY_QUICK = GeometryPlan(**_FEW)
 
 
 def path_of(name: str) -> str:

@@ -1,10 +1,11 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.measures import layerwise, leases, push, rate
+from kvgrpc.bench.measures import geometries, layerwise, leases, push, rate
 from kvgrpc.bench.measures.bandwidth import Bandwidth
 from kvgrpc.bench.measures.latency import Latency
-from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan, environment_of
+from kvgrpc.bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, environment_of
+from kvgrpc.bench.results.geometries import BASELINES as GEOMETRY_BASELINES, GeometryResult
 from kvgrpc.bench.results.pulls import BASELINES, PullResult
 from kvgrpc.bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
 from kvgrpc.bench.stages.servers import Progress, Stage
@@ -42,6 +43,13 @@ async def run_push(plan: PushPlan, progress: Progress, *, profile: bool = False)
     """As `run_pull`."""
     found = PushResult(plan.quick, plan.repeats, machine(), versions(), PUSH_BASELINES)
     await push.measure(plan, found, progress, profile=profile)
+    return found
+
+
+async def run_geometry(plan: GeometryPlan, progress: Progress) -> GeometryResult:
+    """As `run_pull`."""
+    found = GeometryResult(plan.quick, plan.repeats, machine(), versions(), GEOMETRY_BASELINES)
+    geometries.measure(plan, found, progress)
     return found
 
 

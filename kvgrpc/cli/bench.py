@@ -129,6 +129,34 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     _measure(run_layerwise(plan, _progress), json_=json_, output=output)
 
 
+@bench.command()
+def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    data_paths: DataPaths = "shm",
+    cases: Annotated[str | None, typer.Option(help="Pairs of engines to measure, by name; default all.")] = None,
+    repeats: Repeats = None,
+    pool_mb: PoolMb = None,
+    copy_threads: CopyThreads = 2,
+    quick: Quick = False,
+    json_: Json = False,
+    output: Output = None,
+) -> None:
+    """Measure pulls between engines whose ranks, heads, blocks or orders differ, beside memcpy of the same runs.
+
+    About ratios and times see `kvgrpc bench pull`.
+
+    Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
+    """
+    from kvgrpc.bench.geometries import NAMES
+    from kvgrpc.bench.plan import GEOMETRY_QUICK, GeometryPlan
+    from kvgrpc.bench.run import run_geometry
+    from kvgrpc.config import DATA_PATHS
+
+    base = GEOMETRY_QUICK if quick else GeometryPlan()
+    plan = _plan(base, data_paths, DATA_PATHS, None, pool_mb, repeats, copy_threads)
+    names = NAMES if cases is None else _choice("cases", cases, NAMES)
+    _measure(run_geometry(replace(plan, names=names), _progress), json_=json_, output=output)
+
+
 def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
     base: "_Plan",
     data_paths: str,

@@ -29,6 +29,7 @@ async def look(address: str, timeout_s: float) -> dict[str, Any]:
         seen: dict[str, Any] = {"status": await server.status(), "capabilities": await server.capabilities()}
         for name, ask in (
             ("engine", server.get_engine),
+            ("description", server.describe_pools),
             ("pool", server.pool_status),
             ("leases", server.list_leases),
             ("transfers", server.list_transfers),
@@ -67,9 +68,11 @@ def show(address: str, seen: dict[str, Any]) -> None:
     paths = ", ".join(map(_path, seen["capabilities"].data_paths))
     console.print(f"data paths: {paths or 'none yet'}", highlight=False)
     if seen["engine"] is not None:
-        _show_load(console, seen["engine"].status)
+        load = seen["engine"].status
+        _show_load(console, load, _spaces(seen["description"], len(load.groups)))
     if seen["pool"] is not None:
-        _show_pool(console, seen["pool"], seen["pins"])
+        spaces = _spaces(seen["description"], len(seen["pool"].groups))
+        _show_pool(console, seen["pool"], spaces, seen["pins"])
     _show_leases(console, seen["leases"].leases if seen["leases"] else [])
     _show_transfers(console, seen["transfers"].transfers if seen["transfers"] else [])
     _show_peers(console, seen["peers"].peers if seen["peers"] else [])
@@ -80,9 +83,19 @@ def _path(row: handshake_pb2.DataPathStatus) -> str:
     return name if row.available else f"no {name} ({row.why})"
 
 
-def _show_load(console: Console, load: handshake_pb2.EngineStatus) -> None:
+def _spaces(description: pool_pb2.DescribePoolsResponse | None, count: int) -> list[list[int]]:
+    """The groups of each block space, of `count` groups; where the pool is another one by now, each by itself."""
+    groups = description.pools[0].groups if description is not None else []
+    names = [group.space for group in groups] if len(groups) == count else [""] * count
+    spaces: dict[str | int, list[int]] = {}
+    for index, name in enumerate(names):
+        spaces.setdefault(name or index, []).append(index)
+    return list(spaces.values())
+
+
+def _show_load(console: Console, load: handshake_pb2.EngineStatus, spaces: list[list[int]]) -> None:
     """What a router chooses an engine by."""
-    soft = sum(group.soft_block_count for group in load.groups)
+    soft = sum(load.groups[groups[0]].soft_block_count for groups in spaces)
     console.print(
         f"load: {load.transfer_count} transfers, {load.waiting_turn_count} of them wait for their turn, "
         f"{load.queued_bytes:,} bytes to move, {load.lease_count} leases, {soft} blocks may be taken back",
@@ -90,24 +103,29 @@ def _show_load(console: Console, load: handshake_pb2.EngineStatus) -> None:
     )
 
 
-def _show_pool(console: Console, pool: pool_pb2.GetPoolStatusResponse, pins: admin_pb2.ListPinsResponse) -> None:
-    for index, group in enumerate(pool.groups):
+def _show_pool(
+    console: Console, pool: pool_pb2.GetPoolStatusResponse, spaces: list[list[int]], pins: admin_pb2.ListPinsResponse
+) -> None:
+    for groups in spaces:
+        names = ", ".join(pool.groups[index].name for index in groups)
+        title = f"groups [bold]{names}[/], which share" if len(groups) > 1 else f"group [bold]{names}[/]:"
+        counts = pool.groups[groups[0]]
         console.print(
-            f"\npool group [bold]{group.name}[/]: {group.block_count} blocks, {group.free_block_count} free, "
-            f"{group.allocated_block_count} allocated, {group.leased_block_count} leased, "
-            f"{group.target_block_count} targets, {group.quarantined_block_count} quarantined",
+            f"\npool {title} {counts.block_count} blocks, {counts.free_block_count} free, "
+            f"{counts.allocated_block_count} allocated, {counts.leased_block_count} leased, "
+            f"{counts.target_block_count} targets, {counts.quarantined_block_count} quarantined",
             highlight=False,
         )
-        console.print(_map(index, group.block_count, pins), highlight=False)
+        console.print(_map(groups, counts.block_count, pins), highlight=False)
 
 
-def _map(group: int, blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
-    """One character a block; a large pool is shown by its strongest pin per stretch of blocks."""
+def _map(groups: list[int], blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
+    """Of the blocks of a space one character each; a large pool is shown by its strongest pin per stretch of blocks."""
     per_cell = -(-blocks // (MAP_COLUMNS * 16))
     rank = [0] * -(-blocks // per_cell)
     for pin in pins.pins:
         strength = _STRONGER.index(pin.kind) + 1 if pin.kind in _CELLS else len(_CELLS)
-        for block in client.block_ids(pin.blocks, group):
+        for block in (block for group in groups for block in client.block_ids(pin.blocks, group)):
             rank[block // per_cell] = max(rank[block // per_cell], strength)
     cells = ["." if not strength else _CELLS[_STRONGER[strength - 1]] for strength in rank]
     lines = ["".join(cells[i : i + MAP_COLUMNS]) for i in range(0, len(cells), MAP_COLUMNS)]

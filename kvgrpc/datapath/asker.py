@@ -18,6 +18,7 @@ from collections.abc import Callable
 from kvgrpc.datapath.questions import (
     ANSWERED,
     PAYLOAD_BYTES_MAX,
+    RANK_BYTES,
     REASON_BYTES_MAX,
     REFUSED,
     TOKEN_BYTES,
@@ -40,8 +41,10 @@ _SO_PEERPIDFD = 77  # <asm-generic/socket.h>, since Linux 6.5
 class Asking:
     """One question, until it is answered or given up."""
 
-    def __init__(self, question: Question, answered: Callable[[Answer | str], None]) -> None:
+    def __init__(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None) -> None:
         self.question = question
+        named = b"" if rank is None else rank.to_bytes(RANK_BYTES)
+        self.packet = question.token[:TOKEN_BYTES].ljust(TOKEN_BYTES, b"\0") + question.challenge + named
         self.answered = answered
         self.cancelled = False
         self.began = 0.0
@@ -75,11 +78,12 @@ class Asker:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
-    def ask(self, question: Question, answered: Callable[[Answer | str], None]) -> Asking:
+    def ask(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None = None) -> Asking:
         """`answered` is called from another thread with the answer, which it closes, or the reason why there is none;
-        it must not block.
+        it must not block. `rank`: the number of the rank that asks, below RANKS_MAX; None: the one of the rank that is
+        asked.
         """
-        asking = Asking(question, answered)
+        asking = Asking(question, answered, rank)
         with self._lock:
             if self._closed:
                 answered("this rank is closing")
@@ -186,7 +190,7 @@ class Asker:
             self._tell(asking, f"the peer runs as user {uid}, this process as another")
             return
         try:
-            asking.socket.send(question.token[:TOKEN_BYTES].ljust(TOKEN_BYTES, b"\0") + question.challenge)
+            asking.socket.send(asking.packet)
         except OSError as error:
             self._tell(asking, f"{question.socket_path!r} takes no question: {error}")
             return

@@ -3,9 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.datapath.base import Posting, PostingState
@@ -18,17 +17,6 @@ from kvgrpc.errors import KVGrpcError
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class Submission:
-    """What is to be moved: see `Mover.post`."""
-
-    posting: str
-    peer: str
-    runs: Runs
-    operation: Operation
-    arrival: Arrival | None
-
-
 class Flight:
     """One posting: moved as a whole, or in slices at the pace of a cap.
 
@@ -36,13 +24,13 @@ class Flight:
     memory: all runs are checked before the first slice moves.
     """
 
-    def __init__(self, asked: Submission, link: Link, own_bytes: int, pace: Pace | None) -> None:
-        runs, operation = asked.runs, asked.operation
+    def __init__(self, post: Post, arrival: Arrival | None, link: Link, own_bytes: int, pace: Pace | None) -> None:
+        runs, operation = post.runs, post.operation
         link.check_offers(operation)
         reads = operation is Operation.READ
         check_runs(runs, *((link.peer_bytes, own_bytes) if reads else (own_bytes, link.peer_bytes)))
         self.operation = operation
-        self.posting = asked.posting
+        self.posting = post.posting_id
         self.link = link
         self.wake: Callable[[], None] = lambda: None
         self.start_at: float | None = None
@@ -50,7 +38,6 @@ class Flight:
         self.news_at: float | None = None
         """When the slice under way was started; None while there is none."""
         self._pace = pace
-        arrival = asked.arrival
         self._together = None if arrival is None or pace is not None else link.together(arrival, runs)
         self._summed = None if arrival is None or self._together is not None else arrival.slices(runs)
         if self._summed is not None:

@@ -1,7 +1,7 @@
 """The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -32,6 +32,10 @@ END_S = 0.05
 """Processes whose end is waited for are looked at this often."""
 
 
+Name = tuple[str, int]
+"""A peer, and the rank of it."""
+
+
 @dataclass
 class Attempt:
     """A connect that is under way: the paths still to try and why the others were not taken."""
@@ -46,12 +50,16 @@ class Attempt:
     """What the peer's process is being asked."""
     cancelled: bool = False
 
+    @property
+    def name(self) -> Name:
+        return self.peer, self.endpoint.rank
+
 
 class Link:
-    """A connected peer."""
+    """A connected rank of a peer."""
 
-    def __init__(self, peer: str, path: DataPath, remote: Remote, endpoint: RankEndpoint) -> None:
-        self.peer = peer
+    def __init__(self, name: Name, path: DataPath, remote: Remote, endpoint: RankEndpoint) -> None:
+        self.name = name
         self.path = path
         self.peer_bytes = _offered_bytes(endpoint, path.name)
         """Length of the peer's memory."""
@@ -103,6 +111,10 @@ class Link:
         assert isinstance(self._remote, ChecksummingRemote)
         return self._remote.read_and_checksum(job, works, wake)
 
+    def disconnected(self, error: str) -> Disconnected:
+        """Its report, once it was closed."""
+        return Disconnected(self.name[0], error, self.name[1])
+
     def take_process(self) -> PeerProcess | None:
         """The process of the peer, for a caller that waits for its end and closes it then; once."""
         process, self._process = self._process, None
@@ -117,7 +129,7 @@ class Link:
         try:
             self._remote.close()
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            _log.exception("closing the %s transport to %s failed", self.path.name, self.peer)
+            _log.exception("closing the %s transport to rank %d of %s failed", self.path.name, *self.name[::-1])
             return text(error)
         return "bytes of a write may still land in the peer's memory" if self.unproved else ""
 
@@ -132,7 +144,7 @@ class _Awaited:
 
 
 class Links:
-    """Who is connected, and who is about to be. `later` has the mover's thread perform something."""
+    """Ranks of peers that are connected, or about to be. `later` has the mover's thread perform something."""
 
     def __init__(
         self,
@@ -146,26 +158,25 @@ class Links:
         self._later = later
         self._report = report
         self._asker = Asker(f"kvgrpc-connect-{rank}")
-        self._links: dict[str, Link] = {}
-        self._attempts: dict[str, Attempt] = {}
-        self._awaited: dict[str, _Awaited] = {}
-        """By peer."""
+        self._links: dict[Name, Link] = {}
+        self._attempts: dict[Name, Attempt] = {}
+        self._awaited: dict[Name, _Awaited] = {}
         self._look_at = 0.0
 
-    def get(self, peer: str) -> Link | None:
-        return self._links.get(peer)
+    def get(self, peer: str, peer_rank: int) -> Link | None:
+        return self._links.get((peer, peer_rank))
 
     def __iter__(self) -> Iterator[Link]:
         return iter(self._links.values())
 
     def connect(self, attempt: Attempt) -> None:
         """Answers with PeerMapped."""
-        if attempt.peer in self._links or attempt.peer in self._attempts:
-            why = "the peer is connected, or about to be: disconnect it first"
+        if attempt.name in self._links or attempt.name in self._attempts:
+            why = "that rank of the peer is connected, or about to be: disconnect it first"
             rejected = tuple((name, why) for name in attempt.allowed)
             self._not_mapped(attempt, rejected)
             return
-        self._attempts[attempt.peer] = attempt
+        self._attempts[attempt.name] = attempt
         self._try_next(attempt)
 
     def _try_next(self, attempt: Attempt) -> None:
@@ -178,11 +189,13 @@ class Links:
                 continue
             question = ask_before(path, attempt.endpoint)
             if isinstance(question, Question):
-                attempt.asking = self._asker.ask(question, partial(self._hand_over, attempt, path))
+                # An older peer, whose ranks are asked by those of their own number only, knows no question with one.
+                rank = None if attempt.endpoint.rank == self._rank else self._rank
+                attempt.asking = self._asker.ask(question, partial(self._hand_over, attempt, path), rank)
                 return
             if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
                 return
-        del self._attempts[attempt.peer]
+        del self._attempts[attempt.name]
         self._not_mapped(attempt, tuple(attempt.rejected))
 
     def _hand_over(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
@@ -204,44 +217,50 @@ class Links:
         if isinstance(outcome, str):
             attempt.rejected.append((path.name, outcome))
             return False
-        del self._attempts[attempt.peer]
-        self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
-        rejected = tuple(attempt.rejected)
-        self._report(PeerMapped(self._rank, attempt.peer, path.name, outcome.why, rejected, attempt.number))
+        del self._attempts[attempt.name]
+        self._links[attempt.name] = Link(attempt.name, path, outcome, attempt.endpoint)
+        self._mapped(attempt, path.name, outcome.why, tuple(attempt.rejected))
         return True
 
     def _not_mapped(self, attempt: Attempt, rejected: Rejected) -> None:
-        self._report(PeerMapped(self._rank, attempt.peer, "", "", rejected, attempt.number))
+        self._mapped(attempt, "", "", rejected)
 
-    def disconnect(self, peer: str, watch: bool, gone: bool) -> None:
+    def _mapped(self, attempt: Attempt, path: str, why: str, rejected: Rejected) -> None:
+        peer, peer_rank = attempt.name
+        self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank))
+
+    def disconnect(self, peer: str, watch: bool, gone: bool, peer_rank: int | None) -> None:
         """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` no link
         waits for the end of its process any more; with `gone` it was offered nothing.
         """
+
+        def meant(names: Iterable[Name]) -> list[Name]:
+            return [name for name in names if name[0] == peer and peer_rank in (None, name[1])]
+
         if gone:
             for path in self._paths.values():
                 path.withdraw(peer)
-        if not watch:
-            self._let_go(peer)
-        attempt = self._attempts.pop(peer, None)
-        if attempt is not None:
-            self._cancel(attempt, "disconnected before it was connected")
-        link = self._links.pop(peer, None)
-        if link is None:
+        for name in [] if watch else meant(self._awaited):
+            self._let_go(name)
+        for name in meant(self._attempts):
+            self._cancel(self._attempts.pop(name), "disconnected before it was connected")
+        closing = [self._links.pop(name) for name in meant(self._links)]
+        if not closing:
             self._report(Disconnected(peer))
-            return
-        link.closing = True
-        self._close_if_idle(link)
+        for link in closing:
+            link.closing = True
+            self._close_if_idle(link)
 
     def await_end(self, peer: str) -> None:
-        """From now on the end of that peer's process is looked for: ProcessEnded. Nothing comes where it cannot be
-        seen.
+        """From now on the ends of the processes of that peer's connected ranks are looked for: ProcessEnded of each.
+        Nothing comes where one cannot be seen.
         """
-        link = self._links.get(peer)
-        process = None if link is None else link.take_process()
-        if link is not None and process is not None:
-            self._let_go(peer)
-            path = link.path
-            self._awaited[peer] = _Awaited(process, isinstance(path, WrittenByPeers) and path.ends_with_process)
+        for link in self:
+            if link.name[0] == peer and (process := link.take_process()) is not None:
+                self._let_go(link.name)
+                path = link.path
+                drained = isinstance(path, WrittenByPeers) and path.ends_with_process
+                self._awaited[link.name] = _Awaited(process, drained)
 
     @property
     def awaits_end(self) -> bool:
@@ -252,18 +271,18 @@ class Links:
         if now < self._look_at:
             return
         self._look_at = now + END_S
-        for peer, awaited in list(self._awaited.items()):
+        for name, awaited in list(self._awaited.items()):
             if awaited.process.ended:
-                self._let_go(peer)
-                self._report(ProcessEnded(self._rank, peer, awaited.drained))
+                self._let_go(name)
+                self._report(ProcessEnded(self._rank, name[0], awaited.drained, name[1]))
 
     def let_go(self) -> None:
         """No end is waited for any more."""
-        for peer in list(self._awaited):
-            self._let_go(peer)
+        for name in list(self._awaited):
+            self._let_go(name)
 
-    def _let_go(self, peer: str) -> None:
-        awaited = self._awaited.pop(peer, None)
+    def _let_go(self, name: Name) -> None:
+        awaited = self._awaited.pop(name, None)
         if awaited is not None:
             awaited.process.close()
 
@@ -276,7 +295,7 @@ class Links:
         """Forgets the links of a path that was closed under them; the caller closes and reports them."""
         dropped = [link for link in self if link.path is path]
         for link in dropped:
-            del self._links[link.peer]
+            del self._links[link.name]
         return dropped
 
     def begin_close(self) -> None:
@@ -288,7 +307,7 @@ class Links:
 
     def _close_if_idle(self, link: Link) -> None:
         if link.closing and not link.flights:
-            self._report(Disconnected(link.peer, link.close()))
+            self._report(link.disconnected(link.close()))
 
     def _cancel(self, attempt: Attempt, why: str) -> None:
         attempt.cancelled = True

@@ -4,9 +4,8 @@ import logging
 from collections.abc import Callable
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import Event
-from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable
@@ -110,16 +109,15 @@ class LocalRank:
         """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
         self._mover.connect(peer, endpoint, self._order if allowed is None else allowed, attempt)
 
-    def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
-        self._mover.disconnect(peer, watch=watch, gone=gone)
+    def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
+        self._mover.disconnect(peer, watch=watch, gone=gone, peer_rank=peer_rank)
 
-    def post(
-        self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None = None
-    ) -> None:
+    def post(self, post: Post) -> None:
+        summing = post.checksums
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
-        self._postings[posting_id] = peer
+        self._postings[post.posting_id] = post.peer
         feed = self.feed_here
-        ended = self._mover.post(posting_id, peer, runs, operation, arrival, at_once=feed is not None)
+        ended = self._mover.post(post, arrival, at_once=feed is not None)
         if ended is not None and feed is not None:
             self._hand_on(ended, feed)
 

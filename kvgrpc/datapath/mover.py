@@ -18,18 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import EndpointOffered, PostingEnded, Rekeyed
-from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath import links
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
-from kvgrpc.datapath.flight import Flight, Submission
+from kvgrpc.datapath.flight import Flight
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.inbox import Inbox
 from kvgrpc.datapath.links import Attempt, Links
-from kvgrpc.datapath.reports import Disconnected, Report
+from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.throttle import Pace
 
 _log = logging.getLogger(__name__)
@@ -101,36 +100,33 @@ class Mover:
     def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
         """Tries the allowed paths in their order; `PeerMapped` with this `attempt`.
 
-        A peer is connected once: disconnect it before it is connected again.
+        The endpoint names the rank of the peer. Each is connected once: disconnect the peer before it is again.
         """
         self._inbox.ask(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
     def post(
         self,
-        posting: str,
-        peer: str,
-        runs: Runs,
-        operation: Operation = Operation.READ,
+        post: Post,
         arrival: Arrival | None = None,
         *,
         at_once: bool = False,
     ) -> PostingEnded | None:
-        """Reads the peer's `runs.src` into `runs.dst`, or writes the own into the peer's; `PostingEnded`, always.
+        """Reads from the peer's rank into this one's memory, or writes there; `PostingEnded`, always.
 
-        What is read is summed up for `arrival`. A write fails where the data path to that peer offers none. `at_once`:
-        this call may itself copy a little, if this peer has no posting under way and the thread nothing to do. It then
+        What is read is summed up for `arrival`. A write fails where the data path to that rank offers none. `at_once`:
+        this call may itself copy a little, if that rank has no posting under way and the thread nothing to do. It then
         returns what is otherwise reported. Raises AlreadyExists while a posting of that name has not ended.
         """
-        asked = Submission(posting, peer, runs, operation, arrival)
-        here = partial(self._at_once, asked) if at_once and arrival is None and self._pace is None else None
-        return self._inbox.post(posting, partial(self._post, asked), here)
+        here = partial(self._at_once, post) if at_once and arrival is None and self._pace is None else None
+        return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
 
-    def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
-        """Closes the transport when the peer's last posting has ended; `Disconnected`, always.
+    def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
+        """Closes the transports to all ranks of the peer, or to one, each when its last posting has ended:
+        `Disconnected` for each, or once if there is none.
 
-        `watch`: if the end of its process is waited for, it still is. `gone`: what it was offered is void.
+        `watch`: if ends of processes are waited for, they still are. `gone`: what the peer was offered is void.
         """
-        self._inbox.ask(partial(self._links.disconnect, peer, watch, gone))
+        self._inbox.ask(partial(self._links.disconnect, peer, watch, gone, peer_rank))
 
     def rekey(self) -> None:
         """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.
@@ -141,9 +137,8 @@ class Mover:
         self._inbox.ask(self._rekey)
 
     def await_end(self, peer: str) -> None:
-        """From now on the end of the peer's process is looked for: `ProcessEnded`. A disconnect may end that.
-
-        Where the peer is not connected, or its process cannot be seen, nothing ever comes.
+        """From now on the ends of the processes of the peer's connected ranks are looked for: `ProcessEnded` of each. A
+        disconnect may end that. Where a process cannot be seen, nothing ever comes.
         """
         self._inbox.ask(partial(self._links.await_end, peer))
 
@@ -179,13 +174,13 @@ class Mover:
         self._thread.join(deadline_s + _STUCK_S)
         return self._at_rest and not self._thread.is_alive()
 
-    def _at_once(self, asked: Submission) -> PostingEnded | None:
+    def _at_once(self, post: Post) -> PostingEnded | None:
         """Does it in the caller's thread, while this one has done all that was asked; None: it is not for that."""
-        link = self._links.get(asked.peer)
-        if link is None or link.flights or asked.operation is not Operation.READ or not link.ends_at_once(asked.runs):
+        link = self._links.get(post.peer, post.peer_rank)
+        if link is None or link.flights or post.operation is not Operation.READ or not link.ends_at_once(post.runs):
             return None
         try:
-            item = Flight(asked, link, self._memory_bytes, None)
+            item = Flight(post, None, link, self._memory_bytes, None)
         except DataPathFailed:
             return None  # it is refused as every other one is
         ended = item.turn(time.monotonic())
@@ -290,19 +285,19 @@ class Mover:
                 endpoint = outcome
         self._report(EndpointOffered(endpoint.rank, key, endpoint))
 
-    def _post(self, asked: Submission) -> None:
-        link = self._links.get(asked.peer)
+    def _post(self, post: Post, arrival: Arrival | None) -> None:
+        link = self._links.get(post.peer, post.peer_rank)
         if link is None:
-            self._refuse(asked.posting, f"the peer {asked.peer} is not connected")
+            self._refuse(post.posting_id, f"rank {post.peer_rank} of the peer {post.peer} is not connected")
             return
         try:
-            item = Flight(asked, link, self._memory_bytes, self._pace)
+            item = Flight(post, arrival, link, self._memory_bytes, self._pace)
         except DataPathFailed as error:
-            self._refuse(asked.posting, error.message)
+            self._refuse(post.posting_id, error.message)
             return
         item.wake = partial(self._inbox.later, partial(self._turn, item))
         link.flights += 1
-        self._flights[asked.posting] = item
+        self._flights[item.posting] = item
         self._turn(item)
 
     def _refuse(self, posting: str, why: str) -> None:
@@ -329,7 +324,7 @@ class Mover:
         for item in [item for item in self._flights.values() if item.link.path is path]:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
         for link in self._links.drop(path):
-            self._report(Disconnected(link.peer, link.close()))
+            self._report(link.disconnected(link.close()))
         if not broken:
             self._find_lost(path)
         return broken or late
@@ -367,7 +362,7 @@ class Mover:
             self._report_end(item.abandon(why, quiesced))
         for link in cut.values():  # closed with their paths
             if link.closing:
-                self._report(Disconnected(link.peer, errors[link.path.name]))
+                self._report(link.disconnected(errors[link.path.name]))
         self._flights.clear()
         self._note_oldest()
 

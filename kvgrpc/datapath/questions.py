@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 CHALLENGE_BYTES = 32
 TOKEN_BYTES = 32
+RANK_BYTES = 2
+RANKS_MAX = 4096
+"""Numbers of asking ranks are below."""
 REASON_BYTES_MAX = 200
 PAYLOAD_BYTES_MAX = 64
 ANSWERED, REFUSED = b"\0", b"\1"

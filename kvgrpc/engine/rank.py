@@ -285,19 +285,15 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
         case "offer":
             mover.offer(command.offer.key, command.offer.peer)
         case "connect":
-            wire.check_peer_rank(rank, command.connect)
             connect = command.connect
-            endpoint = endpoint_from_proto(connect.endpoint)
+            endpoint = replace(endpoint_from_proto(connect.endpoint), rank=wire.peer_rank_of(rank, connect))
             mover.map_peer(connect.peer, endpoint, connect.attempt, tuple(connect.allowed))
         case "disconnect":
-            wire.check_peer_rank(rank, command.disconnect)
             disconnect = command.disconnect
-            mover.unmap_peer(disconnect.peer, watch=disconnect.watch, gone=disconnect.gone)
+            peer_rank = disconnect.peer_rank if disconnect.HasField("peer_rank") else None
+            mover.unmap_peer(disconnect.peer, watch=disconnect.watch, gone=disconnect.gone, peer_rank=peer_rank)
         case "post":
-            wire.check_peer_rank(rank, command.post)
-            post = command.post
-            summing = wire.checksumming_of(rank, post)
-            mover.post(post.posting_id, post.peer, wire.runs_of(post), wire.operation_of(post), summing)
+            mover.post(wire.post_of(rank, command.post))
         case "expect":
             operation = Operation.WRITE if command.expect.writes else Operation.READ
             mover.expect(command.expect.access, command.expect.open, operation)

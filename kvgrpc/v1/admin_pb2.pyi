@@ -173,7 +173,7 @@ class Counts(_message.Message):
     open_access_count: _builtins.int
     """Accesses open with peers, either way."""
     pinned_block_count: _builtins.int
-    """Blocks with a pin."""
+    """Blocks with a pin; a block that groups share (Group.space) is counted once."""
     quarantined_block_count: _builtins.int
     """Blocks in quarantine."""
     received_bytes: _builtins.int
@@ -358,7 +358,7 @@ class ListPinsRequest(_message.Message):
     """From the last page's reply."""
     @_builtins.property
     def block(self) -> Global___BlockRef:
-        """Only those of this block."""
+        """Only those of this block, as of whichever group of its block space."""
 
     def __init__(
         self,

@@ -679,7 +679,7 @@ class Blocks(_message.Message):
     """
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocks]:
-        """The blocks, one entry a group."""
+        """The blocks, one entry a group. No block is listed in two groups of one block space (Group.space)."""
 
     def __init__(
         self,

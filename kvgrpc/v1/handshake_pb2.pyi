@@ -516,7 +516,9 @@ Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
 
 @_typing.final
 class GroupLoad(_message.Message):
-    """Blocks of one group."""
+    """Blocks of one group. Groups of one block space (Group.space) share these numbers: what is free for one of them is what
+    is free in the space.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

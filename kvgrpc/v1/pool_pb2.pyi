@@ -70,7 +70,7 @@ Global___DescribePoolsResponse: _TypeAlias = DescribePoolsResponse  # noqa: Y015
 
 @_typing.final
 class GroupBlockCount(_message.Message):
-    """How many blocks to take from one group."""
+    """How many blocks of one group. Blocks for several groups of one block space (Group.space) are as many different ones."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -188,7 +188,9 @@ class SoftLater(_message.Message):
 
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
-        """What would come free with it alone, of each group where that is not 0."""
+        """What would come free with it alone, for each group where that is not 0. Groups of one block space share the number:
+        it is stated for each of them, and comes free once.
+        """
 
     def __init__(
         self,
@@ -433,7 +435,9 @@ Global___GetPoolStatusRequest: _TypeAlias = GetPoolStatusRequest  # noqa: Y015
 
 @_typing.final
 class GroupStatus(_message.Message):
-    """Counts of one group."""
+    """Counts of one group. Groups of one block space (Group.space) share all of these numbers: each counts the blocks of the
+    space, whichever group they are pinned or allocated for. A sum over the pool takes one group of each space.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -88,8 +88,9 @@ class PoolServiceServicer:
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-        `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+        groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+        `reclaim` is when enough leases may be soft.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.

@@ -46,8 +46,9 @@ class PoolServiceStub:
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-      `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+      groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+      `reclaim` is when enough leases may be soft.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -110,8 +111,9 @@ class PoolServiceAsyncStub(PoolServiceStub):
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-      `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+      groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+      `reclaim` is when enough leases may be soft.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -183,8 +185,9 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-          `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+          groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+          `reclaim` is when enough leases may be soft.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.

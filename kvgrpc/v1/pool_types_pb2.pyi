@@ -179,6 +179,7 @@ class Group(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    SPACE_FIELD_NUMBER: _builtins.int
     TOTAL_KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique within the pool."""
@@ -202,6 +203,13 @@ class Group(_message.Message):
     """Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
     handed over, reserved and moved.
     """
+    space: _builtins.str
+    """The group's block space. Groups of a pool that name the same one share their block ids, have the same `block_count`,
+    and may lie on the same bytes: each block is one group's at a time. It is listed in one of these groups only
+    (BLOCK_DUPLICATE), and while it is pinned as a block of one of them, it is refused as a block of another
+    (BLOCK_PINNED). What counts blocks of a group counts those of its space. Empty: the group has a space of its own.
+    Each engine's own matter: it is not compared.
+    """
     total_kv_head_count: _builtins.int
     """KV heads of the model. Each rank has its share of them, in the order of ranks; where there are fewer heads than
     ranks, `kv_head_count` is 1 and as many ranks have the same one. 0: `kv_head_count` times the ranks. Always 0 for
@@ -221,11 +229,12 @@ class Group(_message.Message):
         dtype: _builtins.str = ...,
         order: Global___BlockOrder.ValueType = ...,
         window_tokens: _builtins.int = ...,
+        space: _builtins.str = ...,
         total_kv_head_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,6 +105,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 order=ORDERS[g.order],
                 window_tokens=g.window_tokens,
                 total_kv_head_count=g.total_kv_heads,
+                space=g.space,
             )
             for g in layout.groups
         ],
@@ -152,6 +153,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 _order(f"{field}.groups[{i}].order", g.order),
                 g.window_tokens,
                 g.total_kv_head_count,
+                _printable(f"{field}.groups[{i}].space", g.space),
             )
         )
     regions = []

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
@@ -85,33 +85,36 @@ def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], a
     """Reach a peer rank, by these data paths, best first."""
     return rank_pb2.RankCommand(
         connect=rank_pb2.ConnectCommand(
-            peer=peer, endpoint=endpoint_to_proto(endpoint), allowed=allowed, attempt=attempt
+            peer=peer,
+            endpoint=endpoint_to_proto(endpoint),
+            allowed=allowed,
+            attempt=attempt,
+            peer_rank=endpoint.rank,
         )
     )
 
 
 def disconnect_command(peer: str, watch: bool, gone: bool) -> rank_pb2.RankCommand:
-    """Forget a peer."""
+    """Forget all ranks of a peer."""
     return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch, gone=gone))
 
 
-def post_command(
-    posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None
-) -> rank_pb2.RankCommand:
+def post_command(post: Post) -> rank_pb2.RankCommand:
     """Move bytes."""
     command = rank_pb2.RankCommand()
-    post = command.post  # written in place: a message that is made for another one is copied, runs and all
-    post.posting_id, post.peer, post.operation = posting_id, peer, _OPERATION[operation]
+    made, runs = command.post, post.runs  # written in place: a message that is made for another one is copied, too
+    made.posting_id, made.peer, made.peer_rank = post.posting_id, post.peer, post.peer_rank
+    made.operation = _OPERATION[post.operation]
     if len(runs) <= FEW:
-        post.src.extend(runs.src.tolist())
-        post.dst.extend(runs.dst.tolist())
-        post.nbytes.extend(runs.nbytes.tolist())
+        made.src.extend(runs.src.tolist())
+        made.dst.extend(runs.dst.tolist())
+        made.nbytes.extend(runs.nbytes.tolist())
     else:
         columns = runs.src, runs.dst, runs.nbytes
-        numbers = post.SRC_FIELD_NUMBER, post.DST_FIELD_NUMBER, post.NBYTES_FIELD_NUMBER
-        post.MergeFromString(b"".join(map(packed_field, numbers, columns)))
-    if summing is not None:
-        post.sum.CopyFrom(_sum_command(summing.name, summing.pieces))
+        numbers = made.SRC_FIELD_NUMBER, made.DST_FIELD_NUMBER, made.NBYTES_FIELD_NUMBER
+        made.MergeFromString(b"".join(map(packed_field, numbers, columns)))
+    if post.checksums is not None:
+        made.sum.CopyFrom(_sum_command(post.checksums.name, post.checksums.pieces))
     return command
 
 
@@ -154,29 +157,32 @@ def pieces_of(command: rank_pb2.SumCommand) -> Pieces:
     return Pieces(_ids(command.offsets), _ids(command.nbytes), _ids(command.counts))
 
 
-def check_peer_rank(
+def peer_rank_of(
     rank: int,
-    message: rank_pb2.ConnectCommand | rank_pb2.DisconnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport,
-) -> None:
-    """Raises Unimplemented (FEATURE_UNAVAILABLE) unless the rank of the peer is the one with the same number."""
-    if message.HasField("peer_rank") and message.peer_rank != rank:
-        raise Unimplemented(
-            Reason.FEATURE_UNAVAILABLE, f"rank {rank} reaches rank {rank} of a peer only, not rank {message.peer_rank}"
-        )
+    message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport,
+) -> int:
+    """The rank of the peer that a command to a rank, or a report of it, is about."""
+    return message.peer_rank if message.HasField("peer_rank") else rank
 
 
-def runs_of(command: rank_pb2.PostCommand) -> Runs:
-    """The runs of a posting."""
-    return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
+def post_of(rank: int, command: rank_pb2.PostCommand) -> Post:
+    """The inverse of `post_command`, in the worker, which does not learn the transfer.
+
+    Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said which way, or by a newer lead.
+    """
+    return Post(
+        rank,
+        command.posting_id,
+        command.peer,
+        Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes)),
+        transfer_id="",
+        operation=_operation_of(command),
+        checksums=ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None,
+        peer_rank=peer_rank_of(rank, command),
+    )
 
 
-def checksumming_of(rank: int, command: rank_pb2.PostCommand) -> ComputeChecksums | None:
-    """What is summed up of what a posting brings."""
-    return ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None
-
-
-def operation_of(command: rank_pb2.PostCommand) -> Operation:
-    """Which way. Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said, or by a newer lead."""
+def _operation_of(command: rank_pb2.PostCommand) -> Operation:
     for operation, value in _OPERATION.items():
         if value == command.operation:
             return operation
@@ -186,19 +192,17 @@ def operation_of(command: rank_pb2.PostCommand) -> Operation:
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:
-    """What a rank reports, for the node; None for a report of a newer worker. Raises Unimplemented for a report about
-    another rank of a peer than its own number.
-    """
+    """What a rank reports, for the node; None for a report of a newer worker."""
     event: events.Event | None = None
     match report.WhichOneof("report"):
         case "offer":
             event = events.EndpointOffered(rank, report.offer.key, endpoint_from_proto(report.offer.endpoint))
         case "connect":
             row = report.connect
-            check_peer_rank(rank, row)
             check_count("rejected", len(row.rejected), NAMES_MAX)
             rejected = tuple((note(path.data_path), note(path.why)) for path in row.rejected)
-            event = events.PeerMapped(rank, row.peer, note(row.data_path), note(row.why), rejected, row.attempt)
+            path, why, peer_rank = note(row.data_path), note(row.why), peer_rank_of(rank, row)
+            event = events.PeerMapped(rank, row.peer, path, why, rejected, row.attempt, peer_rank)
         case "posting":
             end = report.posting
             wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went
@@ -209,7 +213,8 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "step":
             event = step_of(rank, report.step)
         case "process":
-            event = events.ProcessEnded(rank, report.process.peer, report.process.drained)
+            end_of = report.process
+            event = events.ProcessEnded(rank, end_of.peer, end_of.drained, peer_rank_of(rank, end_of))
         case "rekey":
             event = events.Rekeyed(rank, note(report.rekey.message))
         case "sum":
@@ -248,6 +253,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     why=event.why,
                     rejected=rejected,
                     attempt=event.attempt,
+                    peer_rank=event.peer_rank,
                 )
             )
         case events.PostingEnded():
@@ -265,7 +271,8 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case events.StepDone():
             report.step.CopyFrom(step_report(event.step, event.layers))
         case events.ProcessEnded():
-            report.process.CopyFrom(rank_pb2.ProcessReport(peer=event.peer, drained=event.drained))
+            process = rank_pb2.ProcessReport(peer=event.peer, drained=event.drained, peer_rank=event.peer_rank)
+            report.process.CopyFrom(process)
         case events.Rekeyed():
             report.rekey.CopyFrom(rank_pb2.RekeyReport(message=event.message))
         case events.ChecksumsComputed():

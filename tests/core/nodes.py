@@ -11,6 +11,7 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,6 +54,16 @@ def hybrid(kind: GroupKind = GroupKind.FULL_ATTENTION, blocks: int = 64) -> Pool
         Group("other", kind, 1, 32, blocks, 1, 1, "uint8"),
     )
     regions = (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 8 * blocks, 8, 8, WHOLE[kind]))
+    return PoolLayout(groups, regions, 16 * blocks)
+
+
+def aliased(blocks: int = 16, window: int = 32) -> PoolLayout:
+    """A full group and one with a window, each of two layers, in one block space: both lie on the same bytes."""
+    groups = (
+        Group("full", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8", space="kv"),
+        Group("window", GroupKind.SLIDING_WINDOW, 2, 16, blocks, 1, 1, "uint8", window_tokens=window, space="kv"),
+    )
+    regions = tuple(Region(i, layer, 1, 8 * blocks * layer, 8, 8) for i in range(2) for layer in range(2))
     return PoolLayout(groups, regions, 16 * blocks)
 
 
@@ -347,7 +358,9 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: C9
         return sorted(repr(snapshot(item, seen)) for item in value)
     if isinstance(value, itertools.count):
         return repr(value)
-    return (type(value).__name__, snapshot(vars(value), seen))
+    made = vars(type(value))
+    kept = [(name, held) for name, held in vars(value).items() if not isinstance(made.get(name), cached_property)]
+    return (type(value).__name__, [(name, snapshot(held, seen)) for name, held in kept])
 
 
 def check_table(table: dict[Any, frozenset[Any]], move: Callable[[Any, Any], Any]) -> None:

@@ -42,7 +42,13 @@ class SplitKV:
     memories: list[Memory] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memories = [np.full(self.side.pool.total_bytes, CANARY, dtype=np.uint8) for _ in range(self.side.ranks)]
+        self.memories = [np.empty(self.side.pool.total_bytes, dtype=np.uint8) for _ in range(self.side.ranks)]
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was written anywhere."""
+        for memory in self.memories:
+            memory[:] = CANARY
 
     @property
     def group(self) -> Group:
@@ -65,20 +71,25 @@ class SplitKV:
                     found[place] = at + head * strides.head + token * strides.token
         return found
 
-    def fill(self, blocks: Sequence[int], begin: int = 0) -> None:
-        """Every rank computes its KV of these blocks."""
-        for rank, memory in enumerate(self.memories):
+    def fill(self, blocks: Sequence[int], begin: int = 0, ranks: Sequence[int] | None = None) -> None:
+        """Every rank computes its KV of these blocks, or some of them do."""
+        for rank in range(self.side.ranks) if ranks is None else ranks:
+            memory = self.memories[rank]
             for place, at in self.places(rank, blocks, begin).items():
                 memory[at : at + self.group.head_dim] = value(place, self.group.head_dim)
 
-    def check(self, blocks: Sequence[int], tokens: range, begin: int = 0) -> None:
+    def check(
+        self, blocks: Sequence[int], tokens: range, begin: int = 0, ranks: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
         """Asserts that every rank has its KV of these tokens in these blocks, and that nothing else was written."""
-        for rank, memory in enumerate(self.memories):
+        for rank in range(self.side.ranks) if ranks is None else ranks:
+            memory = self.memories[rank]
             expected = np.full(len(memory), CANARY, dtype=np.uint8)
             for place, at in self.places(rank, blocks, begin).items():
                 if place[3] in tokens:
                     expected[at : at + self.group.head_dim] = value(place, self.group.head_dim)
-            assert np.array_equal(memory, expected)
+            wrong = np.flatnonzero(memory != expected)
+            assert not len(wrong), f"rank {rank} has other bytes at {len(wrong)} places, first at {wrong[0]}"
 
 
 def copy(runs: Runs, repack: Repack | None, source: Memory, destination: Memory, written: Memory) -> None:

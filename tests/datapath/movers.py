@@ -4,11 +4,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from kvgrpc.core.events import PeerMapped
+from kvgrpc.core.actions import Operation, Post
+from kvgrpc.core.events import PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
@@ -29,15 +30,25 @@ AT_SOURCE = RankEndpoint(0, loopback=LoopbackEndpoint("source", NBYTES))
 WHOLE = runs_of((0, 0, NBYTES))
 
 
+def post_of(name: str, peer: str, runs: Runs, operation: Operation = Operation.READ, **options: Any) -> Post:
+    return Post(1, name, peer, runs, "t", operation, **options)
+
+
 class Rank:
     """A mover with its memory, and its reports as they come."""
 
-    def __init__(self, paths: Callable[[PrivateMemory], list[DataPath]], **options: float) -> None:
+    def __init__(self, paths: Callable[[PrivateMemory], list[DataPath]], *, number: int = 1, **options: Any) -> None:
         self.bytes: Bytes = np.full(NBYTES, GUARD, dtype=np.uint8)
         memory = PrivateMemory.of(self.bytes)
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self.mover = Mover(1, memory, paths(memory), self.reports.put, **options)
+        self.mover = Mover(number, memory, paths(memory), self.reports.put, **options)
         self.mover.start()
+
+    def post(
+        self, name: str, peer: str, runs: Runs, operation: Operation = Operation.READ, **options: Any
+    ) -> PostingEnded | None:
+        arrival, at_once = options.pop("arrival", None), options.pop("at_once", False)
+        return self.mover.post(post_of(name, peer, runs, operation, **options), arrival, at_once=at_once)
 
     def next(self, kind: type[Kind]) -> Kind:
         report = self.reports.get(timeout=DEADLINE_S)

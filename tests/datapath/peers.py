@@ -106,14 +106,21 @@ CASES = [
 ]
 
 
-def ask(question: Question) -> Answer | str:
-    """What the mover would be told."""
+def ask(question: Question, rank: int | None = None) -> Answer | str:
+    """What the mover of that rank would be told."""
     answers: queue.SimpleQueue[Answer | str] = queue.SimpleQueue()
     asker = Asker("test")
-    asker.ask(question, answers.put)
+    asker.ask(question, answers.put, rank)
     answer = answers.get(timeout=DEADLINE_S)
     asker.close()
     return answer
+
+
+def answered(question: Question) -> bool:
+    answer = ask(question)
+    if isinstance(answer, Answer):
+        answer.close()
+    return isinstance(answer, Answer)
 
 
 def reach(path: DataPath, endpoint: RankEndpoint) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.support import Lead, Side
+from tests.engine.private_side import Teams
+from tests.engine.support import Lead, Side, Workers
 
 SETTINGS = """
 [limits]
@@ -53,3 +54,16 @@ def attach() -> Iterator[Attach]:
 def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
     """An engine on each lead: the first has the KV, the second wants it."""
     return attach(leads[0]), attach(leads[1])
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    made = Workers()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def teams(workers: Workers) -> Teams:
+    """Two workers for P, two for D."""
+    return [workers.make(), workers.make()], [workers.make(), workers.make()]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvgrpc.client import name_of
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
+from kvgrpc.engine.transfers.handles import AnyBlocks
 from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout, made_bytes
@@ -134,7 +135,7 @@ class Side:
     def read(self, blocks: Sequence[int], rank: int = 0) -> NDArray[np.uint8]:
         return self.view(rank)[:, list(blocks)].copy()
 
-    def hand_over(self, blocks: Sequence[int], prompt: Sequence[int], **fields: Any) -> HandOver:
+    def hand_over(self, blocks: AnyBlocks, prompt: Sequence[int], **fields: Any) -> HandOver:
         """Hands over and sends it."""
         handover = self.engine.finished_blocks(blocks, content(prompt), **{"transfer_key": new_key(), **fields})
         self.engine.flush()

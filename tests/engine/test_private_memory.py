@@ -3,45 +3,28 @@
 The leads move nothing here: the destination's workers read the source's workers, rank by rank.
 """
 
-import hashlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from kvgrpc.engine import Engine, content
+from kvgrpc.engine import content
 from kvgrpc.errors import Reason
 from kvgrpc.v1 import common_pb2
 from tests.engine.conftest import SETTINGS, Leads
-from tests.engine.made import layout, made_bytes
-from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
+from tests.engine.private_side import PrivateSide, Teams
+from tests.engine.support import Lead, Workers, failure, lead_died, received, tokens
 from tests.service.engines import wait_until
 from tests.service.values import seconds
 
-Teams = tuple[list[Asked], list[Asked]]
-"""Workers of the source and of the destination."""
-
-Pair = tuple["PrivateSide", "PrivateSide"]
+Pair = tuple[PrivateSide, PrivateSide]
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 DATA_PATHS = ("cma", "nixl")
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    made = Workers()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def teams(workers: Workers) -> Teams:
-    """Two workers for P, two for D."""
-    return [workers.make(), workers.make()], [workers.make(), workers.make()]
 
 
 @pytest.fixture(scope="module")
@@ -50,39 +33,6 @@ def nixl_lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
     lead = Lead(tmp_path_factory.mktemp("lead"), "N", "--data-paths", "nixl", settings=SETTINGS)
     yield lead.wait_ready()
     lead.close()
-
-
-class PrivateSide(Side):
-    """An engine with two workers."""
-
-    def __init__(self, lead: Lead, workers: Sequence[Asked], *data_paths: str) -> None:
-        self.lead = lead
-        self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
-        self.ranks = []
-        self.workers = tuple(workers)
-        ticket = self.engine.ticket
-        for rank, worker in enumerate(self.workers):
-            worker.send(
-                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
-                memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths,
-            )  # fmt: skip
-        assert [worker.answer() for worker in self.workers] == ["attached"] * 2
-
-    def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:
-        """Fills the blocks of each rank differently; returns what `read_all` says where they arrived."""
-        for rank, worker in enumerate(self.workers):
-            assert worker.ask(op="fill", blocks=blocks, seed=seed + rank) == "filled"
-        return [hashlib.sha256(made_bytes(blocks, seed + r).tobytes()).hexdigest() for r in range(2)]
-
-    def read_all(self, blocks: Sequence[int]) -> list[str]:
-        return [worker.ask(op="read", blocks=blocks) for worker in self.workers]
-
-    def close(self) -> None:
-        """Of a worker that was killed there is nothing to close."""
-        self.engine.close()
-        for worker in self.workers:
-            with suppress(AssertionError, OSError):
-                worker.ask(op="detach")
 
 
 @pytest.fixture(params=DATA_PATHS)

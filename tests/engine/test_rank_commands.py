@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Rank, RankTicket, rank as rank_module
@@ -24,11 +24,6 @@ from tests.engine.made import layout
 from tests.engine.support import WAIT_S, refused
 
 COMMANDS = {
-    "connect": rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer="p", peer_rank=1)),
-    "disconnect": rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer="p", peer_rank=1)),
-    "post": rank_pb2.RankCommand(
-        post=rank_pb2.PostCommand(posting_id="t/0", peer="p", peer_rank=1, operation=rank_pb2.POST_OPERATION_READ)
-    ),
     "post neither way": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p")),
 }
 
@@ -105,7 +100,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
         for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
             before, sent = destination.copy(), source.copy()
             runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))
-            lead.command(session.post_command("t", "p", runs, operation, None))
+            lead.command(session.post_command(Post(0, "t", "p", runs, "", operation)))
             ended = lead.report()
             assert isinstance(ended, events.PostingEnded)
             assert (ended.done, ended.nbytes, ended.quiesced) == (True, 164, True)

@@ -1,9 +1,10 @@
 """Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
 
-    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths"}
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
     {"op": "read", "blocks"}             SHA-256 of the blocks
     {"op": "step_done", "step"}
+    {"op": "layers_done", "step", "first", "count"}
     {"op": "detach"}
 
 One process imports torch, which takes seconds, and forks a worker for every descriptor that it is sent.
@@ -32,7 +33,8 @@ class Worker:
         ticket = RankTicket(
             line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0)
         )
-        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=tuple(line["data_paths"]))
+        limit, paths = line.get("limit"), tuple(line["data_paths"])
+        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         return "attached"
 
     def fill(self, line: dict[str, Any]) -> str:
@@ -49,6 +51,11 @@ class Worker:
             self.rank.step_done(line["step"])
         except LeadDied:
             return "LeadDied"
+        return "reported"
+
+    def layers_done(self, line: dict[str, Any]) -> str:
+        assert self.rank is not None
+        self.rank.layers_done(line["step"], line["first"], line["count"])
         return "reported"
 
     def detach(self, _: dict[str, Any]) -> str:

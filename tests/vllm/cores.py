@@ -42,7 +42,8 @@ class Core:
         self.worker = WorkerSide(options, layout, marks)
         self.worker.register(self.memory)
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
-        self.side.meet(self.worker.folder)
+        self.worker.attach()
+        self.side.meet([self.worker.folder])
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
         self.tables: dict[str, list[int]] = {}
         """Of requests that are pushed."""

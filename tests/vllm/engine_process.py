@@ -188,7 +188,7 @@ def _set_up(request: dict[str, Any], log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["environment"])
-    os.sched_setaffinity(0, {request["core"]})
+    os.sched_setaffinity(0, request["cores"])
 
 
 if __name__ == "__main__":

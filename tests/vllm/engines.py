@@ -47,7 +47,7 @@ Adapter = tuple[int, str]
 """Its number, and its folder."""
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, kv_heads: int = 4) -> None:
     """A Llama of 7 MB. Its weights are large for its size, so that its tokens depend on the whole prompt."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -55,7 +55,7 @@ def write_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=False,
+        num_key_value_heads=kv_heads, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=False,
         bos_token_id=1, eos_token_id=2, initializer_range=0.08,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
@@ -182,11 +182,11 @@ class Engine:
             },
             **more,
         }  # fmt: skip
-        environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1",
-        }  # fmt: skip
-        # The whole tree on one processor: two engines whose threads share both take many times as long.
-        request = {"arguments": arguments, "environment": environment, "core": core}
+        cores = [(core + rank) % (os.cpu_count() or 1) for rank in range(more.get("tensor_parallel_size", 1))]
+        bound = "|".join(map(str, cores))
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
+        # Each rank on one processor: two engines whose threads share both take many times as long.
+        request = {"arguments": arguments, "environment": environment, "cores": cores}
         self._pid = engines.fork(request, theirs, self._log)
         theirs.close()
 

@@ -1,6 +1,7 @@
 """What vLLM's configuration says of kvgrpc, against what is documented."""
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,8 @@ from vllm.v1.kv_cache_interface import (
 from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
-from kvgrpc.integrations.vllm.options import ORDERS, Options, layout_of
+from kvgrpc.integrations.vllm.meeting import Met, agreed_kernels
+from kvgrpc.integrations.vllm.options import ORDERS, SPLITS, Options, layout_of
 from kvgrpc.integrations.vllm.working import WorkerSide
 from tests.docs.pages import DOCS, plain, section, tables
 
@@ -61,14 +63,20 @@ FULL = FullAttentionSpec(**SHAPE)
 
 def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", **parallel: int) -> Any:
     """The pool of a model with such groups."""
-    one = {"world_size": 1, "data_parallel_size": 1, "data_parallel_index": 0}
+    one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
     groups = [KVCacheGroupSpec([f"layers.{number}.{i}" for i in range(2)], spec) for number, spec in enumerate(specs)]
     cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
-    return layout_of(SimpleNamespace(parallel_config=SimpleNamespace(**(one | parallel))), cache)
+    parallel_config = SimpleNamespace(**(one | parallel))
+    heads = specs[0].num_kv_heads * parallel_config.tensor_parallel_size  # of the model
+    model = SimpleNamespace(get_total_num_kv_heads=lambda: heads)
+    return layout_of(SimpleNamespace(parallel_config=parallel_config, model_config=model), cache)
 
 
-def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
+def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ranks() -> None:
+    """What is laid out is one rank's share, which vLLM states as such."""
+    two = laid_out(FULL, tensor_parallel_size=2, world_size=2)
     (group,) = laid_out(FULL).groups
+    assert two == replace(laid_out(FULL), groups=(replace(group, total_kv_heads=8),))
     assert group.order == "head_major"
     assert (group.layers, group.blocks, group.block_tokens, group.dtype) == (2, 10, 32, "bfloat16")
 
@@ -76,7 +84,10 @@ def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
 @pytest.mark.parametrize(
     ("specs", "parallel", "reason", "instead"),
     [
-        ([FULL], {"world_size": 2}, "one rank; this one has 2", "--tensor-parallel-size 1"),
+        ([FULL], {"pipeline_parallel_size": 2}, "has 2 pipeline stages", "pipeline_parallel_size at 1"),
+        ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
+        ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
+        ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
         ([FULL], {"data_parallel_size": 2}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL, FULL], {}, "one KV cache group; this model has 2", "another one"),
@@ -87,7 +98,10 @@ def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
         ([FullAttentionSpec(**SHAPE, page_size_padded=20_000)], {}, "20000 bytes, and they take 16384", "--block-size"),
     ],
     ids=[
-        "ranks",
+        "stages",
+        "prefill_context",
+        "decode_context",
+        "hosts",
         "data_parallel",
         "data_parallel_dense",
         "groups",
@@ -140,3 +154,10 @@ def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
     connector._kv_transfer_config = SimpleNamespace(is_kv_producer=False)
     assert not KVConnectorBase_V1.requires_kv_delivery.fget(connector)
     assert connector.requires_kv_delivery
+
+
+def test_ranks_agree_on_how_they_compute_or_the_engine_does_not_start() -> None:
+    usual, other = [["CPU_ATTN", "amx", ""]], [["CPU_ATTN", "vec", ""]]
+    assert agreed_kernels([Met("/a", usual), Met("/b", usual)]) == usual
+    with pytest.raises(ValueError, match=r"rank 0 has the kernels .*amx.*, rank 1 has .*vec.* To do: "):
+        agreed_kernels([Met("/a", usual), Met("/b", other)])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
@@ -20,11 +21,20 @@ from tests.wire.endpoints import ENDPOINTS, TEXT
 from tests.wire.messages import messages, outcome
 
 U63 = st.integers(0, 2**63 - 1)
+RANK = st.integers(0, 2**32 - 1)
 REPORTS = st.one_of(
     st.builds(events.EndpointOffered, st.just(3), TEXT, ENDPOINTS),
     st.builds(
-        events.PeerMapped, st.just(3), TEXT, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple), U63
+        events.PeerMapped,
+        st.just(3),
+        TEXT,
+        TEXT,
+        TEXT,
+        st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
+        U63,
+        RANK,
     ),
+    st.builds(events.ProcessEnded, st.just(3), TEXT, st.booleans(), RANK),
     st.builds(
         events.PostingEnded,
         TEXT,
@@ -48,10 +58,7 @@ def test_a_report_of_a_rank_comes_back_as_it_went(event: events.Event) -> None:
 @given(messages(rank_pb2.RankReport))
 def test_any_report_is_an_event_or_nothing_or_refused(report: rank_pb2.RankReport) -> None:
     event = outcome(lambda: session.report_to_event(0, report))
-    if report.connect.peer_rank:
-        assert isinstance(event, Unimplemented)
-    else:
-        assert (event is None) is (report.WhichOneof("report") is None)
+    assert (event is None) is (report.WhichOneof("report") is None)
 
 
 @pytest.mark.parametrize(("done", "quiesced"), [(False, False), (True, True)])
@@ -69,37 +76,51 @@ def test_a_report_of_some_layers_is_not_the_end_of_their_step() -> None:
     assert session.report_to_event(0, whole) == events.StepDone(0, 3)
 
 
-@pytest.mark.parametrize("kind", [rank_pb2.ConnectCommand, rank_pb2.DisconnectCommand, rank_pb2.PostCommand])
-def test_a_rank_reaches_the_rank_of_its_own_number_only(kind: Any) -> None:
-    session.check_peer_rank(2, kind())
-    session.check_peer_rank(2, kind(peer_rank=2))
-    for other in (0, 3):
-        with pytest.raises(Unimplemented) as refused:
-            session.check_peer_rank(2, kind(peer_rank=other))
-        assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
+@pytest.mark.parametrize("kind", [rank_pb2.ConnectCommand, rank_pb2.PostCommand, rank_pb2.ConnectReport])
+def test_a_message_without_a_rank_of_the_peer_means_the_one_with_the_own_number(kind: Any) -> None:
+    assert [session.peer_rank_of(2, message) for message in (kind(), kind(peer_rank=0), kind(peer_rank=3))] == [2, 0, 3]
 
 
-@given(st.lists(st.tuples(U63, U63, U63), max_size=20), st.sampled_from(Operation))
-def test_runs_and_operation_of_a_posting_come_back(rows: list[tuple[int, int, int]], operation: Operation) -> None:
+def test_a_report_without_a_rank_of_the_peer_is_of_the_one_with_the_own_number() -> None:
+    connect = rank_pb2.RankReport(connect=rank_pb2.ConnectReport(peer="p", data_path="shm"))
+    assert session.report_to_event(2, connect) == events.PeerMapped(2, "p", "shm", "", peer_rank=2)
+    process = rank_pb2.RankReport(process=rank_pb2.ProcessReport(peer="p", drained=True))
+    assert session.report_to_event(2, process) == events.ProcessEnded(2, "p", drained=True, peer_rank=2)
+
+
+def test_a_peer_is_forgotten_with_all_its_ranks() -> None:
+    assert not session.disconnect_command("p", watch=False, gone=False).disconnect.HasField("peer_rank")
+
+
+def test_a_rank_is_connected_to_the_rank_that_the_endpoint_names() -> None:
+    assert session.connect_command("p", RankEndpoint(5), ["shm"], 1).connect.peer_rank == 5
+
+
+def posted(post: Post) -> Post:
+    """As its worker gets it."""
+    command = session.post_command(post)
+    return session.post_of(post.rank, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+
+
+@given(st.lists(st.tuples(U63, U63, U63), max_size=20), st.sampled_from(Operation), RANK)
+def test_a_posting_comes_back_as_it_went(
+    rows: list[tuple[int, int, int]], operation: Operation, peer_rank: int
+) -> None:
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
-    command = session.post_command("p", "peer", Runs(*columns), operation, None)
-    post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
-    assert session.checksumming_of(0, post) is None
-    found = session.runs_of(post)
-    assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
-    assert session.operation_of(post) is operation
+    found = posted(Post(2, "p", "peer", Runs(*columns), "t", operation, peer_rank=peer_rank))
+    assert (found.rank, found.posting_id, found.peer, found.operation) == (2, "p", "peer", operation)
+    assert (found.peer_rank, found.checksums) == (peer_rank, None)
+    assert [found.runs.src.tolist(), found.runs.dst.tolist(), found.runs.nbytes.tolist()] == columns.tolist()
 
 
 @pytest.mark.parametrize("count", [FEW, FEW + 1])
 def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
     columns = np.random.default_rng(1).integers(1 << 56, size=(3, count)) >> np.arange(count) % 57
-    command = session.post_command(
-        "p", "peer", Runs(*columns), Operation.READ, ComputeChecksums(0, "s", Pieces(*columns % (1 << 31)))
-    )
-    post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
+    checksums = ComputeChecksums(0, "s", Pieces(*columns % (1 << 31)))
+    post = session.post_command(Post(0, "p", "peer", Runs(*columns), "t", checksums=checksums)).post
     usual = rank_pb2.PostCommand(src=columns[0].tolist(), dst=columns[1].tolist(), nbytes=columns[2].tolist())
     assert (post.src, post.dst, post.nbytes) == (usual.src, usual.dst, usual.nbytes)
-    found = session.checksumming_of(0, post)
+    found = session.post_of(0, post).checksums
     assert found is not None
     for name, column in zip(("offsets", "nbytes", "counts"), columns % (1 << 31), strict=True):
         assert getattr(found.pieces, name).tolist() == column.tolist()
@@ -108,8 +129,7 @@ def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
 def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
     runs = Runs(*np.zeros((3, 0), dtype=np.int64))
     pieces = Pieces(*(np.array(column, dtype=np.int64) for column in ([5, 6, 7], [1, 2, 3], [2, 1])))
-    command = session.post_command("p", "peer", runs, Operation.READ, ComputeChecksums(2, "s", pieces))
-    found = session.checksumming_of(2, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    found = posted(Post(2, "p", "peer", runs, "t", checksums=ComputeChecksums(2, "s", pieces))).checksums
     assert found is not None
     assert (found.rank, found.name) == (2, "s")
     for name in ("offsets", "nbytes", "counts"):
@@ -117,10 +137,10 @@ def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
 
 
 def test_a_posting_that_does_not_say_which_way_is_refused() -> None:
-    newer = rank_pb2.PostCommand.FromString(bytes([rank_pb2.PostCommand.OPERATION_FIELD_NUMBER << 3, 3]))
+    newer = rank_pb2.PostCommand.FromString(bytes([rank_pb2.PostCommand.OPERATION_FIELD_NUMBER << 3, 100]))
     for command in (rank_pb2.PostCommand(), newer):
         with pytest.raises(Unimplemented) as refused:
-            session.operation_of(command)
+            session.post_of(0, command)
         assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 

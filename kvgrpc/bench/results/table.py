@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
 from kvgrpc.bench.results.pulls import PullCase, PullResult, Run, Target
 from kvgrpc.bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
 
@@ -18,6 +19,8 @@ def show(found: Run, console: Console) -> None:
         console.print(_pushes(found.cases))
     if isinstance(found, LayerwiseResult):
         console.print(_layerwise(found.cases))
+    if isinstance(found, GeometryResult):
+        console.print(_geometries(found.cases))
     console.print(_figures(found))
     if isinstance(found, PullResult | PushResult):
         for line in found.profile:
@@ -99,6 +102,29 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
             f"{case.layers_early:.0f}",
             f"{case.part_ms_source:.2f}",
             f"{case.part_ms_destination:.2f}",
+        )
+    return table
+
+
+def _geometries(cases: Sequence[GeometryCase]) -> Table:
+    table = _table(
+        "Pulls between unlike engines, from the call to the event Received; red: short of the target",
+        ("path", "engines", "moved"),
+        ("pairs", "MB", "runs", "bytes each", "GB/s", "memcpy", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.datapath,
+            case.name,
+            "re-packed" if case.repack else "by runs",
+            str(case.pairs),
+            f"{case.nbytes / 2**20:.0f}",
+            str(case.runs),
+            str(case.run_bytes),
+            f"{case.gbps:.1f}",
+            f"{case.memcpy_gbps:.1f}",
+            _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
         )
     return table
 

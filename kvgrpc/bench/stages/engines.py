@@ -5,7 +5,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -32,7 +32,7 @@ class Engines:
         self._pool = pool
         self._ends = contextlib.ExitStack()
         flags = ["--data-paths", path_of(data_path), "--copy-threads", str(copy_threads)]
-        with _environment(environment_of(data_path)):
+        with environment(environment_of(data_path)):
             self.source, self.destination = (
                 self._ends.enter_context(Engine.launch(flags=flags, pool=pool, weights_revision="bench"))
                 for _ in range(2)
@@ -54,7 +54,7 @@ class Engines:
         """The source's side of a push of which both servers know."""
         key, of = secrets.token_bytes(16), self._content(blocks)
         reservation = self.destination.reserve(_any(blocks), of, transfer_key=key)
-        self._next(self.destination, Reserved)
+        next_event(self.destination, Reserved)
         push = self.source.push(of, transfer_key=key)
         push.register(reservation.grant)
         self.source.flush()
@@ -77,9 +77,9 @@ class Engines:
 
         Raises InternalError when the push failed.
         """
-        self._next(self.destination, Received)
+        next_event(self.destination, Received, self._note)
         woken = time.monotonic()
-        self._next(self.source, BlocksReturned)
+        next_event(self.source, BlocksReturned)
         return woken
 
     def processor_s(self) -> tuple[float, float]:
@@ -114,23 +114,26 @@ class Engines:
     def _content(self, blocks: Ids) -> Content:
         return content(opaque_id=b"kvgrpc bench", tokens=len(blocks) * BLOCK_TOKENS)
 
-    def _next(self, engine: Engine, kind: type[_E]) -> _E:
-        """The next event of that kind. Raises InternalError for a failure, or when none comes."""
-        deadline = time.monotonic() + _EVENT_S
-        while time.monotonic() < deadline:
-            found = None
-            events = _check(engine.poll(_EVENT_S))
-            self._note(events)
-            for event in events:
-                found = event if isinstance(event, kind) else found
-            if found is not None:
-                return found
-        raise InternalError(Reason.INTERNAL, f"no {kind.__name__} within {_EVENT_S:g} s")
-
     def _note(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, LayersReceived):
                 self.layers_seen = sum(count for _, count in event.layers_done)
+
+
+def next_event(engine: Engine, kind: type[_E], hear: Callable[[list[Event]], None] = lambda _: None) -> _E:
+    """The next event of that kind; `hear` takes all that come until then. Raises InternalError for a failure, or when
+    none comes.
+    """
+    deadline = time.monotonic() + _EVENT_S
+    while time.monotonic() < deadline:
+        found = None
+        events = _check(engine.poll(_EVENT_S))
+        hear(events)
+        for event in events:
+            found = event if isinstance(event, kind) else found
+        if found is not None:
+            return found
+    raise InternalError(Reason.INTERNAL, f"no {kind.__name__} within {_EVENT_S:g} s")
 
 
 def _waiting_for(*engines: Engine) -> select.poll:
@@ -163,7 +166,7 @@ def _any(blocks: Ids) -> Any:
 
 
 @contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
+def environment(changes: dict[str, str]) -> Iterator[None]:
     """What children of this process are started with."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

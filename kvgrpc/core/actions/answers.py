@@ -169,7 +169,7 @@ class Later:
 
     in_s: float
     block_counts: tuple[int, ...]
-    """Blocks of each group that would come free with it alone."""
+    """Blocks that would come free with it alone: for each group those of its block space."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from kvgrpc.core.events import Opened
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import check_ids
+from kvgrpc.core.values.descriptors import check_ids, check_spaces
 from kvgrpc.errors import KVGrpcError
 
 
@@ -21,4 +21,8 @@ def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str
             check_ids(ids, group.blocks, f"group {group.name}")
         except KVGrpcError as bad:
             return str(bad)
+    try:
+        check_spaces([ids for _, ids in opened.blocks], peer.pool, "it")
+    except KVGrpcError as bad:
+        return str(bad)
     return ""

@@ -6,7 +6,7 @@ from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks
 from kvgrpc.core.send.reclaiming import Plan, Reclaiming
 from kvgrpc.core.state import ENGINE, NodeState
-from kvgrpc.core.state.block_counts import check_counts
+from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
@@ -104,15 +104,15 @@ class Allocations:
     def _plan(self, counts: dict[int, int]) -> Plan | None:
         """What to reclaim for them, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
-        missing = {group: count - state.pins.free[group] for group, count in counts.items()}
-        missing = {group: count for group, count in missing.items() if count > 0}
+        missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
+        missing = {space: count for space, count in missing.items() if count > 0}
         plan = self._reclaiming.plan(missing) if missing else None
         if missing and plan is None:
             try:
                 state.allocator.choose(counts)
             except Exhausted as error:
-                group = int(error.metadata["group"])
-                error.metadata["soft_block_count"] = str(state.pins.reclaimable(group))
+                space = state.pins.spaces[int(error.metadata["group"])]
+                error.metadata["soft_block_count"] = str(state.pins.reclaimable(space))
                 error.retry_delay_s = self._reclaiming.enough_in_s(missing) or RETRY_DELAY_S
                 raise
         return plan

@@ -15,7 +15,7 @@ from kvgrpc.core.actions import Later, Reclaimed, ReclaimedLease
 from kvgrpc.core.events import ReclaimBlocks
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import ENGINE, NodeState
-from kvgrpc.core.state.block_counts import check_counts
+from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import Counts
 from kvgrpc.core.values.descriptors import Blocks
@@ -50,7 +50,7 @@ class Reclaiming:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine manages this pool: it alone takes its blocks back"
             )
-        needed = check_counts(event.counts, state)
+        needed = by_space(check_counts(event.counts, state), state)
         mine = event.call.principal == ENGINE
         plan = self.plan(needed, mine=mine)
         if plan is not None and not event.validate_only:
@@ -61,14 +61,14 @@ class Reclaiming:
         state.reply(event.call.id, answer)
 
     def plan(self, needed: Mapping[int, int], *, mine: bool = False) -> Plan | None:
-        """What to end so that `needed[group]` blocks of each group come free that are not; None where that is not to be
+        """What to end so that `needed[space]` blocks of each space come free that are not; None where that is not to be
         had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses them.
 
         It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
         younger ones give more.
         """
         pins = self._state.pins
-        if any(count > pins.reclaimable(group, given=mine) for group, count in needed.items()):
+        if any(count > pins.reclaimable(space, given=mine) for space, count in needed.items()):
             return None
         gone, missing = pins.none(), dict(needed)
         looked_at: list[Lease] = []
@@ -78,16 +78,15 @@ class Reclaiming:
                     break
                 looked_at.append(lease)
                 _add(gone, lease, 1)
-                for group in missing:
-                    missing[group] -= pins.free_without(group, lease.blocks[group], gone[group], given=mine).size
+                sets_free = self._sets_free(lease, gone, mine=mine)
+                missing = {space: count - sets_free[space] for space, count in missing.items()}
         chosen: list[Lease] = []
         for lease in reversed(looked_at):
-            lost = {
-                group: pins.free_without(group, lease.blocks[group], gone[group], given=mine).size for group in missing
-            }
-            if all(missing[group] + lost[group] <= 0 for group in missing):
+            lost = self._sets_free(lease, gone, mine=mine)
+            without = {space: count + lost[space] for space, count in missing.items()}
+            if all(count <= 0 for count in without.values()):
                 _add(gone, lease, -1)
-                missing = {group: missing[group] + lost[group] for group in missing}
+                missing = without
             else:
                 chosen.append(lease)
         chosen.reverse()
@@ -105,23 +104,28 @@ class Reclaiming:
         rows, alone = [], state.pins.none()
         for lease in state.soft_leases.soonest(LATER_MAX):
             _add(alone, lease, 1)
-            free = (
-                state.pins.free_without(group, ids, alone[group], given=mine).size
-                for group, ids in enumerate(lease.blocks)
-            )
-            rows.append(Later(lease.firm_until - state.now, tuple(free)))
+            sets_free = self._sets_free(lease, alone, mine=mine)
+            rows.append(Later(lease.firm_until - state.now, tuple(sets_free[space] for space in state.pins.spaces)))
             _add(alone, lease, -1)
         return tuple(rows)
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
         """In how long there might be enough soft blocks, as far as that can be seen; None where it cannot."""
         pins = self._state.pins
-        soft = [pins.reclaimable(group) for group in range(len(pins.soft))]
+        missing = {space: count - pins.reclaimable(space) for space, count in needed.items()}
         for row in self.later():
-            soft = [have + more for have, more in zip(soft, row.block_counts, strict=True)]
-            if all(count <= soft[group] for group, count in needed.items()):
+            missing = {space: count - row.block_counts[pins.spaces.index(space)] for space, count in missing.items()}
+            if all(count <= 0 for count in missing.values()):
                 return row.in_s
         return None
+
+    def _sets_free(self, lease: Lease, gone: list[Counts], *, mine: bool) -> list[int]:
+        """How many blocks of each space a lease would set free with its end, as the last one of those that are gone."""
+        pins = self._state.pins
+        counts = [0] * len(pins.soft)
+        for group, (space, ids) in enumerate(zip(pins.spaces, lease.blocks, strict=True)):
+            counts[space] += pins.free_without(group, ids, gone[group], given=mine).size
+        return counts
 
     def _freed(self, leases: list[Lease], gone: list[Counts], *, mine: bool) -> Blocks:
         freed = []

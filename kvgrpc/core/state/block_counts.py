@@ -1,5 +1,7 @@
 """How many blocks of each group a call asks for."""
 
+from collections.abc import Mapping
+
 from kvgrpc.core.state.node_state import NodeState
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
@@ -33,4 +35,22 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
                 violations=(FieldViolation(f"group_block_counts[{row}]", f"at most {groups[group].blocks} blocks"),),
                 metadata={"group": str(group), "block_count": str(groups[group].blocks)},
             )
+    for space, count in by_space(counts, state).items():
+        group = state.pins.spaces.index(space)
+        if count > groups[group].blocks:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{count} blocks of the space of group {group} were asked for, which has {groups[group].blocks} in all",
+                violations=(FieldViolation("group_block_counts", f"at most {groups[group].blocks} blocks of a space"),),
+                metadata={"group": str(group), "block_count": str(groups[group].blocks)},
+            )
     return counts
+
+
+def by_space(counts: Mapping[int, int], state: NodeState) -> dict[int, int]:
+    """How many blocks of each space counts by group ask for."""
+    found: dict[int, int] = {}
+    for group, count in counts.items():
+        space = state.pins.spaces[group]
+        found[space] = found.get(space, 0) + count
+    return found

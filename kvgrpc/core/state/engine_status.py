@@ -7,7 +7,7 @@ from kvgrpc.core.state.node_state import NodeState
 
 @dataclass(frozen=True)
 class GroupLoad:
-    """Blocks of one group."""
+    """Blocks of one group's space: groups of one space have the same numbers."""
 
     blocks: int
     free: int
@@ -36,8 +36,8 @@ def engine_status(state: NodeState) -> EngineStatus:
     groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
         groups=tuple(
-            GroupLoad(group.blocks, state.pins.free[index], state.pins.reclaimable(index))
-            for index, group in enumerate(groups)
+            GroupLoad(group.blocks, state.pins.free[space], state.pins.reclaimable(space))
+            for space, group in zip(state.pins.spaces, groups, strict=True)
         ),
         transfers=state.transfers.going_on,
         waiting_turns=state.turns.waiting,

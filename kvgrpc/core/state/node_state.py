@@ -49,7 +49,7 @@ from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
 from kvgrpc.core.tables.turns import Turns
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks, check_ids
+from kvgrpc.core.values.descriptors import Blocks, check_ids, check_spaces
 from kvgrpc.core.values.grants import signing_key
 from kvgrpc.core.values.ids import check_transfer_key, peer_key
 from kvgrpc.core.values.layout import PoolKind
@@ -148,7 +148,7 @@ class NodeState:
         self.bytes_received = 0
         self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
-        self.pins = PinTable(sizes)
+        self.pins = PinTable(sizes, description.pool.spaces if description else ())
         self.allocator = Allocator(sizes, self.pins)
 
     def drop_moves(self) -> None:
@@ -229,7 +229,8 @@ class NodeState:
             self.emit(TellEngine(news))
 
     def resolve(self, lists: BlockLists, field: str) -> Blocks:
-        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed.
+        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed. No block
+        is listed in two groups of one space.
 
         Raises OutOfRange or InvalidRequest.
         """
@@ -244,6 +245,7 @@ class NodeState:
             seen.add(group)
             check_ids(ids, groups[group].blocks, f"{field}.groups[{row}]", group=group)
             blocks[group] = ids
+        check_spaces(blocks, self.pool.pool, field)
         total = sum(len(ids) for ids in blocks)
         if total > self.limits.blocks_per_request:
             raise OutOfRange(
@@ -364,7 +366,8 @@ class NodeState:
 
     def quarantine_full(self) -> str:
         """Which group has too many blocks in quarantine, as text; empty while no group has."""
-        for group, count in enumerate(self.pins.quarantined):
+        for space, count in enumerate(self.pins.quarantined):
+            group = self.pins.spaces.index(space)
             if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
                 return (
                     f"{count} of {blocks} blocks of group {group} are in quarantine: ListPins says what would prove "

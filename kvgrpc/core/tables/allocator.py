@@ -1,7 +1,8 @@
 """Allocation of blocks in a SERVER_MANAGED pool.
 
-Knows which blocks were given out; whether a block is pinned it asks the pin table. A block is given out again only
-when it is neither allocated nor pinned, so FreeBlocks on pinned blocks takes effect at the last unpin by itself.
+Knows which blocks were given out, and as of which group; what is free the pin table knows. A block is given out again
+only when it is neither allocated nor pinned, as of whichever group of its space: so FreeBlocks on pinned blocks takes
+effect at the last unpin by itself.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ class Allocator:
 
     def __init__(self, blocks: tuple[int, ...], pins: PinTable) -> None:
         self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]
-        """Number of the allocation that holds each block; 0 for none."""
+        """Number of the allocation that holds each block as one of the group; 0 for none."""
         self._pins = pins
         self._numbers: dict[str, int] = {}
         self._ids: dict[int, str] = {}
@@ -32,18 +33,22 @@ class Allocator:
         self._last = 0
 
     def choose(self, counts: Mapping[int, int]) -> Blocks:
-        """`counts[group]` free blocks of each group, all or none, lowest ids first (long runs coalesce best).
+        """`counts[group]` free blocks of each group, all or none, lowest ids first (long runs coalesce best). No two
+        groups of one space get the same block.
 
-        Raises Exhausted (POOL_EXHAUSTED).
+        Raises Exhausted (POOL_EXHAUSTED), with what is left for a group of what is free in its space.
         """
-        chosen = []
-        for group, holder in enumerate(self._holder):
-            wanted = counts.get(group, 0)
-            free = np.flatnonzero((holder == 0) & ~self._pins.pinned_mask(group))
+        chosen: list[Ids] = []
+        spaces = self._pins.spaces
+        for group, space in enumerate(spaces):
+            wanted, mask = counts.get(group, 0), self._pins.free_mask(group)
+            for ids in (ids for ids, other in zip(chosen, spaces, strict=False) if other == space):
+                mask[ids] = False
+            free = np.flatnonzero(mask)
             if len(free) < wanted:
                 raise Exhausted(
                     Reason.POOL_EXHAUSTED,
-                    f"group {group} has {len(free)} free blocks of {len(holder)}; {wanted} were asked for",
+                    f"group {group} has {len(free)} free blocks of {len(mask)}; {wanted} were asked for",
                     retry_delay_s=RETRY_DELAY_S,
                     metadata={"group": str(group), "free_block_count": str(len(free))},
                 )
@@ -94,8 +99,8 @@ class Allocator:
         return None if number is None else tuple(np.flatnonzero(h == number) for h in self._holder)
 
     def check_allocated(self, blocks: Blocks, allocation_id: str = "") -> None:
-        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free; where an allocation is stated, also
-        for those of another one.
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or were given out as blocks of
+        another group of their space; where an allocation is stated, also for those of another one.
         """
         number = self._numbers.get(allocation_id, _NO_NUMBER)
         for group, ids in enumerate(blocks):
@@ -103,16 +108,19 @@ class Allocator:
             missing = ids[holders != number if allocation_id else holders == 0]
             if len(missing):
                 block = f"block {int(missing[0])} of group {group}"
-                why = f"{block} is not allocated; AllocateBlocks gives blocks out"
+                why = f"{block} is not allocated as one of that group; AllocateBlocks gives blocks out"
                 if allocation_id:
                     why = f"{block} is not one of allocation {allocation_id}: it was freed, and may be another's by now"
                 raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why, metadata={"group": str(group)})
 
-    def allocated(self, group: int) -> int:
-        return int((self._holder[group] > 0).sum())
+    def allocated(self, space: int) -> int:
+        """Blocks of a space that were given out."""
+        groups = (group for group, other in enumerate(self._pins.spaces) if other == space)
+        return sum(int(np.count_nonzero(self._holder[group])) for group in groups)
 
-    def free_count(self, group: int) -> int:
-        return self._pins.free[group]
+    def free_count(self, space: int) -> int:
+        """Blocks of a space that nothing pins and that were not given out."""
+        return self._pins.free[space]
 
     def _forget(self, number: int) -> None:
         del self._numbers[self._ids.pop(number)]

@@ -1,6 +1,8 @@
 """Pins: why a block may not be reused.
 
 A block is reusable when it has no pin. Read pins (LEASE, ACCESS) share; a TARGET or QUARANTINE is alone on its block.
+Groups of one block space share their blocks: what is counted is counted per space, and a block has pins as of one of
+these groups at a time, for what it holds is that group's.
 The table is the only place that knows; leases, transfers and accesses add and drop their pins here, and `check` proves
 that counts and owners agree.
 """
@@ -8,6 +10,7 @@ that counts and owners agree.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,8 +30,9 @@ class PinKind(Enum):
     QUARANTINE = "quarantine"
 
 
+T = TypeVar("T")
 Counts = np.ndarray[tuple[int], np.dtype[np.int32]]
-"""One for each block of a group."""
+"""One for each block of a space."""
 EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
 
 
@@ -43,25 +47,35 @@ class Pin:
 
 
 class PinTable:
-    """All pins of one pool. `blocks` is the number of blocks of each group."""
+    """All pins of one pool. `blocks` is the number of blocks of each group, `spaces` its block space; None: each group
+    has one of its own.
+    """
 
-    def __init__(self, blocks: tuple[int, ...]) -> None:
+    def __init__(self, blocks: tuple[int, ...], spaces: tuple[int, ...] | None = None) -> None:
+        self.spaces = tuple(range(len(blocks))) if spaces is None else spaces
+        """The block space of each group; to be read only."""
+        sizes = dict(zip(self.spaces, blocks, strict=True))
         self._pins: dict[tuple[str, PinKind], Pin] = {}
-        self._shared = [np.zeros(n, dtype=np.int32) for n in blocks]
-        self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
-        self._given = [np.zeros(n, dtype=bool) for n in blocks]
+        # Groups of one space have the same arrays.
+        self._shared = self._for_each(np.zeros(n, dtype=np.int32) for n in sizes.values())
+        self._exclusive = self._for_each(np.zeros(n, dtype=bool) for n in sizes.values())
+        self._given = self._for_each(np.zeros(n, dtype=bool) for n in sizes.values())
         """Blocks that the allocator gave out."""
-        self._soft = [np.zeros(n, dtype=np.int32) for n in blocks]
+        self._soft = self._for_each(np.zeros(n, dtype=np.int32) for n in sizes.values())
         """How many of the shared pins of each block are soft."""
-        self.free = list(blocks)
-        """Blocks of each group that nothing pins and that were not given out; to be read only."""
-        self.soft = [0] * len(blocks)
-        """Blocks of each group that soft pins alone hold; to be read only."""
-        self.soft_given = [0] * len(blocks)
+        self._pinned_as: list[Counts | None] = self._for_each(
+            np.zeros(n, dtype=np.int32) if self.spaces.count(space) > 1 else None for space, n in sizes.items()
+        )
+        """In a space that groups share, the group as of which each block was pinned last."""
+        self.free = list(sizes.values())
+        """Blocks of each space that nothing pins and that were not given out; to be read only."""
+        self.soft = [0] * len(sizes)
+        """Blocks of each space that soft pins alone hold; to be read only."""
+        self.soft_given = [0] * len(sizes)
         """Those of them that were given out; to be read only."""
         self._softened: set[tuple[str, PinKind]] = set()
-        self.quarantined = [0] * len(blocks)
-        """Blocks of each group that are in quarantine; to be read only."""
+        self.quarantined = [0] * len(sizes)
+        """Blocks of each space that are in quarantine; to be read only."""
         self.quarantines = 0
         """How many pins ever became quarantines; to be read only."""
 
@@ -69,11 +83,14 @@ class PinTable:
         """Raises PreconditionFailed (BLOCK_PINNED) when a pin of `kind` would conflict. Changes nothing."""
         for group, ids in enumerate(blocks):
             taken = self._exclusive[group][ids]
+            pinned_as = self._pinned_as[group]
             if kind in EXCLUSIVE:
                 taken = taken | (self._shared[group][ids] > 0)
+            elif pinned_as is not None:
+                taken = taken | ((self._shared[group][ids] > 0) & (pinned_as[ids] != group))
             if taken.any():
                 block = int(ids[int(np.argmax(taken))])
-                holders = ", ".join(f"{p.kind.value} {p.owner}" for p in self.of_block(group, block))
+                holders = ", ".join(self._holders(group, block))
                 raise PreconditionFailed(
                     Reason.BLOCK_PINNED,
                     f"block {block} of group {group} is pinned by {holders}",
@@ -114,8 +131,9 @@ class PinTable:
             self._count_soft(self._pins[owner, kind].blocks, -1)
 
     def none(self) -> list[Counts]:
-        """No pin of any block, for each group."""
-        return [np.zeros_like(shared) for shared in self._shared]
+        """No pin of any block, for each group; groups of one space have the same counts."""
+        shared = dict(zip(self.spaces, self._shared, strict=True))
+        return self._for_each(np.zeros_like(counts) for counts in shared.values())
 
     def free_without(self, group: int, ids: Ids, gone: Counts, *, given: bool) -> Ids:
         """Those of `ids` that nothing would pin if `gone[block]` read pins of each block were not there; with `given`
@@ -128,14 +146,14 @@ class PinTable:
     def give_out(self, group: int, ids: Ids) -> None:
         """The allocator gives out blocks that are free."""
         self._given[group][ids] = True
-        self.free[group] -= len(ids)
+        self.free[self.spaces[group]] -= len(ids)
 
     def take_back(self, group: int, ids: Ids) -> None:
         """Blocks that were given out are the allocator's again; those that are pinned come free at their last unpin."""
         self._count_softly_held(group, ids, -1)
         self._given[group][ids] = False
         self._count_softly_held(group, ids, 1)
-        self.free[group] += self.unpinned(group, ids).size
+        self.free[self.spaces[group]] += self.unpinned(group, ids).size
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
@@ -161,9 +179,9 @@ class PinTable:
     def has(self, owner: str, kind: PinKind) -> bool:
         return (owner, kind) in self._pins
 
-    def reclaimable(self, group: int, *, given: bool = False) -> int:
+    def reclaimable(self, space: int, *, given: bool = False) -> int:
         """How many blocks would come free if all soft pins were dropped; `given` as in `free_without`."""
-        return self.soft[group] - (0 if given else self.soft_given[group])
+        return self.soft[space] - (0 if given else self.soft_given[space])
 
     def unpinned(self, group: int, ids: Ids) -> Ids:
         """Those of `ids` that nothing pins."""
@@ -182,17 +200,25 @@ class PinTable:
         return tuple(free)
 
     def pinned_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """For every block of the group whether it has a pin."""
+        """For every block of the group's space whether it has a pin."""
         mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = (self._shared[group] > 0) | self._exclusive[group]
         return mask
 
-    def of_block(self, group: int, block: int) -> list[Pin]:
-        """The pins on one block, oldest first. Linear in the number of pins: for ListPins, not for the hot path."""
-        return [pin for pin in self if block in pin.blocks[group]]
+    def free_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """For every block of the group's space whether nothing pins it and it was not given out."""
+        mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = ~(self._given[group] | self.pinned_mask(group))
+        return mask
 
-    def count_blocks(self, group: int, kind: PinKind) -> int:
-        """Distinct blocks of a group that have a pin of that kind. Linear in the number of pins."""
-        parts = [pin.blocks[group] for pin in self._pins.values() if pin.kind is kind]
+    def of_block(self, group: int, block: int) -> list[Pin]:
+        """The pins on one block, as of whichever group of its space, oldest first. Linear in the number of pins: for
+        ListPins, not for the hot path.
+        """
+        groups = self._groups(self.spaces[group])
+        return [pin for pin in self if any(block in pin.blocks[other] for other in groups)]
+
+    def count_blocks(self, space: int, kind: PinKind) -> int:
+        """Distinct blocks of a space that have a pin of that kind. Linear in the number of pins."""
+        parts = [pin.blocks[group] for pin in self._pins.values() if pin.kind is kind for group in self._groups(space)]
         return len(np.unique(np.concatenate(parts))) if parts else 0
 
     def __iter__(self) -> Iterator[Pin]:
@@ -203,25 +229,46 @@ class PinTable:
 
     def check(self) -> None:
         """Asserts that the counts are those of the pins. For tests and simulators."""
-        for group, (shared, exclusive) in enumerate(zip(self._shared, self._exclusive, strict=True)):
-            listed = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for space in range(len(self.free)):
+            groups = self._groups(space)
+            shared, exclusive, given = (table[groups[0]] for table in (self._shared, self._exclusive, self._given))
+            none = np.empty(0, dtype=np.int64)
+            listed: tuple[list[Ids], list[Ids]] = [none], [none]
             for pin in self._pins.values():
-                listed[pin.kind in EXCLUSIVE].append(pin.blocks[group])
+                listed[pin.kind in EXCLUSIVE].extend(pin.blocks[group] for group in groups)
             counts = [np.bincount(np.concatenate(ids), minlength=len(shared)) for ids in listed]
             assert (counts[0] == shared).all()
             assert (counts[1] == exclusive).all()
             assert not (exclusive & (shared > 0)).any()
-            assert self.quarantined[group] == self.count_blocks(group, PinKind.QUARANTINE)
-            assert self.free[group] == int((~self._given[group] & ~self.pinned_mask(group)).sum())
-            soft = [self._pins[name].blocks[group] for name in self._softened]
-            soft_counts = np.bincount(np.concatenate([*soft, np.empty(0, dtype=np.int64)]), minlength=len(shared))
-            assert (soft_counts == self._soft[group]).all()
-            held = (shared > 0) & (shared == self._soft[group])
-            assert (self.soft[group], self.soft_given[group]) == (held.sum(), (held & self._given[group]).sum())
+            assert self.quarantined[space] == self.count_blocks(space, PinKind.QUARANTINE)
+            assert self.free[space] == int(self.free_mask(groups[0]).sum())
+            soft = [self._pins[name].blocks[group] for name in self._softened for group in groups]
+            soft_counts = np.bincount(np.concatenate([*soft, none]), minlength=len(shared))
+            assert (soft_counts == self._soft[groups[0]]).all()
+            held = (shared > 0) & (shared == self._soft[groups[0]])
+            assert (self.soft[space], self.soft_given[space]) == (held.sum(), (held & given).sum())
+        for group, pinned_as in enumerate(self._pinned_as):
+            if pinned_as is not None:
+                assert all((pinned_as[pin.blocks[group]] == group).all() for pin in self._pins.values())
+
+    def _for_each(self, of_spaces: Iterable[T]) -> list[T]:
+        """For each group what its space has."""
+        found = list(of_spaces)
+        return [found[space] for space in self.spaces]
+
+    def _groups(self, space: int) -> list[int]:
+        """The groups of a space."""
+        return [group for group, other in enumerate(self.spaces) if other == space]
+
+    def _holders(self, group: int, block: int) -> Iterator[str]:
+        """Who pins a block, and as of which group where that is another one, as text."""
+        for pin in self.of_block(group, block):
+            other = next(i for i in self._groups(self.spaces[group]) if block in pin.blocks[i])
+            yield f"{pin.kind.value} {pin.owner}" + (f" as a block of group {other}" if other != group else "")
 
     def _count_quarantined(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
-            self.quarantined[group] += step * len(ids)
+            self.quarantined[self.spaces[group]] += step * len(ids)
 
     def _count_soft(self, blocks: Blocks, step: int) -> None:
         for group, ids in enumerate(blocks):
@@ -233,13 +280,17 @@ class PinTable:
         """Counts those of `ids` that soft pins alone hold, before (-1) and after something changes for them."""
         held = self._shared[group][ids]
         soft = (held > 0) & (held == self._soft[group][ids])
-        self.soft[group] += step * int(np.count_nonzero(soft))
-        self.soft_given[group] += step * int(np.count_nonzero(soft & self._given[group][ids]))
+        space = self.spaces[group]
+        self.soft[space] += step * int(np.count_nonzero(soft))
+        self.soft_given[space] += step * int(np.count_nonzero(soft & self._given[group][ids]))
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
         if kind is PinKind.QUARANTINE:
             self._count_quarantined(blocks, step)
         for group, ids in enumerate(blocks):
+            pinned_as = self._pinned_as[group]
+            if pinned_as is not None and step > 0:
+                pinned_as[ids] = group
             changed = ~self._given[group][ids]
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
@@ -253,4 +304,4 @@ class PinTable:
                     self._count_softly_held(group, ids, 1)
                 # Those whose first pin this is, or whose last one it was.
                 changed &= pins == (step > 0)
-            self.free[group] -= step * int(np.count_nonzero(changed))
+            self.free[self.spaces[group]] -= step * int(np.count_nonzero(changed))

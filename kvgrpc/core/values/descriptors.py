@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.layout import Region
+from kvgrpc.core.values.layout import PoolLayout, Region
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]
@@ -145,6 +145,16 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
     if len(twice):
         what = f"block {int(twice[0])} is listed twice"
         raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: {what}", violations=(FieldViolation(field, what),))
+
+
+def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
+    """Raises InvalidRequest (BLOCK_DUPLICATE) where two groups of one block space list the same block. Of each group
+    the ids were checked (`check_ids`).
+    """
+    for groups in pool.shared_spaces:
+        listed = [blocks[group] for group in groups if len(blocks[group])]
+        if len(listed) > 1:
+            check_ids(np.concatenate(listed), pool.groups[groups[0]].blocks, f"{field}, in groups of one block space")
 
 
 def holds(region: Region, layers: tuple[int, int]) -> bool:

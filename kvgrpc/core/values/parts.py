@@ -15,7 +15,7 @@ import numpy as np
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.calls import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, holds
+from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, check_spaces, holds
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
@@ -129,6 +129,7 @@ class Parts:
             if not (there == ids[: len(there)]).all() or (len(new) and len(table) and np.isin(new, table).any()):
                 raise _overlaps(i)
             known.append(len(there))
+        self._check_spaces(blocks, known)
         new_counts = [len(ids) - count for ids, count in zip(blocks, known, strict=True)]
         return self._checked(known, new_counts, layers, last=last, after_step=after_step)
 
@@ -156,6 +157,7 @@ class Parts:
             for i, (before, ids) in enumerate(zip(table, self._table, strict=True)):
                 if len(ids) > len(before):
                     check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}", group=i)
+            check_spaces(self._table, self._pool, "parts")
         except KVGrpcError:
             del self._parts[count:]
             self._spans, self._table, self._handed = spans, table, handed
@@ -209,6 +211,14 @@ class Parts:
         if last:
             self._check_whole(part)
         return part
+
+    def _check_spaces(self, blocks: Blocks, known: Sequence[int]) -> None:
+        """Raises InvalidRequest (BLOCK_DUPLICATE) for a new block that another group of its space has."""
+        for groups in self._pool.shared_spaces:
+            for i in groups:
+                new, others = blocks[i][known[i] :], [self._table[other] for other in groups if other != i]
+                if len(new) and np.isin(new, np.concatenate(others)).any():
+                    raise _overlaps(i)
 
     def _check_room(self, spans: int, blocks: int) -> None:
         total = sum(map(len, self._table)) + blocks

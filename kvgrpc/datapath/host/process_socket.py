@@ -1,7 +1,8 @@
 """Where peers on this host ask a rank's process: for a descriptor of its pool, or for a proof of who it is.
 
-One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake and a challenge of the peer's,
-and for them what the data path that minted the token answers, or the reason why not. One thread serves all: it is
+One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake, a challenge of the peer's and
+the number of its rank that asks, and for them what the data path that minted the token answers, or the reason why not.
+Each rank of the peer is answered once. One thread serves all: it is
 blocked while no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client
 sends can stop it.
 
@@ -24,12 +25,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvgrpc.datapath.asker import address, credentials
 from kvgrpc.datapath.base import DataPathUnavailable
-from kvgrpc.datapath.questions import ANSWERED, CHALLENGE_BYTES, REASON_BYTES_MAX, REFUSED, TOKEN_BYTES
+from kvgrpc.datapath.questions import (
+    ANSWERED,
+    CHALLENGE_BYTES,
+    RANK_BYTES,
+    RANKS_MAX,
+    REASON_BYTES_MAX,
+    REFUSED,
+    TOKEN_BYTES,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +47,8 @@ TOKEN_TTL_S = 60.0
 TOKENS_OF_A_PEER = 4
 """Of one data path: for handshakes of one life that run at once, and those that are repeated."""
 TOKENS_MAX = 4096
+_UNNUMBERED = TOKEN_BYTES + CHALLENGE_BYTES
+"""Bytes of a question without a rank's number: of an older peer, and of the rank with the number of the asked one."""
 _CLIENTS_MAX = 16
 _BACKLOG = 128
 _CLIENT_S = 1.0
@@ -65,13 +76,16 @@ class _Token:
     peer: str
     data_path: str
     ends: float
-    answerer: Answerer | None
-    """None: it was used."""
-    keeps: object = None
+    answerer: Answerer
+    asked: set[bytes] = field(default_factory=set)
+    """The ranks that have asked, as they wrote themselves."""
+    keeps: list[object] = field(default_factory=list)
 
 
 class ProcessSocket:
-    """Answers each token once, until it expires. The first token opens the socket and starts the thread."""
+    """Answers each rank that shows a token once, until that expires. The first token opens the socket and starts the
+    thread.
+    """
 
     def __init__(self, folder: Path | None = None, token_ttl_s: float = TOKEN_TTL_S) -> None:
         self._in = folder
@@ -84,7 +98,7 @@ class ProcessSocket:
         self._closed = False
 
     def mint(self, peer: str, data_path: str, answerer: Answerer) -> tuple[str, bytes]:
-        """(path of the socket, token) for one question of that peer's, in place of its oldest one if it has many.
+        """(path of the socket, token) for a question of each rank of that peer, in place of its oldest if it has many.
 
         Raises DataPathUnavailable when the socket cannot be made.
         """
@@ -138,15 +152,18 @@ class ProcessSocket:
 
     def _answer(self, question: bytes, pid: int) -> Reply | None:
         """None for a token that is good for nothing."""
-        secret, challenge = question[:TOKEN_BYTES], question[TOKEN_BYTES:]
+        secret, challenge, rank = question[:TOKEN_BYTES], question[TOKEN_BYTES:_UNNUMBERED], question[_UNNUMBERED:]
+        numbered = len(rank) == RANK_BYTES and int.from_bytes(rank) < RANKS_MAX
+        if len(challenge) != CHALLENGE_BYTES or (rank and not numbered):
+            return None
         with self._lock:
             token = self._tokens.get(secret)
-            answerer = token.answerer if token is not None and token.ends > time.monotonic() else None
-            if token is None or answerer is None or len(challenge) != CHALLENGE_BYTES:
+            if token is None or token.ends <= time.monotonic() or rank in token.asked:
                 return None
-            token.answerer = None
-        reply = answerer(challenge, pid)
-        token.keeps = reply.keeps
+            token.asked.add(rank)
+        reply = token.answerer(challenge, pid)
+        if reply.keeps is not None:
+            token.keeps.append(reply.keeps)
         return reply
 
 
@@ -220,7 +237,7 @@ class _Server:
     def _answer(self, client: socket.socket) -> None:
         """One packet in, one packet out; a client that breaks off harms no other."""
         try:
-            question = client.recv(TOKEN_BYTES + CHALLENGE_BYTES + 1)
+            question = client.recv(_UNNUMBERED + RANK_BYTES + 1)
             if not question:
                 return
             reply = self._answers(question, credentials(client)[0])

@@ -4,12 +4,13 @@
                            "kv_connector_module_path": "kvgrpc.integrations.vllm",
                            "kv_connector_extra_config": {"mode": "pull"}}'
 
-The scheduler's side is a `kvgrpc.engine.scheduler.Scheduler` with a lead as a child process; the worker's side is a
-`kvgrpc.engine.Rank` over vLLM's own KV tensors. Steps are numbered: what was freed in one is filled, and what was
-computed in one is sent, only once the worker has reported it done. Both sides are in vLLM's processes; they meet in a
-folder that only this user can read.
+The scheduler's side is a `kvgrpc.engine.scheduler.Scheduler` with a lead as a child process; the side of each worker is
+a `kvgrpc.engine.Rank` over vLLM's own KV tensors. Steps are numbered: what was freed in one is filled, and what was
+computed in one is sent, only once all workers have reported it done. All sides are in vLLM's processes; scheduler and
+worker meet in a folder that only this user can read.
 
-For one rank and one group of full attention whose blocks are whole in each layer's tensor; others are refused.
+For tensor-parallel ranks on one host, and one group of full attention whose blocks are whole in each layer's tensor;
+others are refused.
 """
 
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector

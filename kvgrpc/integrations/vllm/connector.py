@@ -17,7 +17,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
-from kvgrpc.integrations.vllm.meeting import Met, Step
+from kvgrpc.integrations.vllm.meeting import Met, Step, agreed_kernels
 from kvgrpc.integrations.vllm.options import REQUIRED_LAYOUT, Options, layout_of
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
@@ -64,17 +64,20 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Met]) -> None:
         """The last of the start: what only workers know of the KV is a part of what it is of."""
-        config, met = self._vllm_config, metadata[0]
-        factors = factors_of(config, self._options.weights_revision, met.kernels)
+        config = self._vllm_config
+        ranks = [metadata[rank] for rank in range(config.parallel_config.tensor_parallel_size)]
+        factors = factors_of(config, self._options.weights_revision, agreed_kernels(ranks))
         identity = identity_of(factors)
         _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
         engine_id = config.kv_transfer_config.engine_id or ""
         # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
-        self._scheduling = SchedulerSide(engine_id, self._options, self._layout, identity, overlap=overlap)
+        self._scheduling = SchedulerSide(
+            engine_id, self._options, self._layout, identity, overlap=overlap, ranks=len(ranks)
+        )
         self._scheduling.blocks = self._blocks
         self._hooks = Hooks(self._scheduling, self._options.on_loss)
-        self._scheduling.meet(Path(met.folder))
+        self._scheduling.meet([Path(met.folder) for met in ranks])
         tell_of_loads(self._hooks.adapter_loaded)
 
     def on_new_request(self, request: "Request") -> None:
@@ -122,6 +125,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> Met:
         layers = self._kv_cache_config.kv_cache_groups[0].layer_names
+        self._in.attach()
         return Met(str(self._in.folder), kernels_of(self._vllm_config, layers))
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:

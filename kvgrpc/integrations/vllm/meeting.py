@@ -1,6 +1,7 @@
 """What the two sides of the connector tell each other, and how they meet."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ TICKET, ATTACHED = "ticket", "attached"
 
 @dataclass
 class Met(KVConnectorHandshakeMetadata):
-    """Where the worker waits for its ticket, and what only it knows of its KV."""
+    """Where one worker waits for its ticket, and what only it knows of its KV."""
 
     folder: str
     kernels: list[list[str]]
@@ -35,6 +36,18 @@ class Step(KVConnectorMetadata):
     """Of those in `loaded`, the ones of which nothing came."""
     sent: set[str] = field(default_factory=set)
     """For the scheduler's side itself: what was handed over is done with."""
+
+
+def agreed_kernels(ranks: Sequence[Met]) -> list[list[str]]:
+    """What every rank computes its share of the KV with. Raises ValueError where one has other kernels."""
+    first, *others = [met.kernels for met in ranks]
+    for rank, kernels in enumerate(others, 1):
+        if kernels != first:
+            raise ValueError(
+                f"KVGrpcConnector serves ranks that compute alike; rank 0 has the kernels {first}, rank {rank} has "
+                f"{kernels}. To do: run all workers of this engine on the same kind of processor or device"
+            )
+    return first
 
 
 def wait_for(path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import Mode, OnLoss
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides, uniform_layout
 from kvgrpc.integrations.params import Defaults
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ REQUIRED_LAYOUT = "LBHNC"
 """Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
 ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major"}
 """Within a block, of the layouts of vLLM that are served: each layer has memory of its own, and each block is whole."""
+SPLITS = {
+    "pipeline_parallel_size": "pipeline stages, each with layers of its own; vLLM's scheduler knows the first's",
+    "prefill_context_parallel_size": "ranks that have the KV of other tokens",
+    "decode_context_parallel_size": "ranks that have the KV of other tokens",
+    "nnodes": "hosts, and workers reach their lead by a socket of its host",
+}
+"""Ways to split an engine that are not served, and what each of so many would be."""
 OTHER_MODEL = "serve this model without a connector, or another one whose layers all have full attention"
 
 
@@ -62,11 +69,12 @@ class Options:
 def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     """The pool. Raises ValueError for one that this connector does not serve, with the reason and what would do."""
     parallel = config.parallel_config
-    if parallel.world_size != 1:
-        raise _unserved(
-            f"engines of one rank; this one has {parallel.world_size}",
-            "start it with --tensor-parallel-size 1 and --pipeline-parallel-size 1, or without a connector",
-        )
+    for split, what in SPLITS.items():
+        if (count := getattr(parallel, split)) != 1:
+            raise _unserved(
+                f"engines on one host whose ranks split nothing but heads; this one has {count} {what}",
+                f"leave {split} at 1 and split the model by --tensor-parallel-size, or start it without a connector",
+            )
     # Of models without experts, each rank of a data-parallel engine is told that it is alone, and its index.
     if parallel.data_parallel_size != 1 or parallel.data_parallel_index:
         raise _unserved(
@@ -97,9 +105,17 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     layers = len(group.layer_names)
     made = Group(
         "full", GroupKind.FULL_ATTENTION, layers, spec.block_size, cache.num_blocks, spec.num_kv_heads, spec.head_size,
-        dtype, order=order,
+        dtype, order=order, total_kv_heads=config.model_config.get_total_num_kv_heads(),
     )  # fmt: skip
-    return uniform_layout(made, spec.page_size_bytes)
+    return uniform_layout(made, spec.page_size_bytes, strides=_strides(made, spec.dtype.itemsize))
+
+
+def _strides(group: Group, item_bytes: int) -> Strides:
+    """A block of a layer holds keys and values of one head of one token side by side."""
+    keys = group.head_dim * item_bytes
+    if group.order == "head_major":
+        return Strides(0, keys, 2 * keys * group.block_tokens, 2 * keys)
+    return Strides(0, keys, 2 * keys, 2 * keys * group.kv_heads)
 
 
 def _unserved(what: str, instead: str) -> ValueError:

@@ -42,8 +42,10 @@ RESET_S = 5.0
 class SchedulerSide:
     """One engine's."""
 
-    def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str, *, overlap: bool) -> None:
-        """`overlap`: hooks may be called while a step runs on the worker."""
+    def __init__(
+        self, engine_id: str, options: Options, layout: PoolLayout, revision: str, *, overlap: bool, ranks: int = 1
+    ) -> None:
+        """`overlap`: hooks may be called while a step runs on the workers. Each of the `ranks` has a worker."""
         self.stats = KVGrpcStats()
         self.adapters = Adapters()
         self.blocks: Any = None
@@ -68,7 +70,7 @@ class SchedulerSide:
         paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
             listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout, private_memory=True,
-            weights_revision=revision, engine_id=engine_id,
+            weights_revision=revision, engine_id=engine_id, world_size=ranks,
         )  # fmt: skip
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
@@ -89,13 +91,15 @@ class SchedulerSide:
         """Where its lead serves."""
         return self._engine.address
 
-    def meet(self, folder: Path) -> None:
-        """Gives the worker its ticket, and waits until it is attached."""
+    def meet(self, folders: Sequence[Path]) -> None:
+        """Gives the worker of each rank its ticket, and waits until all of them are attached."""
         ticket = self._engine.ticket
-        made = folder / f"{TICKET}.new"
-        made.write_text(json.dumps({**asdict(ticket), "secret": ticket.secret.hex()}))
-        made.rename(folder / TICKET)
-        wait_for(folder / ATTACHED)
+        for rank, folder in enumerate(folders):
+            made = folder / f"{TICKET}.new"
+            made.write_text(json.dumps({**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank}))
+            made.rename(folder / TICKET)
+        for folder in folders:
+            wait_for(folder / ATTACHED)
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
         """What its params ask for begins. False: they ask in vain."""

@@ -33,6 +33,7 @@ class WorkerSide:
         self._over = False
         self._marks = marks
         self._after: AfterDevice | None = None
+        self._tensors: list[torch.Tensor] = []
         self._number: dict[str, int] = {}
         """Of each layer, by its name."""
 
@@ -49,19 +50,26 @@ class WorkerSide:
                     f"each layer; {name} is {tuple(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
                 )
         self._number = {name: number for number, name in enumerate(caches)}
-        tensors = list(caches.values())
-        mark = self._marks(tensors[0].device)
+        self._tensors = list(caches.values())
+        mark = self._marks(self._tensors[0].device)
         self._after = AfterDevice(mark) if mark is not None else None
-        threading.Thread(target=self._attach, args=(tensors,), name="kvgrpc-attach", daemon=True).start()
 
-    def _attach(self, tensors: list[torch.Tensor]) -> None:
+    def attach(self) -> None:
+        """Takes the ticket when it comes, in a thread of its own. To be called when the scheduler is about to give it:
+        between this and `register` vLLM may compile for minutes.
+        """
+        threading.Thread(target=self._attach, name="kvgrpc-attach", daemon=True).start()
+
+    def _attach(self) -> None:
         try:
             wait_for(self.folder / TICKET)
             row = json.loads((self.folder / TICKET).read_text())
             (self.folder / TICKET).unlink()  # it has a secret, and is for one
-            ticket = RankTicket(**{**row, "secret": bytes.fromhex(row["secret"])})
-            paths = self._options.data_paths
-            self._rank = Rank(ticket, 0, tensors, data_paths=paths, copy_threads=self._options.copy_threads)
+            rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
+            self._rank = Rank(
+                RankTicket(**row, secret=secret), rank, self._tensors, data_paths=self._options.data_paths,
+                copy_threads=self._options.copy_threads,
+            )  # fmt: skip
             (self.folder / ATTACHED).touch()
         except Exception:  # noqa: BLE001 - logged: the scheduler waits for it in vain, and says so
             _log.exception("kvgrpc: the worker could not attach")

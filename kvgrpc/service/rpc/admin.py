@@ -122,7 +122,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 def _counts(lead: Lead) -> admin_pb2.Counts:
     node, state = lead.node, lead.node.state
     counts = state.transfers.counts
-    groups = range(len(state.pool.pool.groups)) if state.description else range(0)
+    group_of_space = {space: group for group, space in enumerate(state.pins.spaces)}
     return admin_pb2.Counts(
         pending_transfer_count=counts[State.PENDING],
         active_transfer_count=counts[State.ACTIVE],
@@ -131,7 +131,7 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
         cancelled_transfer_count=counts[State.CANCELLED],
         lease_count=len(state.leases),
         open_access_count=sum(peer.open_accesses for peer in node.peers()),
-        pinned_block_count=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
+        pinned_block_count=sum(int(state.pins.pinned_mask(group).sum()) for group in group_of_space.values()),
         quarantined_block_count=sum(state.pins.quarantined),
         received_bytes=state.bytes_received,
         defect_count=lead.runner.defects,

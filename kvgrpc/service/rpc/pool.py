@@ -79,19 +79,19 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         engine = state.pool
         managed = engine.pool_kind is PoolKind.SERVER_MANAGED
         rows = []
-        for index, group in enumerate(engine.pool.groups):
+        for index, (group, space) in enumerate(zip(engine.pool.groups, state.pins.spaces, strict=True)):
             pinned = int(state.pins.pinned_mask(index).sum())
             rows.append(
                 pool_pb2.GroupStatus(
                     name=group.name,
                     block_count=group.blocks,
-                    free_block_count=state.allocator.free_count(index) if managed else group.blocks - pinned,
-                    allocated_block_count=state.allocator.allocated(index) if managed else 0,
+                    free_block_count=state.allocator.free_count(space) if managed else group.blocks - pinned,
+                    allocated_block_count=state.allocator.allocated(space) if managed else 0,
                     pinned_block_count=pinned,
-                    leased_block_count=state.pins.count_blocks(index, PinKind.LEASE),
-                    target_block_count=state.pins.count_blocks(index, PinKind.TARGET),
-                    quarantined_block_count=state.pins.quarantined[index],
-                    soft_block_count=state.pins.reclaimable(index),
+                    leased_block_count=state.pins.count_blocks(space, PinKind.LEASE),
+                    target_block_count=state.pins.count_blocks(space, PinKind.TARGET),
+                    quarantined_block_count=state.pins.quarantined[space],
+                    soft_block_count=state.pins.reclaimable(space),
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)

@@ -3,8 +3,7 @@
 from typing import Protocol
 
 from kvgrpc.core import actions
-from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 
@@ -18,9 +17,7 @@ class Rank(Protocol):
 
     def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None: ...
 
-    def post(
-        self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None
-    ) -> None: ...
+    def post(self, post: actions.Post) -> None: ...
 
     def expect(self, access: str, open_: bool, operation: Operation) -> None: ...
 
@@ -53,7 +50,7 @@ class Ranks:
             rank.unmap_peer(action.peer, watch=action.watch, gone=action.gone)
 
     def post(self, action: actions.Post) -> None:
-        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation, action.checksums)
+        self.ranks[action.rank].post(action)
 
     def expect(self, action: actions.Expect) -> None:
         if action.paths and not action.writes and self._unaided.issuperset(action.paths):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import ComputeChecksums, Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason
@@ -50,20 +49,15 @@ class WorkerRank:
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
         def refused(why: str) -> events.Event:
             rejected = tuple((path, why) for path in self._data_paths)
-            return events.PeerMapped(self._rank, peer, "", "", rejected, attempt)
+            return events.PeerMapped(self._rank, peer, "", "", rejected, attempt, endpoint.rank)
 
         self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt), refused)
 
     def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None:
         self._send(wire.disconnect_command(peer, watch, gone))
 
-    def post(
-        self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None
-    ) -> None:
-        self._send(
-            wire.post_command(posting_id, peer, runs, operation, summing),
-            lambda why: events.PostingEnded(posting_id, done=False, message=why),
-        )
+    def post(self, post: Post) -> None:
+        self._send(wire.post_command(post), lambda why: events.PostingEnded(post.posting_id, done=False, message=why))
 
     def expect(self, access: str, open_: bool, operation: Operation) -> None:
         self._send(wire.expect_command(access, open_, operation))

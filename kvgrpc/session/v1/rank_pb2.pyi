@@ -70,7 +70,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def disconnect(self) -> Global___DisconnectCommand:
-        """Forget a peer."""
+        """Forget ranks of a peer."""
 
     @_builtins.property
     def post(self) -> Global___PostCommand:
@@ -82,7 +82,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def await_end(self) -> Global___AwaitEndCommand:
-        """Look for the end of the process that writes for a peer."""
+        """Look for the ends of the processes that write for a peer."""
 
     @_builtins.property
     def rekey(self) -> Global___RekeyCommand:
@@ -142,7 +142,7 @@ Global___OfferCommand: _TypeAlias = OfferCommand  # noqa: Y015
 
 @_typing.final
 class ConnectCommand(_message.Message):
-    """Connects to a peer rank; answered by ConnectReport."""
+    """Connects to a rank of a peer; answered by ConnectReport. A rank may be connected to several ranks of one peer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,8 +154,8 @@ class ConnectCommand(_message.Message):
     peer: _builtins.str
     """Engine and incarnation of the peer, as one key."""
     peer_rank: _builtins.int
-    """The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
-    its own number only refuses another one: it ends its connection.
+    """The peer's rank whose memory it is, whatever the endpoint says; unset: the one with the number of the commanded
+    rank. An older worker, which reaches its own number only, refuses another one: it ends its connection.
     """
     attempt: _builtins.int
     """Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent."""
@@ -188,7 +188,7 @@ Global___ConnectCommand: _TypeAlias = ConnectCommand  # noqa: Y015
 
 @_typing.final
 class DisconnectCommand(_message.Message):
-    """Forgets a peer once its last posting ended."""
+    """Forgets ranks of a peer, each once its last posting ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,11 +199,11 @@ class DisconnectCommand(_message.Message):
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """As in ConnectCommand."""
+    """The one that is forgotten; unset: all of the peer's."""
     watch: _builtins.bool
-    """If the end of its process is looked for, go on with that: it may still write."""
+    """If the ends of their processes are looked for, go on with that: they may still write."""
     gone: _builtins.bool
-    """Its life is over: endpoints that were made for it are good for nothing any more."""
+    """The peer's life is over: endpoints that were made for any rank of it are good for nothing any more."""
     def __init__(
         self,
         *,
@@ -241,7 +241,7 @@ class PostCommand(_message.Message):
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """As in ConnectCommand."""
+    """The peer's rank whose memory it is; unset as in ConnectCommand. One that is not connected: the posting fails."""
     operation: Global___PostOperation.ValueType
     """Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
     overwrite memory.
@@ -320,8 +320,8 @@ Global___ExpectCommand: _TypeAlias = ExpectCommand  # noqa: Y015
 
 @_typing.final
 class AwaitEndCommand(_message.Message):
-    """Looks for the end of a peer's process, until a DisconnectCommand without `watch`. Answered by ProcessReport when it
-    has come; never where it cannot be seen.
+    """Looks for the ends of a peer's processes, of those of its ranks that are connected now, until a DisconnectCommand
+    without `watch`. Answered by one ProcessReport for each rank whose process has ended; never where that cannot be seen.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -510,7 +510,7 @@ class ConnectReport(_message.Message):
     why: _builtins.str
     """Why this one."""
     peer_rank: _builtins.int
-    """As in the ConnectCommand that it answers."""
+    """As in the ConnectCommand that it answers; unset: the one with the number of the reporting rank."""
     attempt: _builtins.int
     """The attempt of the command. A lead takes 0 for the last one."""
     @_builtins.property
@@ -647,27 +647,33 @@ Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
 @_typing.final
 class ProcessReport(_message.Message):
-    """The process that wrote for a peer is gone."""
+    """The process that wrote for a rank of a peer is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     drained: _builtins.bool
     """Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew."""
+    peer_rank: _builtins.int
+    """The peer's rank; unset: the one with the number of the reporting rank."""
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         drained: _builtins.bool = ...,
+        peer_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "drained", b"drained", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
+    _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
 

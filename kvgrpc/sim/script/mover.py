@@ -86,21 +86,21 @@ class HandMover(Mover):
     @property
     def reaches(self) -> list[str]:
         """The lives whose memory is mapped here."""
-        return sorted({peer for _, peer in self._mapped})
+        return sorted({peer for _, peer, _ in self._mapped})
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
         found = door is not None and door.open and not self._hand.unmappable
         if door is not None and found:
-            self._mapped[action.rank, action.peer] = door
+            self._mapped[action.rank, action.peer, action.endpoint.rank] = door
         rejected = () if found else (("loopback", "the script breaks this one"),)
         path = "loopback" if found else ""
-        report = PeerMapped(action.rank, action.peer, path, "by hand", rejected, action.attempt)
+        report = PeerMapped(action.rank, action.peer, path, "by hand", rejected, action.attempt, action.endpoint.rank)
         self._then(MAP_S, lambda: self._report(report))
 
     def post(self, action: Post) -> None:
         """Starts a posting."""
-        door = self._mapped[action.rank, action.peer]
+        door = self._mapped[action.rank, action.peer, action.peer_rank]
         own, theirs = self._memories[action.rank], door.memory
         source, sink = (own, theirs) if action.operation is Operation.WRITE else (theirs, own)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)

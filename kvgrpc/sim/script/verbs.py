@@ -138,7 +138,7 @@ def prove(stage: Stage, line: Line) -> None:
     """
     host, life, drained = stage.hosts[line.word()], stage.life(line.word()), not line.flag("undrained")
     for rank in range(len(host.memories)):
-        host.handle(ProcessEnded(rank, life, drained))
+        host.handle(ProcessEnded(rank, life, drained, rank))
 
 
 @WORLD.named

@@ -75,7 +75,8 @@ class Mover:
         self._luck = Luck(rng, faults, seen)
         self._memories = memories
         self._report = report
-        self._mapped: dict[tuple[int, str], Door] = {}
+        self._mapped: dict[tuple[int, str, int], Door] = {}
+        """By rank, peer and rank of the peer."""
         self._dead: set[int] = set()
         """Ranks whose process is gone."""
         self._tame = tame
@@ -88,15 +89,16 @@ class Mover:
         """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
         # What a rank sees comes as a message of its own, after all that is being done.
-        self.ends = Ends(self._maps, lambda seen: agenda.after(0.0, lambda: report(seen)))
+        self.ends = Ends(self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
         """What its ranks see of the ends of peers' processes."""
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there. Refused while it reaches it already."""
-        twice = (action.rank, action.peer) in self._mapped
+        name = action.rank, action.peer, action.endpoint.rank
+        twice = name in self._mapped
         broken = door is None or not door.open or self._luck.strikes("break_mapping") or twice
         if door is not None and not broken:
-            self._mapped[action.rank, action.peer] = door
+            self._mapped[name] = door
         report = PeerMapped(
             action.rank,
             action.peer,
@@ -104,17 +106,19 @@ class Mover:
             "simulated",
             (("loopback", "it is mapped already" if twice else "the simulator breaks this one"),) if broken else (),
             action.attempt,
+            action.endpoint.rank,
         )
         self.answer(action.rank, lambda: self._report(report), self._luck.draw(self._luck.faults.delay_s))
 
     def unmap(self, action: UnmapPeer) -> None:
         """New postings from that peer are impossible; those in flight go on."""
         self.ends.unmap(action)
-        self._mapped.pop((action.rank, action.peer), None)
+        for peer_rank in self._reached(action.rank, action.peer):
+            del self._mapped[action.rank, action.peer, peer_rank]
 
     def post(self, action: Post) -> None:
         """Starts a posting."""
-        door = self._mapped[action.rank, action.peer]
+        door = self._mapped[action.rank, action.peer, action.peer_rank]
         own, theirs = self._memories[action.rank], door.memory
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
@@ -202,8 +206,8 @@ class Mover:
         self._at_rest = at_rest
         self._check_at_rest()
 
-    def _maps(self, rank: int, peer: str) -> bool:
-        return (rank, peer) in self._mapped
+    def _reached(self, rank: int, peer: str) -> list[int]:
+        return [peer_rank for mine, name, peer_rank in self._mapped if (mine, name) == (rank, peer)]
 
     def _check_at_rest(self) -> None:
         if not self._postings and not self._landing and self._at_rest is not None:

@@ -29,23 +29,26 @@ FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupK
 BOTH = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 
 
-def pool_of(*kinds: GroupKind, window: int = 32) -> PoolLayout:
-    """Each layer of each group in a region of its own."""
+def pool_of(*kinds: GroupKind, window: int = 32, space: str = "") -> PoolLayout:
+    """Each layer of each group in a region of its own; in one block space all groups lie on each other."""
     groups: list[Group] = []
     regions: list[Region] = []
     for i, (kind, tokens) in enumerate(zip(kinds, SIZES, strict=False)):
         windowed = window if kind is WINDOW else 0
-        groups.append(Group(f"g{i}", kind, LAYERS, tokens, BLOCKS, 1, 1, "uint8", window_tokens=windowed))
+        groups.append(Group(f"g{i}", kind, LAYERS, tokens, BLOCKS, 1, 1, "uint8", window_tokens=windowed, space=space))
         for layer in range(LAYERS):
-            at = len(regions) * BLOCKS * BLOCK_BYTES
+            at = (layer if space else len(regions)) * BLOCKS * BLOCK_BYTES
             regions.append(Region(i, layer, 1, at, BLOCK_BYTES, BLOCK_BYTES, WHOLE[kind]))
     return PoolLayout(tuple(groups), tuple(regions), len(regions) * BLOCKS * BLOCK_BYTES)
 
 
 def table_of(pool: PoolLayout, tokens: int, drawn: random.Random) -> list[list[int]]:
     """Blocks for so many tokens. The list of a state has older ones before it."""
-    counts = (3 if group.kind is STATE else -(-tokens // group.block_tokens) for group in pool.groups)
-    return [drawn.sample(range(BLOCKS), count) for count in counts]
+    counts = [3 if group.kind is STATE else -(-tokens // group.block_tokens) for group in pool.groups]
+    if not pool.shared_spaces:
+        return [drawn.sample(range(BLOCKS), count) for count in counts]
+    left = drawn.sample(range(BLOCKS), sum(counts))
+    return [[left.pop() for _ in range(count)] for count in counts]
 
 
 def worn(pool: PoolLayout, table: list[list[int]], computed: int) -> list[list[int]]:
@@ -152,7 +155,7 @@ def needed(
 def test_exactly_the_blocks_that_are_read_and_missing_move(data: DataObject) -> None:
     draw = data.draw
     kinds = draw(st.lists(st.sampled_from([FULL, WINDOW, STATE]), min_size=1, max_size=3))
-    pool = pool_of(*kinds, window=draw(st.integers(1, 130)))
+    pool = pool_of(*kinds, window=draw(st.integers(1, 130)), space=draw(st.sampled_from(["", "shared"])))
     ranges = draw(st.sampled_from([(), ((0, 1), (1, 1))]))
     scene = Scene(
         pool, draw(st.sampled_from(Mode)), draw(st.sampled_from([READING, WRITING])),

@@ -21,7 +21,7 @@ from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected
 from kvgrpc.errors import AlreadyExists, Unavailable
-from tests.datapath.movers import NBYTES, Held, HeldRemote, Rank, until
+from tests.datapath.movers import NBYTES, Held, HeldRemote, Rank, post_of, until
 from tests.datapath.peers import DEADLINE_S, GUARD, content, runs_of
 
 LITTLE = runs_of((0, 0, PIECE_BYTES_MIN))
@@ -47,17 +47,17 @@ def rank(source: ShmPath) -> Iterator[Rank]:
 
 
 def test_a_small_read_ends_within_its_call_and_is_not_reported(rank: Rank) -> None:
-    ended = rank.mover.post("a", "p", LITTLE, at_once=True)
+    ended = rank.post("a", "p", LITTLE, at_once=True)
     assert ended is not None
     assert (ended.posting_id, ended.done, ended.nbytes) == ("a", True, PIECE_BYTES_MIN)
     assert (rank.bytes[:PIECE_BYTES_MIN] == content(1, NBYTES)[:PIECE_BYTES_MIN]).all()
     assert (rank.bytes[PIECE_BYTES_MIN:] == GUARD).all()
     rank.mover.disconnect("p")
-    assert rank.next(Disconnected) == Disconnected("p")
+    assert rank.next(Disconnected) == Disconnected("p", peer_rank=0)
 
 
 def test_its_name_is_free_again(rank: Rank) -> None:
-    assert all(rank.mover.post("a", "p", LITTLE, at_once=True) for _ in range(3))
+    assert all(rank.post("a", "p", LITTLE, at_once=True) for _ in range(3))
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_its_name_is_free_again(rank: Rank) -> None:
     ids=["much", "many runs", "a write", "out of bounds", "not connected"],
 )
 def test_all_else_is_reported_as_ever(rank: Rank, peer: str, runs: Runs, operation: Operation) -> None:
-    assert rank.mover.post("a", peer, runs, operation, at_once=True) is None
+    assert rank.post("a", peer, runs, operation, at_once=True) is None
     assert rank.next(PostingEnded).posting_id == "a"
 
 
 def test_nothing_is_copied_within_a_call_that_does_not_ask_for_it(rank: Rank) -> None:
-    assert rank.mover.post("a", "p", LITTLE) is None
+    assert rank.post("a", "p", LITTLE) is None
     assert rank.next(PostingEnded).done
 
 
@@ -89,7 +89,7 @@ def test_what_is_to_be_summed_up_is_not_copied_within_the_call() -> None:
     rank.connect("p", source.offer(RankEndpoint(0)))
     none = np.empty(0, dtype=np.int64)
     arrival = sums.arrival("s", Pieces(none, none, none))
-    assert rank.mover.post("a", "p", LITTLE, arrival=arrival, at_once=True) is None
+    assert rank.post("a", "p", LITTLE, arrival=arrival, at_once=True) is None
     assert rank.next(PostingEnded).done
     for end in (sums.close, partial(rank.mover.close, 0.0), source.close, memory.close):
         end()
@@ -98,7 +98,7 @@ def test_what_is_to_be_summed_up_is_not_copied_within_the_call() -> None:
 def test_a_rank_with_a_bandwidth_limit_copies_at_its_pace(source: ShmPath) -> None:
     rank = Rank(lambda memory: [ShmPath(memory)], bandwidth_limit_bytes_per_s=1e9)
     rank.connect("p", source.offer(RankEndpoint(0)))
-    assert rank.mover.post("a", "p", LITTLE, at_once=True) is None
+    assert rank.post("a", "p", LITTLE, at_once=True) is None
     assert rank.next(PostingEnded).done
     rank.mover.close(0.0)
 
@@ -156,7 +156,7 @@ def beside(slow: Slow) -> Rank:
 @pytest.mark.parametrize("way", ["close", "disconnect"])
 def test_nothing_is_closed_under_a_copy(slow: Slow, beside: Rank, way: str) -> None:
     mover = beside.mover
-    copy = threading.Thread(target=lambda: mover.post("a", "h", LITTLE, at_once=True))
+    copy = threading.Thread(target=lambda: mover.post(post_of("a", "h", LITTLE), at_once=True))
     copy.start()
     assert slow.copying.wait(DEADLINE_S)
     end = threading.Thread(target=partial(mover.close, 0.0) if way == "close" else partial(mover.disconnect, "h"))
@@ -173,7 +173,7 @@ def test_no_copy_begins_once_its_end_was_asked_for(slow: Slow, beside: Rank) -> 
     beside.mover.connect("other", RankEndpoint(0), ["held"])
     assert slow.connecting.wait(DEADLINE_S)
     beside.mover.disconnect("h")
-    assert beside.mover.post("a", "h", LITTLE, at_once=True) is None
+    assert beside.post("a", "h", LITTLE, at_once=True) is None
     slow.may_connect.set()
     beside.mapped()
     assert beside.next(Disconnected).peer == "h"
@@ -181,17 +181,17 @@ def test_no_copy_begins_once_its_end_was_asked_for(slow: Slow, beside: Rank) -> 
     assert slow.order == ["remote close"]
     assert beside.mover.close(0.0)
     with pytest.raises(Unavailable):
-        beside.mover.post("b", "other", LITTLE, at_once=True)
+        beside.post("b", "other", LITTLE, at_once=True)
     assert not slow.copying.is_set()
 
 
 def test_a_posting_under_way_keeps_its_name_and_its_peer_to_itself(slow: Slow, beside: Rank) -> None:
     slow.state = PostingState.PENDING
     slow.go_on.set()
-    beside.mover.post("a", "h", LITTLE)
+    beside.post("a", "h", LITTLE)
     with pytest.raises(AlreadyExists):
-        beside.mover.post("a", "h", LITTLE, at_once=True)
-    assert beside.mover.post("b", "h", LITTLE, at_once=True) is None
+        beside.post("a", "h", LITTLE, at_once=True)
+    assert beside.post("b", "h", LITTLE, at_once=True) is None
     slow.state = PostingState.DONE
     assert {beside.next(PostingEnded).posting_id for _ in range(2)} == {"a", "b"}
     assert beside.mover.close(0.0)
@@ -209,11 +209,11 @@ def test_a_rank_in_a_process_of_an_engine_copies_in_its_own_thread(source: ShmPa
     rank = LocalRank(0, memory, [ShmPath(memory)], hear)
     rank.map_peer("p", source.offer(RankEndpoint(0)), 0)
     assert mapped.wait(DEADLINE_S)
-    rank.post("a", "p", LITTLE, Operation.READ)
+    rank.post(post_of("a", "p", LITTLE))
     assert there.wait(DEADLINE_S)
     rank.feed_here = here.append
     for name in map(str, itertools.count()):  # until the thread is at rest
-        rank.post(name, "p", LITTLE, Operation.READ)
+        rank.post(post_of(name, "p", LITTLE))
         if here:
             break
     assert [type(event) for event in here] == [PostingEnded]

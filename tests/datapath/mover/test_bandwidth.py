@@ -22,8 +22,8 @@ def test_a_bandwidth_limit_is_not_exceeded(source: LoopbackPath) -> None:
     rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=limit)
     rank.connect("p", AT_SOURCE)
     began = time.monotonic()
-    rank.mover.post("a", "p", WHOLE)
-    rank.mover.post("b", "p", runs_of(*((i * 4096, i * 4096, 4096) for i in range(256))))
+    rank.post("a", "p", WHOLE)
+    rank.post("b", "p", runs_of(*((i * 4096, i * 4096, 4096) for i in range(256))))
     assert {rank.next(PostingEnded).posting_id for _ in range(2)} == {"a", "b"}
     elapsed = time.monotonic() - began
     assert 2 * NBYTES / elapsed <= limit
@@ -34,8 +34,8 @@ def test_a_bandwidth_limit_is_not_exceeded(source: LoopbackPath) -> None:
 def test_postings_share_a_bandwidth_limit_so_that_a_short_one_passes_a_long_one(source: LoopbackPath) -> None:
     rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=4 * NBYTES)
     rank.connect("p", AT_SOURCE)
-    rank.mover.post("long", "p", WHOLE)
-    rank.mover.post("short", "p", runs_of((0, 0, 4096)))
+    rank.post("long", "p", WHOLE)
+    rank.post("short", "p", runs_of((0, 0, 4096)))
     assert [rank.next(PostingEnded).posting_id for _ in range(2)] == ["short", "long"]
     assert rank.mover.close(0.0)
 
@@ -44,9 +44,9 @@ def test_under_a_limit_all_runs_are_checked_before_the_first_byte(source: Loopba
     rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=1e9)
     rank.connect("p", AT_SOURCE)
     for bad in ((NBYTES, 0, 1), (0, NBYTES, 1)):
-        rank.mover.post("a", "p", runs_of((0, 0, NBYTES), bad))
+        rank.post("a", "p", runs_of((0, 0, NBYTES), bad))
         assert rank.next(PostingEnded).done is False
-    rank.mover.post("a", "p", runs_of())
+    rank.post("a", "p", runs_of())
     assert rank.next(PostingEnded).done
     assert (rank.bytes == GUARD).all()
     assert rank.mover.close(0.0)

@@ -25,27 +25,27 @@ DONE, FAILED = PostingState.DONE, PostingState.FAILED
 
 def test_close_lets_postings_end_within_its_deadline(linked: Rank) -> None:
     for i in range(20):
-        linked.mover.post(f"{i}", "p", WHOLE)
+        linked.post(f"{i}", "p", WHOLE)
     assert linked.mover.close(DEADLINE_S)
     assert all(linked.next(PostingEnded).done for _ in range(20))
 
 
 def test_close_cuts_postings_short_at_its_deadline_and_reports_each(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
-    linked.mover.post("a", "p", WHOLE)
-    linked.mover.post("b", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
+    linked.post("b", "p", WHOLE)
     linked.mover.disconnect("p")
     assert linked.mover.close(0.01)
     ended = [linked.next(PostingEnded) for _ in range(2)]
     assert [e.posting_id for e in ended] == ["a", "b"]
     assert [(e.done, e.quiesced) for e in ended] == [(False, True)] * 2
-    assert linked.next(Disconnected) == Disconnected("p")
+    assert linked.next(Disconnected) == Disconnected("p", peer_rank=0)
 
 
 def test_close_says_what_is_not_proved_when_a_path_does_not_close(caplog: pytest.LogCaptureFixture) -> None:
     held = Held()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     rank.mover.disconnect("h")
     held.break_at = "close"
     assert not rank.mover.close(0.01)
@@ -99,7 +99,7 @@ def test_close_is_idempotent_and_later_calls_are_refused(linked: Rank) -> None:
     assert linked.mover.close(0.0)
     assert linked.mover.close(0.0)
     calls: list[Callable[[], object]] = [
-        partial(linked.mover.post, "a", "p", WHOLE),
+        partial(linked.post, "a", "p", WHOLE),
         partial(linked.mover.connect, "p", AT_SOURCE, ["loopback"]),
         partial(linked.mover.offer, "k"),
         partial(linked.mover.disconnect, "p"),
@@ -121,6 +121,7 @@ def test_a_mover_that_was_never_started_closes_its_paths() -> None:
 FORGETS_TO_CLOSE = """
 import signal, sys, threading
 import numpy as np
+from kvgrpc.core.actions import Post
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.paths.loopback import LoopbackPath
@@ -139,7 +140,7 @@ mover.connect("p", source.offer(RankEndpoint(0)), ["shm"])
 connected.wait(20)
 whole = Runs(np.array([0]), np.array([0]), np.array([SIZE]))
 for i in range(200):
-    mover.post(str(i), "p", whole)
+    mover.post(Post(0, str(i), "p", whole, "t"))
 {end}
 """
 

@@ -23,14 +23,14 @@ from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.errors import AlreadyExists
-from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, with_held
+from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, post_of, with_held
 from tests.datapath.peers import DEADLINE_S, GUARD, Case, ProcessPeer, content, runs_of, shared
 
 DONE, FAILED = PostingState.DONE, PostingState.FAILED
 
 
 def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) -> None:
-    linked.mover.post("a", "p", runs_of((10, 20, 1000), (5000, 6000, 24)))
+    linked.post("a", "p", runs_of((10, 20, 1000), (5000, 6000, 24)))
     ended = linked.next(PostingEnded)
     assert (ended.posting_id, ended.done, ended.nbytes, ended.message) == ("a", True, 1024, "")
     assert ended.quiesced
@@ -40,13 +40,13 @@ def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) 
 
 
 def test_a_posting_without_runs_ends_done(linked: Rank) -> None:
-    linked.mover.post("a", "p", runs_of())
+    linked.post("a", "p", runs_of())
     assert linked.next(PostingEnded).done
 
 
 def test_reports_come_in_order_of_postings_that_run_one_after_the_other(linked: Rank) -> None:
     for i in range(200):
-        linked.mover.post(f"{i}", "p", runs_of((i, i, 100)))
+        linked.post(f"{i}", "p", runs_of((i, i, 100)))
     assert [linked.next(PostingEnded).posting_id for _ in range(200)] == [f"{i}" for i in range(200)]
 
 
@@ -62,7 +62,7 @@ def test_reports_come_from_one_thread_one_at_a_time(source: LoopbackPath) -> Non
     mover = Mover(3, memory, [LoopbackPath(memory, "own")], report)
     mover.start()
     mover.connect("p", AT_SOURCE, ["loopback"])
-    mover.post("a", "p", WHOLE)
+    mover.post(post_of("a", "p", WHOLE))
     assert mover.close(DEADLINE_S)
     assert threads == {"kvgrpc-mover-3"}
 
@@ -70,19 +70,19 @@ def test_reports_come_from_one_thread_one_at_a_time(source: LoopbackPath) -> Non
 def test_calls_return_at_once_while_the_data_path_is_held(linked: Rank, faults: Faults) -> None:
     faults.begin = threading.Event()  # set below: a call that waited for it would never end
     for i in range(100):
-        linked.mover.post(f"{i}", "p", runs_of((0, i, 1)))
+        linked.post(f"{i}", "p", runs_of((0, i, 1)))
         linked.mover.expect(f"{i}")
         linked.mover.unexpect(f"{i}")
     linked.mover.disconnect("p")
     assert linked.reports.empty()
     faults.begin.set()
     assert all(linked.next(PostingEnded).done for _ in range(100))
-    assert linked.next(Disconnected) == Disconnected("p")
+    assert linked.next(Disconnected) == Disconnected("p", peer_rank=0)
 
 
 def test_a_run_out_of_range_fails_the_posting_and_touches_nothing(linked: Rank) -> None:
     for bad in ((NBYTES, 0, 1), (0, NBYTES, 1), (-1, 0, 1), (0, 0, -1)):
-        linked.mover.post("a", "p", runs_of((0, 0, 4096), bad))
+        linked.post("a", "p", runs_of((0, 0, 4096), bad))
         ended = linked.next(PostingEnded)
         assert (ended.done, ended.nbytes, ended.wire_s) == (False, 0, 0.0)
         assert ended.message
@@ -91,56 +91,56 @@ def test_a_run_out_of_range_fails_the_posting_and_touches_nothing(linked: Rank) 
 
 
 def test_a_posting_to_a_peer_that_is_not_connected_fails(rank: Rank) -> None:
-    rank.mover.post("a", "nobody", WHOLE)
+    rank.post("a", "nobody", WHOLE)
     assert rank.next(PostingEnded) == PostingEnded(
-        "a", False, message="the peer nobody is not connected", own_at_rest=True
+        "a", False, message="rank 0 of the peer nobody is not connected", own_at_rest=True
     )
 
 
 def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Rank, faults: Faults) -> None:
     faults.fail_after_bytes = 1
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     ended = linked.next(PostingEnded)
     assert (ended.done, ended.nbytes, ended.quiesced) == (False, 0, True)
     assert "told to fail" in ended.message
     faults.fail_after_bytes = None
     faults.fail_post = "told to refuse"
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).message == "told to refuse"
     faults.fail_post = ""
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).done
 
 
 def test_a_name_is_free_again_when_its_end_is_reported_and_not_before(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     with pytest.raises(AlreadyExists):
-        linked.mover.post("a", "p", WHOLE)
+        linked.post("a", "p", WHOLE)
     faults.end.set()
     assert linked.next(PostingEnded).done
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).done
 
 
 def test_a_disconnect_waits_for_the_last_posting(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     linked.mover.disconnect("p")
-    linked.mover.post("b", "p", WHOLE)  # the name means nobody any more
+    linked.post("b", "p", WHOLE)  # the name means nobody any more
     refused = linked.next(PostingEnded)
     assert (refused.posting_id, refused.done) == ("b", False)
     faults.end.set()
     assert linked.next(PostingEnded).posting_id == "a"
-    assert linked.next(Disconnected) == Disconnected("p")
+    assert linked.next(Disconnected) == Disconnected("p", peer_rank=0)
 
 
 def test_a_peer_is_connected_again_while_its_old_link_still_moves(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
-    linked.mover.post("old", "p", WHOLE)
+    linked.post("old", "p", WHOLE)
     linked.mover.disconnect("p")
     assert linked.connect("p", AT_SOURCE).data_path == "loopback"
-    linked.mover.post("new", "p", WHOLE)
+    linked.post("new", "p", WHOLE)
     faults.end.set()
     assert linked.next(PostingEnded).posting_id == "old"
     assert linked.next(Disconnected).peer == "p"
@@ -159,7 +159,7 @@ def test_a_connected_peer_is_not_connected_twice(linked: Rank) -> None:
     assert failed.attempt == 2
     assert path == "loopback"
     assert "disconnect it first" in reason
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).done
 
 
@@ -201,7 +201,7 @@ def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
     assert other.rejected == (("nixl", "this rank has no such data path"),)
     for peer in ("best", "token used", "other order"):
         reader.bytes[:] = GUARD
-        reader.mover.post(peer, peer, WHOLE)
+        reader.post(peer, peer, WHOLE)
         assert reader.next(PostingEnded).done
         assert np.array_equal(reader.bytes, content(4, NBYTES))
     reader.mover.connect("nothing allowed", offered, [])
@@ -229,7 +229,7 @@ def test_a_connect_that_waits_for_its_peer_keeps_no_posting_waiting(source: Loop
     rank = with_held(held)
     rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"])
     rank.connect("p", AT_SOURCE)
-    rank.mover.post("a", "p", WHOLE)
+    rank.post("a", "p", WHOLE)
     assert rank.next(PostingEnded).done
     held.release.set()
     assert rank.mapped().peer == "slow"
@@ -274,12 +274,12 @@ def test_an_exception_stops_one_path_alone(source: LoopbackPath, step: str, capl
     assert ("held is not offered to k" in caplog.text) == (step == "offer")
     rank.mover.connect("h2", AT_SOURCE, ["held", "loopback"])
     assert (rank.mapped().data_path == "loopback") == (step == "connect")
-    rank.mover.post("bad", "h", WHOLE)
+    rank.post("bad", "h", WHOLE)
     if step in {"read", "poll"}:
         ended = rank.next(PostingEnded)
         assert (ended.posting_id, ended.done, ended.quiesced) == ("bad", False, False)
         assert "is broken" in ended.message
-    rank.mover.post("good", "p", WHOLE)
+    rank.post("good", "p", WHOLE)
     ended = rank.next(PostingEnded)
     assert (ended.posting_id, ended.done, ended.nbytes) == ("good", True, NBYTES)
     if step not in {"read", "poll"}:
@@ -305,7 +305,7 @@ def test_an_owner_that_refuses_a_report_stops_no_mover(source: LoopbackPath, cap
     mover = Mover(0, memory, [LoopbackPath(memory, "own")], report)
     mover.start()
     mover.connect("p", AT_SOURCE, ["loopback"])
-    mover.post("a", "p", WHOLE)
+    mover.post(post_of("a", "p", WHOLE))
     assert isinstance(seen.get(timeout=DEADLINE_S), PeerMapped)
     assert isinstance(seen.get(timeout=DEADLINE_S), PostingEnded)
     assert mover.close(0.0)
@@ -315,7 +315,7 @@ def test_an_owner_that_refuses_a_report_stops_no_mover(source: LoopbackPath, cap
 def test_a_failure_that_the_library_reports_is_passed_on() -> None:
     held = Held()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     held.state = FAILED
     ended = rank.next(PostingEnded)
     assert (ended.done, ended.message, ended.quiesced) == (False, "failed as told", True)

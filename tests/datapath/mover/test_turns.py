@@ -54,7 +54,7 @@ def test_peers_that_need_no_turns_for_their_bytes_get_few_while_nothing_moves_he
     held.peers_need_turns = True
     needed = between_turns_s(rank.mover)
     held.peers_need_turns = False
-    rank.mover.post("p", "h", WHOLE)
+    rank.post("p", "h", WHOLE)
     until(lambda: held.looks > 0)
     with_posting = between_turns_s(rank.mover)
     assert alone is not None
@@ -81,7 +81,7 @@ def test_a_peer_that_reads_on_after_its_access_ended_is_helped_to_its_end() -> N
 def test_a_posting_that_is_polled_gets_turns_until_it_ends() -> None:
     held = Held()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     until(lambda: held.turns > 10 and held.looks > 10)
     held.state = DONE
     assert rank.next(PostingEnded).done
@@ -89,7 +89,7 @@ def test_a_posting_that_is_polled_gets_turns_until_it_ends() -> None:
 
 
 def test_an_idle_mover_costs_nothing(linked: Rank) -> None:
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     linked.next(PostingEnded)
     before, began = cpu_s(linked.mover), time.monotonic()
     threading.Event().wait(0.3)
@@ -99,7 +99,7 @@ def test_an_idle_mover_costs_nothing(linked: Rank) -> None:
 def test_waiting_for_a_polled_posting_leaves_most_of_a_core_to_others() -> None:
     held = Held()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     until(lambda: held.turns > 10)
     before, began = cpu_s(rank.mover), time.monotonic()
     threading.Event().wait(0.5)
@@ -110,7 +110,7 @@ def test_waiting_for_a_polled_posting_leaves_most_of_a_core_to_others() -> None:
 def test_progress_age_is_zero_when_idle_and_grows_while_a_posting_is_stuck(linked: Rank, faults: Faults) -> None:
     assert linked.mover.progress_age_s() == 0.0
     faults.end = threading.Event()
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     until(lambda: linked.mover.progress_age_s() > 0.05)
     faults.end.set()
     linked.next(PostingEnded)

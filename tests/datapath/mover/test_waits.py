@@ -47,7 +47,7 @@ def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.Monkey
     rank = Rank(lambda _: [held])
     rank.mover.connect("p", AT_SOURCE, ["held"])
     rank.mapped()
-    rank.mover.post("a", "p", WHOLE)
+    rank.post("a", "p", WHOLE)
     end = time.monotonic() + FOR_S
     while time.monotonic() < end:
         # It makes the mover wait anew. Afterwards nothing but its own clock wakes it.

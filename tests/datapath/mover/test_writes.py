@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,13 +33,13 @@ def peer() -> Iterator[Bytes]:
 
 
 @pytest.mark.parametrize("limit", [{}, {"bandwidth_limit_bytes_per_s": 64.0 * NBYTES}], ids=["at once", "in slices"])
-def test_a_write_moves_the_own_bytes_into_the_peer_s_memory_and_no_others(peer: Bytes, limit: dict[str, float]) -> None:
+def test_a_write_moves_the_own_bytes_into_the_peer_s_memory_and_no_others(peer: Bytes, limit: dict[str, Any]) -> None:
     rank = Rank(lambda memory: [LoopbackPath(memory, "own")], **limit)
     rank.bytes[:] = content(2, NBYTES)
     runs = runs_of((10, 20, 300_000), (400_000, 999_999, 24))
     before = peer.copy()
     rank.connect("p", AT_SOURCE)
-    rank.mover.post("a", "p", runs, WRITE)
+    rank.post("a", "p", runs, WRITE)
     ended = rank.next(PostingEnded)
     assert (ended.done, ended.nbytes, ended.quiesced) == (True, 300_024, True)
     assert np.array_equal(peer, expected(before, content(2, NBYTES), runs))
@@ -48,10 +49,10 @@ def test_a_write_moves_the_own_bytes_into_the_peer_s_memory_and_no_others(peer: 
 
 def test_a_run_out_of_range_of_either_side_fails_the_write_and_touches_nothing(linked: Rank) -> None:
     for bad in ((NBYTES, 0, 1), (0, NBYTES, 1), (-1, 0, 1), (0, 0, -1)):
-        linked.mover.post("a", "p", runs_of((0, 0, 4096), bad), WRITE)
+        linked.post("a", "p", runs_of((0, 0, 4096), bad), WRITE)
         ended = linked.next(PostingEnded)
         assert (ended.done, ended.nbytes, ended.wire_s, ended.quiesced) == (False, 0, 0.0, True)
-    linked.mover.post("a", "p", WHOLE)
+    linked.post("a", "p", WHOLE)
     linked.next(PostingEnded)
     assert np.array_equal(linked.bytes, content(1, NBYTES))
 
@@ -59,7 +60,7 @@ def test_a_run_out_of_range_of_either_side_fails_the_write_and_touches_nothing(l
 def test_a_write_by_a_path_on_which_only_the_destination_moves_fails_before_anything_starts() -> None:
     held = Held()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE, WRITE)
+    rank.post("a", "h", WHOLE, WRITE)
     ended = rank.next(PostingEnded)
     assert (ended.done, ended.wire_s, ended.quiesced) == (False, 0.0, True)
     assert "by held no rank writes another's memory" in ended.message
@@ -69,11 +70,11 @@ def test_a_write_by_a_path_on_which_only_the_destination_moves_fails_before_anyt
 
 def test_a_write_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Rank, faults: Faults) -> None:
     faults.fail_after_bytes = 1
-    linked.mover.post("a", "p", WHOLE, WRITE)
+    linked.post("a", "p", WHOLE, WRITE)
     ended = linked.next(PostingEnded)
     assert (ended.done, ended.quiesced) == (False, True)
     faults.fail_after_bytes = None
-    linked.mover.post("a", "p", WHOLE, WRITE)
+    linked.post("a", "p", WHOLE, WRITE)
     assert linked.next(PostingEnded).done
 
 
@@ -81,7 +82,7 @@ def test_an_end_that_leaves_bytes_on_their_way_is_a_failure_that_is_not_quiesced
     held = HeldWritten()
     held.state = UNPROVED
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE, WRITE)
+    rank.post("a", "h", WHOLE, WRITE)
     ended = rank.next(PostingEnded)
     assert (ended.done, ended.message, ended.quiesced) == (False, "failed as told", False)
     rank.mover.disconnect("h")
@@ -96,15 +97,15 @@ def test_an_end_that_leaves_bytes_on_their_way_is_a_failure_that_is_not_quiesced
 def test_a_rekey_ends_postings_and_peers_and_says_so_after_them() -> None:
     held = HeldWritten()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     rank.mover.rekey()
     ended = rank.next(PostingEnded)
     assert (ended.posting_id, ended.done, ended.quiesced) == ("a", False, True)
-    assert rank.next(Disconnected) == Disconnected("h")
+    assert rank.next(Disconnected) == Disconnected("h", peer_rank=0)
     assert rank.next(Rekeyed) == Rekeyed(1)
     assert held.rekeyed == 1
-    rank.mover.post("a", "h", WHOLE)
-    assert rank.next(PostingEnded).message == "the peer h is not connected"
+    rank.post("a", "h", WHOLE)
+    assert rank.next(PostingEnded).message == "rank 0 of the peer h is not connected"
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     rank.mapped()
     rank.mover.offer("again")
@@ -126,7 +127,7 @@ def test_a_rekey_that_breaks_proves_nothing_and_the_mover_goes_on() -> None:
     held = HeldWritten()
     held.break_at = "rekey"
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     rank.mover.rekey()
     assert not rank.next(PostingEnded).quiesced
     rank.next(Disconnected)
@@ -140,7 +141,7 @@ def test_a_read_that_was_lost_ends_for_good_with_the_path_that_lost_it() -> None
     held = HeldWritten()
     held.break_at = "poll"
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     assert not rank.next(PostingEnded).quiesced
     held.break_at = ""
     rank.mover.rekey()
@@ -232,7 +233,7 @@ def test_processes_are_let_go_of_when_the_mover_closes() -> None:
 
 def test_after_a_rekey_no_posting_that_it_ended_counts_as_one_without_progress() -> None:
     rank = held_rank(HeldWritten())
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     rank.mover.rekey()
     for kind in (PostingEnded, Disconnected, Rekeyed):
         rank.next(kind)
@@ -243,7 +244,7 @@ def test_after_a_rekey_no_posting_that_it_ended_counts_as_one_without_progress()
 def test_a_write_that_was_lost_has_ended_here_after_a_rekey_and_may_land_at_the_peer_all_the_same() -> None:
     held = HeldWritten()
     rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE, WRITE)
+    rank.post("a", "h", WHOLE, WRITE)
     held.break_at = "poll"
     lost = rank.next(PostingEnded)
     assert (lost.quiesced, lost.own_at_rest) == (False, False)
@@ -259,7 +260,7 @@ def test_a_rekey_leaves_paths_alone_by_which_no_peer_writes() -> None:
     rank = held_rank(Held())
     rank.mover.rekey()
     assert rank.next(Rekeyed) == Rekeyed(1)
-    rank.mover.post("a", "h", WHOLE)
+    rank.post("a", "h", WHOLE)
     assert rank.mover.close(0.0)
     assert rank.next(PostingEnded).message == "the mover was closed before the posting ended"
 
@@ -269,19 +270,19 @@ def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(link
     at_target = RankEndpoint(0, loopback=LoopbackEndpoint("target", NBYTES))
     linked.connect("t", at_target)
     faults.begin = threading.Event()
-    linked.mover.post("a", "t", WHOLE, WRITE)
+    linked.post("a", "t", WHOLE, WRITE)
     target.mover.rekey()
     assert target.next(Rekeyed) == Rekeyed(1)
     faults.begin.set()
     assert linked.next(PostingEnded).done is False
-    linked.mover.post("b", "t", WHOLE, WRITE)
+    linked.post("b", "t", WHOLE, WRITE)
     assert "is gone" in linked.next(PostingEnded).message
     assert (target.bytes == GUARD).all()
     linked.mover.disconnect("t")
     linked.next(Disconnected)
     linked.bytes[:] = content(2, NBYTES)
     linked.connect("t", at_target)
-    linked.mover.post("c", "t", WHOLE, WRITE)
+    linked.post("c", "t", WHOLE, WRITE)
     assert linked.next(PostingEnded).done
     assert np.array_equal(target.bytes, content(2, NBYTES))
     assert target.mover.close(0.0)

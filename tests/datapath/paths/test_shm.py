@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint, Segment, ShmEndpoint
-from kvgrpc.datapath.asker import ANSWER_S, credentials
+from kvgrpc.datapath.asker import ANSWER_S, address, credentials
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
-from kvgrpc.datapath.host.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.paths.shm import ShmPath
-from kvgrpc.datapath.questions import Answer, Question
-from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, ask, move, open_descriptors, reach, runs_of
+from kvgrpc.datapath.questions import CHALLENGE_BYTES, REFUSED, Answer, Question
+from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, answered, ask, move, open_descriptors, reach, runs_of
 
 SHM = next(case for case in CASES if case.name == "shm")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -78,6 +78,19 @@ def test_a_token_is_good_for_one_descriptor(reader: ShmPath, source: ShmPath) ->
     with pytest.raises(DataPathUnavailable, match="used"):
         connect(reader, part)
     assert works(reader, source)
+
+
+@pytest.mark.parametrize("more", [b"", b"\0", b"\0\5\0"], ids=["short", "half a number", "long"])
+def test_a_question_of_another_length_is_refused_and_costs_no_token(source: ShmPath, more: bytes) -> None:
+    part = offered(source)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.settimeout(DEADLINE_S)
+        client.connect(address(part.socket_path))
+        client.send(part.token + bytes(CHALLENGE_BYTES if more else CHALLENGE_BYTES - 1) + more)
+        assert client.recv(100)[:1] == REFUSED
+    answer = ask(Question(part.socket_path, part.token))
+    assert isinstance(answer, Answer)
+    answer.close()
 
 
 def test_an_expired_token_is_refused(reader: ShmPath, pool: SharedMemory) -> None:
@@ -269,48 +282,6 @@ def test_a_peer_that_does_not_answer_is_given_up_after_the_bound(reader: ShmPath
     assert ANSWER_S * 0.9 < time.monotonic() - began < ANSWER_S * 10
     os.kill(peer.process.pid, signal.SIGCONT)
     peer.close()
-
-
-def answered(question: Question) -> bool:
-    answer = ask(question)
-    if isinstance(answer, Answer):
-        answer.close()
-    return isinstance(answer, Answer)
-
-
-def test_a_repeated_handshake_replaces_the_tokens_of_its_peer_alone() -> None:
-    socket = ProcessSocket()
-    other = Question(*socket.mint("other", "shm", lambda *_: Reply()))
-    first, *_, last = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_MAX + 1)]
-    assert not answered(first)
-    assert answered(last)
-    assert answered(other)
-    socket.close()
-
-
-def test_handshakes_of_one_life_that_run_at_once_have_tokens_of_their_own() -> None:
-    socket = ProcessSocket()
-    questions = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_OF_A_PEER)]
-    assert all(answered(question) for question in questions)
-    socket.close()
-
-
-def test_of_too_many_peers_the_one_that_was_offered_longest_ago_makes_room() -> None:
-    socket = ProcessSocket()
-    first, *_, last = [Question(*socket.mint(f"p{i}", "shm", lambda *_: Reply())) for i in range(TOKENS_MAX + 1)]
-    assert not answered(first)
-    assert answered(last)
-    socket.close()
-
-
-def test_a_revoked_peer_is_answered_nothing() -> None:
-    socket = ProcessSocket()
-    revoked, other = (Question(*socket.mint(peer, "shm", lambda *_: Reply())) for peer in ("gone", "there"))
-    socket.revoke("gone")
-    socket.revoke("unknown")
-    assert not answered(revoked)
-    assert answered(other)
-    socket.close()
 
 
 def test_a_closed_socket_offers_nothing(pool: SharedMemory) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,13 +13,6 @@ from tests.engine.support import Workers, new_key
 from tests.service.conftest import TEST_S
 
 pytestmark = pytest.mark.timeout(TEST_S)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    made = Workers()
-    yield made
-    made.close()
 
 
 def test_a_worker_that_dies_ends_the_engine_though_it_has_a_lead_of_its_own() -> None:

@@ -266,7 +266,7 @@ type Counts struct {
 	LeaseCount uint64 `protobuf:"varint,6,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
 	// Accesses open with peers, either way.
 	OpenAccessCount uint64 `protobuf:"varint,7,opt,name=open_access_count,json=openAccessCount,proto3" json:"open_access_count,omitempty"`
-	// Blocks with a pin.
+	// Blocks with a pin; a block that groups share (Group.space) is counted once.
 	PinnedBlockCount uint64 `protobuf:"varint,8,opt,name=pinned_block_count,json=pinnedBlockCount,proto3" json:"pinned_block_count,omitempty"`
 	// Blocks in quarantine.
 	QuarantinedBlockCount uint64 `protobuf:"varint,9,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
@@ -680,7 +680,7 @@ func (x *ListPeersResponse) GetNextPageToken() string {
 // Which pins.
 type ListPinsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only those of this block.
+	// Only those of this block, as of whichever group of its block space.
 	Block *BlockRef `protobuf:"bytes,1,opt,name=block,proto3,oneof" json:"block,omitempty"`
 	// At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`

@@ -985,7 +985,7 @@ type Blocks struct {
 	// The allocation that all of them are of; empty where the engine manages its blocks by itself. When stated it is
 	// checked: blocks that were freed meanwhile are refused with BLOCK_NOT_ALLOCATED, also if they are allocated again.
 	AllocationId string `protobuf:"bytes,2,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
-	// The blocks, one entry a group.
+	// The blocks, one entry a group. No block is listed in two groups of one block space (Group.space).
 	Groups        []*GroupBlocks `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -950,7 +950,8 @@ func (x *EngineStatus) GetLeaseCount() uint32 {
 	return 0
 }
 
-// Blocks of one group.
+// Blocks of one group. Groups of one block space (Group.space) share these numbers: what is free for one of them is what
+// is free in the space.
 type GroupLoad struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the group.

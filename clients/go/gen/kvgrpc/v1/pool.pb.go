@@ -116,7 +116,7 @@ func (x *DescribePoolsResponse) GetPools() []*PoolDescription {
 	return nil
 }
 
-// How many blocks to take from one group.
+// How many blocks of one group. Blocks for several groups of one block space (Group.space) are as many different ones.
 type GroupBlockCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the group.
@@ -340,7 +340,8 @@ type SoftLater struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In how long.
 	SoftIn *durationpb.Duration `protobuf:"bytes,1,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
-	// What would come free with it alone, of each group where that is not 0.
+	// What would come free with it alone, for each group where that is not 0. Groups of one block space share the number:
+	// it is stated for each of them, and comes free once.
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -852,7 +853,8 @@ func (*GetPoolStatusRequest) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{12}
 }
 
-// Counts of one group.
+// Counts of one group. Groups of one block space (Group.space) share all of these numbers: each counts the blocks of the
+// space, whichever group they are pinned or allocated for. A sum over the pool takes one group of each space.
 type GroupStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name.

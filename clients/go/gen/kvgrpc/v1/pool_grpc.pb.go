@@ -46,8 +46,9 @@ type PoolServiceClient interface {
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-	//     `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+	//     groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+	//     `reclaim` is when enough leases may be soft.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
 	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
@@ -174,8 +175,9 @@ type PoolServiceServer interface {
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`, with `reclaim`
-	//     `soft_block_count`; retry after the delay, which with `reclaim` is when enough leases may be soft.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
+	//     groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
+	//     `reclaim` is when enough leases may be soft.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
 	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.

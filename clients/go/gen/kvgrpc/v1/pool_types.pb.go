@@ -336,6 +336,12 @@ type Group struct {
 	// Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
 	// handed over, reserved and moved.
 	WindowTokens uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
+	// The group's block space. Groups of a pool that name the same one share their block ids, have the same `block_count`,
+	// and may lie on the same bytes: each block is one group's at a time. It is listed in one of these groups only
+	// (BLOCK_DUPLICATE), and while it is pinned as a block of one of them, it is refused as a block of another
+	// (BLOCK_PINNED). What counts blocks of a group counts those of its space. Empty: the group has a space of its own.
+	// Each engine's own matter: it is not compared.
+	Space string `protobuf:"bytes,11,opt,name=space,proto3" json:"space,omitempty"`
 	// KV heads of the model. Each rank has its share of them, in the order of ranks; where there are fewer heads than
 	// ranks, `kv_head_count` is 1 and as many ranks have the same one. 0: `kv_head_count` times the ranks. Always 0 for
 	// MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
@@ -443,6 +449,13 @@ func (x *Group) GetWindowTokens() uint32 {
 		return x.WindowTokens
 	}
 	return 0
+}
+
+func (x *Group) GetSpace() string {
+	if x != nil {
+		return x.Space
+	}
+	return ""
 }
 
 func (x *Group) GetTotalKvHeadCount() uint32 {
@@ -1214,7 +1227,7 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x80\x03\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x96\x03\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
@@ -1228,7 +1241,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05dtype\x18\b \x01(\tR\x05dtype\x12+\n" +
 	"\x05order\x18\t \x01(\x0e2\x15.kvgrpc.v1.BlockOrderR\x05order\x12#\n" +
 	"\rwindow_tokens\x18\n" +
-	" \x01(\rR\fwindowTokens\x12-\n" +
+	" \x01(\rR\fwindowTokens\x12\x14\n" +
+	"\x05space\x18\v \x01(\tR\x05space\x12-\n" +
 	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\"\x92\x01\n" +
 	"\fBlockStrides\x12\x1f\n" +
 	"\vlayer_bytes\x18\x01 \x01(\x04R\n" +

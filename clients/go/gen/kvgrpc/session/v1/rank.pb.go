@@ -222,7 +222,7 @@ type RankCommand_Connect struct {
 }
 
 type RankCommand_Disconnect struct {
-	// Forget a peer.
+	// Forget ranks of a peer.
 	Disconnect *DisconnectCommand `protobuf:"bytes,3,opt,name=disconnect,proto3,oneof"`
 }
 
@@ -237,7 +237,7 @@ type RankCommand_Expect struct {
 }
 
 type RankCommand_AwaitEnd struct {
-	// Look for the end of the process that writes for a peer.
+	// Look for the ends of the processes that write for a peer.
 	AwaitEnd *AwaitEndCommand `protobuf:"bytes,6,opt,name=await_end,json=awaitEnd,proto3,oneof"`
 }
 
@@ -322,7 +322,7 @@ func (x *OfferCommand) GetPeer() string {
 	return ""
 }
 
-// Connects to a peer rank; answered by ConnectReport.
+// Connects to a rank of a peer; answered by ConnectReport. A rank may be connected to several ranks of one peer.
 type ConnectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Engine and incarnation of the peer, as one key.
@@ -331,8 +331,8 @@ type ConnectCommand struct {
 	Endpoint *v1.RankEndpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Data paths allowed, best first.
 	Allowed []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
-	// The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
-	// its own number only refuses another one: it ends its connection.
+	// The peer's rank whose memory it is, whatever the endpoint says; unset: the one with the number of the commanded
+	// rank. An older worker, which reaches its own number only, refuses another one: it ends its connection.
 	PeerRank *uint32 `protobuf:"varint,4,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent.
 	Attempt       uint64 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
@@ -405,16 +405,16 @@ func (x *ConnectCommand) GetAttempt() uint64 {
 	return 0
 }
 
-// Forgets a peer once its last posting ended.
+// Forgets ranks of a peer, each once its last posting ended.
 type DisconnectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// As in ConnectCommand.
+	// The one that is forgotten; unset: all of the peer's.
 	PeerRank *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
-	// If the end of its process is looked for, go on with that: it may still write.
+	// If the ends of their processes are looked for, go on with that: they may still write.
 	Watch bool `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`
-	// Its life is over: endpoints that were made for it are good for nothing any more.
+	// The peer's life is over: endpoints that were made for any rank of it are good for nothing any more.
 	Gone          bool `protobuf:"varint,4,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -491,7 +491,7 @@ type PostCommand struct {
 	Dst []uint64 `protobuf:"varint,4,rep,packed,name=dst,proto3" json:"dst,omitempty"`
 	// Lengths.
 	Nbytes []uint64 `protobuf:"varint,5,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// As in ConnectCommand.
+	// The peer's rank whose memory it is; unset as in ConnectCommand. One that is not connected: the posting fails.
 	PeerRank *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
 	// overwrite memory.
@@ -654,8 +654,8 @@ func (x *ExpectCommand) GetWrites() bool {
 	return false
 }
 
-// Looks for the end of a peer's process, until a DisconnectCommand without `watch`. Answered by ProcessReport when it
-// has come; never where it cannot be seen.
+// Looks for the ends of a peer's processes, of those of its ranks that are connected now, until a DisconnectCommand
+// without `watch`. Answered by one ProcessReport for each rank whose process has ended; never where that cannot be seen.
 type AwaitEndCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
@@ -1050,7 +1050,7 @@ type ConnectReport struct {
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
 	// Paths that could not be used.
 	Rejected []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
-	// As in the ConnectCommand that it answers.
+	// As in the ConnectCommand that it answers; unset: the one with the number of the reporting rank.
 	PeerRank *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// The attempt of the command. A lead takes 0 for the last one.
 	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
@@ -1343,13 +1343,15 @@ func (x *StepReport) GetLayers() *v1.LayerRange {
 	return nil
 }
 
-// The process that wrote for a peer is gone.
+// The process that wrote for a rank of a peer is gone.
 type ProcessReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
 	// Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew.
-	Drained       bool `protobuf:"varint,2,opt,name=drained,proto3" json:"drained,omitempty"`
+	Drained bool `protobuf:"varint,2,opt,name=drained,proto3" json:"drained,omitempty"`
+	// The peer's rank; unset: the one with the number of the reporting rank.
+	PeerRank      *uint32 `protobuf:"varint,3,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1396,6 +1398,13 @@ func (x *ProcessReport) GetDrained() bool {
 		return x.Drained
 	}
 	return false
+}
+
+func (x *ProcessReport) GetPeerRank() uint32 {
+	if x != nil && x.PeerRank != nil {
+		return *x.PeerRank
+	}
+	return 0
 }
 
 // The data paths by which peers write began anew.
@@ -1605,10 +1614,13 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +
-	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"=\n" +
+	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"m\n" +
 	"\rProcessReport\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x18\n" +
-	"\adrained\x18\x02 \x01(\bR\adrained\"'\n" +
+	"\adrained\x18\x02 \x01(\bR\adrained\x12 \n" +
+	"\tpeer_rank\x18\x03 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\n" +
+	"_peer_rank\"'\n" +
 	"\vRekeyReport\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"Q\n" +
 	"\tSumReport\x12\x12\n" +
@@ -1717,6 +1729,7 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankReport_Sum)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[11].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -1,0 +1,92 @@
+"""Pairs of engines that split and lay out the same KV in different ways: what `kvgrpc bench geometry` moves."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
+
+LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 8, 128, 16
+_ELEMENT_BYTES = 2
+_TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * _ELEMENT_BYTES
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One pair. A list of tokens is in the blocks of all groups of each side."""
+
+    name: str
+    source: Side
+    destination: Side
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How one engine keeps the KV."""
+
+    ranks: int = 1
+    block_tokens: int = BLOCK_TOKENS
+    order: str = "head_major"
+    heads: int = HEADS
+    """Of the model."""
+    kind: GroupKind = GroupKind.FULL_ATTENTION
+    window_tokens: int = 0
+
+    def side(self, tokens: int) -> Side:
+        """An engine with room for that many tokens, with a region for each layer."""
+        heads = max(self.heads // self.ranks, 1)
+        group = Group(
+            "kv", self.kind, LAYERS, self.block_tokens, tokens // self.block_tokens, heads, HEAD_DIM, "bfloat16",
+            self.order, self.window_tokens, self.heads,
+        )  # fmt: skip
+        return Side(uniform_layout(group, 2 * self.block_tokens * heads * HEAD_DIM * _ELEMENT_BYTES), self.ranks)
+
+
+_PLAIN = _Split()
+_PAIRS: dict[str, tuple[_Split, _Split]] = {
+    "tp 1 to 1": (_PLAIN, _PLAIN),
+    "tp 2 to 2": (_Split(2), _Split(2)),
+    "tp 1 to 2": (_PLAIN, _Split(2)),
+    "tp 2 to 1": (_Split(2), _PLAIN),
+    "one head tp 1 to 2": (_Split(heads=1), _Split(2, heads=1)),
+    "window": (_Split(window_tokens=4096, kind=GroupKind.SLIDING_WINDOW),) * 2,
+    "blocks of 32 to 16": (_Split(block_tokens=32), _PLAIN),
+    "blocks of 16 to 32": (_PLAIN, _Split(block_tokens=32)),
+    "head- to token-major": (_PLAIN, _Split(order="token_major")),
+    "token-major tp 1 to 2": (_Split(order="token_major"), _Split(2, order="token_major")),
+}
+
+
+def _split(source: _Split, destination: _Split) -> Callable[[int], tuple[Side, Side]]:
+    return lambda tokens: (source.side(tokens), destination.side(tokens))
+
+
+def _aliased(tokens: int) -> tuple[Side, Side]:
+    """Two groups of half the layers each in one space: their blocks lie over each other."""
+    (group,) = _PLAIN.side(tokens).pool.groups
+    nbytes = BLOCK_TOKENS * 2 * HEADS * HEAD_DIM * _ELEMENT_BYTES
+    layers = LAYERS // 2
+    groups = tuple(
+        replace(group, name=name, layers=layers, blocks=2 * group.blocks, space="all") for name in ("even", "odd")
+    )
+    regions = tuple(
+        Region(number, layer, 1, layer * nbytes, layers * nbytes, nbytes)
+        for number in (0, 1)
+        for layer in range(layers)
+    )
+    side = Side(PoolLayout(groups, regions, 2 * group.blocks * layers * nbytes), 1)
+    return side, side
+
+
+_MADE: dict[str, Callable[[int], tuple[Side, Side]]] = {
+    **{name: _split(*pair) for name, pair in _PAIRS.items()},
+    "aliased groups": _aliased,
+}
+NAMES = tuple(_MADE)
+
+
+def geometry(name: str, nbytes: int) -> Geometry:
+    """The pair of that name, with about so many bytes of KV on all ranks of the source; of few heads fewer."""
+    tokens = max(nbytes // _TOKEN_BYTES // 64, 1) * 64
+    return Geometry(name, *_MADE[name](tokens), tokens)

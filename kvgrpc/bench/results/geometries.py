@@ -1,0 +1,57 @@
+"""What a run of `kvgrpc bench geometry` found, and what it is to reach."""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.bench.results.pulls import Run, Target
+
+BASELINES = {
+    "memcpy": "memcpy once for each run that is to arrive, over all pairs of ranks, by as many threads as the data path"
+    " copies with, in one process that maps the pools of all ranks",
+    "runs": "those of the destination's blocks, whether they are moved one by one or re-packed",
+    "ratio_tp2_tp1": "of pulls of the same bytes, the time from one rank to one over that from two ranks to two",
+    "planning_ms": "the plan for 8,192 scattered blocks between two ranks and two others, of blocks whose heads lie"
+    " one after the other",
+}
+
+
+@dataclass(frozen=True)
+class GeometryCase:
+    """Pulls between two engines. Ratios are medians over pairs; above 1 we are faster."""
+
+    name: str
+    datapath: str
+    repack: bool
+    """The destination re-packs what it has read."""
+    pairs: int
+    """Of ranks."""
+    nbytes: int
+    runs: int
+    run_bytes: int
+    """The shortest."""
+    gbps: float
+    memcpy_gbps: float
+    ratio_memcpy: float
+
+    def targets(self) -> list[Target]:
+        """Its ratio, over shm."""
+        if self.datapath != "shm":
+            return []
+        return [Target("ratio_memcpy", self.ratio_memcpy, 0.5 if self.repack else 0.9, at_least=True)]
+
+
+@dataclass
+class GeometryResult(Run):
+    """A run of `kvgrpc bench geometry`."""
+
+    cases: list[GeometryCase] = field(default_factory=list)
+    ratio_tp2_tp1: float | None = None
+    planning_ms: float | None = None
+
+    def targets(self) -> list[Target]:
+        return [
+            Target("ratio_tp2_tp1", self.ratio_tp2_tp1, 0.9, at_least=True),
+            Target("planning_ms", self.planning_ms, 5.0),
+        ]
+
+    def figures(self) -> dict[str, float | None]:
+        return {}

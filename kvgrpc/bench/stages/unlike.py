@@ -1,0 +1,128 @@
+"""Two engines in this process, each with ranks of its own, between which one pulls over sessions."""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.bench.geometries import Geometry
+from kvgrpc.bench.plan import environment_of, path_of
+from kvgrpc.bench.roles.copy_loop import LoopCopier
+from kvgrpc.bench.stages.engines import environment, next_event
+from kvgrpc.core.values.bridge import Bridge
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.plans import PairRuns
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
+from kvgrpc.errors import InternalError, Reason
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+Memories = Sequence[NDArray[np.uint8]]
+
+
+class UnlikeEngines:
+    """Both engines of a geometry. Use it as a context manager."""
+
+    def __init__(self, data_path: str, geometry: Geometry, copy_threads: int) -> None:
+        """Starts two leads that move over one data path, with shared memory for every rank."""
+        self._threads = copy_threads
+        self._content = content(opaque_id=b"kvgrpc bench", tokens=geometry.tokens)
+        sides = geometry.source, geometry.destination
+        self._blocks = [_blocks(geometry, number) for number in (0, 1)]
+        bridge = Bridge(geometry.source, geometry.destination, 1)
+        begins = tuple(bridge.begins(i, geometry.tokens, len(ids)) for i, ids in enumerate(self._blocks[1]))
+        self.planned = bridge.plan([Chunk(tuple(self._blocks[0]), tuple(self._blocks[1]), None, begins)])
+        """What is to arrive, run by run."""
+        self._ends = contextlib.ExitStack()
+        flags = ["--data-paths", path_of(data_path), "--copy-threads", str(copy_threads)]
+        with environment(environment_of(data_path)):
+            self._source, self._destination = (
+                self._ends.enter_context(
+                    Engine.launch(flags=flags, pool=side.pool, world_size=side.ranks, weights_revision="bench")
+                )
+                for side in sides
+            )
+        self._memories = [
+            [self._ends.enter_context(Rank(engine.ticket, rank)).memory for rank in range(side.ranks)]
+            for engine, side in zip((self._source, self._destination), sides, strict=True)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that arrive, over all ranks."""
+        return sum(some.total_bytes for some in self.planned)
+
+    def check(self) -> None:
+        """A pull brings what copying run by run does. Raises InternalError where it does not."""
+        self._fill()
+        self.copy_s()
+        expected = [memory.copy() for memory in self._memories[1]]
+        for memory in self._memories[1]:
+            memory[:] = 0
+        self.pull_s()
+        for rank, (memory, wanted) in enumerate(zip(self._memories[1], expected, strict=True)):
+            if not np.array_equal(memory, wanted):
+                raise InternalError(Reason.INTERNAL, f"rank {rank} has other bytes than were to move")
+
+    def pull_s(self) -> float:
+        """From the call of a pull to the event Received."""
+        here, there = (_lists(blocks) for blocks in self._blocks)
+        handed = self._source.finished_blocks(here, self._content, transfer_key=secrets.token_bytes(16))
+        self._source.flush()
+        began = time.monotonic()
+        self._destination.pull(handed.grant, self._content).start(there)
+        self._destination.flush()
+        next_event(self._destination, Received)
+        woken = time.monotonic()
+        next_event(self._source, BlocksReturned)
+        return woken - began
+
+    def copy_s(self) -> float:
+        """Memcpy for every run of every pair."""
+        with contextlib.ExitStack() as copiers:
+            ready = [copiers.enter_context(self._copier(some)) for some in self.planned]
+            began = time.monotonic()
+            for copier in ready:
+                copier.copy()
+            return time.monotonic() - began
+
+    def _copier(self, some: PairRuns) -> LoopCopier:
+        source, destination = self._memories[0][some.pair.source_rank], self._memories[1][some.pair.rank]
+        return LoopCopier(some.runs, PrivateMemory.of(source), PrivateMemory.of(destination), self._threads)
+
+    def _fill(self) -> None:
+        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        for rank, memory in enumerate(self._memories[0]):
+            words = memory[: len(memory) // 8 * 8].view(np.uint64)
+            np.multiply(np.arange(rank, rank + len(words), dtype=np.uint64), _ODD, out=words)
+        for memory in self._memories[1]:
+            memory[:] = 0
+
+
+def _blocks(geometry: Geometry, number: int) -> list[NDArray[np.int64]]:
+    """Scattered blocks of each group, in token order; groups that share a space have none in common."""
+    side = (geometry.source, geometry.destination)[number]
+    rng = np.random.default_rng(number + 1)
+    groups = side.pool.groups
+    order = rng.permutation(max(group.blocks for group in groups)).astype(np.int64)
+    found, at = [], 0
+    for group in groups:
+        count = group.blocks_of(geometry.tokens)
+        found.append(order[at : at + count])
+        at += count if group.space else 0
+    return found
+
+
+def _lists(blocks: Sequence[NDArray[np.int64]]) -> Any:
+    """As the library takes them: arrays of integers will do for lists of them, which types cannot say."""
+    return blocks[0] if len(blocks) == 1 else list(blocks)

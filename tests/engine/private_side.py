@@ -1,0 +1,48 @@
+"""Engines of two ranks, whose workers bring their own memory: torch tensors in processes."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kvgrpc.engine import Engine
+from tests.engine.made import layout, made_bytes
+from tests.engine.support import Asked, Lead, Side
+
+Teams = tuple[list[Asked], list[Asked]]
+"""Workers of the source and of the destination."""
+
+
+class PrivateSide(Side):
+    """An engine with two workers."""
+
+    def __init__(
+        self, lead: Lead, workers: Sequence[Asked], *data_paths: str, limits: Sequence[float | None] = (None, None)
+    ) -> None:
+        """`limits`: bytes that each worker moves in a second."""
+        self.lead = lead
+        self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
+        self.ranks = []
+        self.workers = tuple(workers)
+        ticket = self.engine.ticket
+        for rank, worker in enumerate(self.workers):
+            worker.send(
+                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
+                memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths, limit=limits[rank],
+            )  # fmt: skip
+        assert [worker.answer() for worker in self.workers] == ["attached"] * 2
+
+    def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:
+        """Fills the blocks of each rank differently; returns what `read_all` says where they arrived."""
+        for rank, worker in enumerate(self.workers):
+            assert worker.ask(op="fill", blocks=blocks, seed=seed + rank) == "filled"
+        return [hashlib.sha256(made_bytes(blocks, seed + r).tobytes()).hexdigest() for r in range(2)]
+
+    def read_all(self, blocks: Sequence[int]) -> list[str]:
+        return [worker.ask(op="read", blocks=blocks) for worker in self.workers]
+
+    def close(self) -> None:
+        """Of a worker that was killed there is nothing to close."""
+        self.engine.close()
+        for worker in self.workers:
+            with suppress(AssertionError, OSError):
+                worker.ask(op="detach")

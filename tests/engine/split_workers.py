@@ -1,0 +1,78 @@
+"""Workers whose ranks have shares of one model's KV in their own layouts, driven by JSON lines.
+
+{"op": "attach", "socket_path", "secret", "rank", "data_paths", "split"}   `split`: arguments of `made_split`
+{"op": "fill", "blocks", "begin"}
+{"op": "check", "blocks", "begin", "tokens"}    "" or what is wrong
+{"op": "step_done", "step"}
+{"op": "clear"}
+{"op": "detach"}
+"""
+
+from typing import Any
+
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.engine import Rank, RankTicket
+from tests.core.split_kv import SplitKV
+from tests.engine.forked import fork_for_each
+from tests.engine.workers import serve_lines
+
+LAYERS, BLOCKS = 2, 24
+
+
+def made_split(
+    ranks: int = 1, tokens: int = 16, order: str = "head_major", total: int = 4, dim: int = 16, latent: bool = False
+) -> SplitKV:
+    """An engine whose elements are bytes."""
+    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
+    heads = 1 if latent else max(total // ranks, 1)
+    group = Group("kv", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total)
+    return SplitKV(Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * dim), ranks))
+
+
+class SplitWorker:
+    """One worker: a rank with memory of its own."""
+
+    def __init__(self) -> None:
+        self.rank: Rank | None = None
+
+    def attach(self, line: dict[str, Any]) -> str:
+        self.kv, self.number = made_split(**line["split"]), line["rank"]
+        memory = self.kv.memories[self.number]
+        ticket = RankTicket(line["socket_path"], bytes.fromhex(line["secret"]), len(memory))
+        self.rank = Rank(ticket, self.number, [memory], data_paths=tuple(line["data_paths"]))
+        return "attached"
+
+    def fill(self, line: dict[str, Any]) -> str:
+        self.kv.fill(line["blocks"], line["begin"], ranks=[self.number])
+        return "filled"
+
+    def check(self, line: dict[str, Any]) -> str:
+        try:
+            self.kv.check(line["blocks"], range(*line["tokens"]), line["begin"], ranks=[self.number])
+        except AssertionError as error:
+            return str(error) or "other bytes"
+        return ""
+
+    def step_done(self, line: dict[str, Any]) -> str:
+        assert self.rank is not None
+        self.rank.step_done(line["step"])
+        return "reported"
+
+    def clear(self, _: dict[str, Any]) -> str:
+        self.kv.clear()
+        return "cleared"
+
+    def detach(self, _: dict[str, Any]) -> str:
+        if self.rank is not None:
+            self.rank.close()
+        self.rank = None
+        return "detached"
+
+
+def serve(fd: int) -> None:
+    serve_lines(SplitWorker(), fd)
+
+
+if __name__ == "__main__":
+    fork_for_each(serve)
