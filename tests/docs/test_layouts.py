@@ -15,6 +15,7 @@ from kvgrpc.core.values.compatibility import CHECKSUMS, compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, differences
 from kvgrpc.core.values.views import check_heads
+from kvgrpc.errors import InvalidRequest
 from tests.client.serving import served
 from tests.core.nodes import describe
 from tests.docs.pages import DOCS, code, plain, section, tables
@@ -74,6 +75,15 @@ def test_the_pools_of_the_page_are_of_one_model_on_two_ranks() -> None:
         check_heads(described()[name], 2)
         assert described()[name].total_bytes == 32 * 1024 * described()["BLOCK_BYTES"]
         assert all(found.bridgeable for found in differences(Side(described()[name], 2), Side(described()["pool"], 2)))
+
+
+def test_groups_of_one_space_lie_on_the_same_bytes_and_apart_they_are_refused_there() -> None:
+    shared = described()["shared"]
+    first, second = shared.regions
+    assert (first.offset, first.stride_bytes) == (second.offset, second.stride_bytes)
+    assert f"offset 0, a block every {first.stride_bytes:,} bytes" in (DOCS / "block-space.svg").read_text()
+    with pytest.raises(InvalidRequest):
+        replace(shared, groups=tuple(replace(group, space="") for group in shared.groups))
 
 
 @pytest.mark.parametrize("row", tables(section(PAGE, "### What is bridged"))[0], ids=lambda row: f"{row[0]}-{row[1]}")
