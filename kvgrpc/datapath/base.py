@@ -5,6 +5,7 @@ goodwill without a bound, and reports an end only when it knows that no further 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +55,17 @@ class Memory(Protocol):
 
     @property
     def nonce_address(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """A piece of a rank's staging arena, which is host memory."""
+
+    segment: Segment
+    arena: Segment
+    """All of it: data paths that register memory register this, once, and never offer it."""
+    keeps: object
+    """Keeps it mapped."""
 
 
 class Posting(Protocol):
@@ -131,6 +143,15 @@ class SlicingRemote(Remote, Protocol):
         """As `read`. Slice i ends after `ends[i]` bytes of `runs`, where a run does, too; `arrived` hears within this
         call or a `poll` that its bytes are there.
         """
+        ...
+
+
+@runtime_checkable
+class StagingRemote(Remote, Protocol):
+    """A peer rank from which bytes may come into a staging buffer."""
+
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
+        """As `read`, with offsets in the buffer as `runs.dst`."""
         ...
 
 

@@ -3,14 +3,17 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.datapath.base import Posting, PostingState
+from kvgrpc.datapath.base import Buffer, Posting, PostingState
+from kvgrpc.datapath.calls import text
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.host.addresses import check_runs, slices
-from kvgrpc.datapath.links import Link, text
+from kvgrpc.datapath.links import Link
+from kvgrpc.datapath.staging import Claim, Staging
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 
@@ -20,8 +23,8 @@ _log = logging.getLogger(__name__)
 class Flight:
     """One posting: moved as a whole, or in slices at the pace of a cap.
 
-    Raises DataPathFailed when the link does not move bytes that way, or a run lies outside either
-    memory: all runs are checked before the first slice moves.
+    `own_bytes`: length of what it reads into, or writes from. Raises DataPathFailed when the link does not move bytes
+    that way, or a run lies outside either side's: all runs are checked before the first slice moves.
     """
 
     def __init__(self, post: Post, arrival: Arrival | None, link: Link, own_bytes: int, pace: Pace | None) -> None:
@@ -57,41 +60,57 @@ class Flight:
                 if ended is not None or self._current is not None:
                     return ended
             if self._next is None:
-                return self._done()
+                if (ended := self._all_moved(now)) is not None:
+                    return ended
+                continue
             if self._pace is not None and self.start_at is None:
                 self.start_at = self._pace.book(self._next.total_bytes, now)
                 self._began = self._began or now
             if self.start_at is not None and now < self.start_at:
                 return None
-            if (ended := self._start(self._next, now)) is not None:
+            runs, self._next, self.start_at = self._next, None, None
+            if (ended := self._start(partial(self._submit, runs), runs.total_bytes, now)) is not None:
                 return ended
 
     def abandon(self, error: str, quiesced: bool) -> PostingEnded:
         """Its end when the data path was closed under it; `quiesced`: whether that went well."""
         if self._current is not None and (ended := self._look()) is not None:
             return ended
-        if self._current is None and self._next is None:
+        if self._is_over():
             return self._done()
         return self._failed(error, quiesced or self._current is None)
 
-    def _start(self, runs: Runs, now: float) -> PostingEnded | None:
+    def release(self, at_rest: bool) -> None:
+        """What it held for itself is not needed any more, after its end, or, if not `at_rest`, may still be accessed.
+        Called again when it is proved to be at rest.
+        """
+
+    def _is_over(self) -> bool:
+        return self._current is None and self._next is None
+
+    def _all_moved(self, now: float) -> PostingEnded | None:  # noqa: ARG002 - of those that do more
+        """Once all slices have ended: the end, or None when more has been begun."""
+        return self._done()
+
+    def _submit(self, runs: Runs) -> Posting:
+        """Starts one slice."""
+        if self._together is not None:
+            return self.link.read_and_checksum(*self._together, self.wake)
+        if self._summed is not None and self._pace is None:
+            return self.link.read_slices(self._summed, self.wake)
+        return self.link.start(runs, self.operation, self.wake)
+
+    def _start(self, start: Callable[[], Posting], nbytes: int, now: float) -> PostingEnded | None:
         self._began = self._began or now
-        self.start_at = None
-        self._next = None
         try:
-            if self._together is not None:
-                self._current = self.link.read_and_checksum(*self._together, self.wake)
-            elif self._summed is not None and self._pace is None:
-                self._current = self.link.read_slices(self._summed, self.wake)
-            else:
-                self._current = self.link.start(runs, self.operation, self.wake)
+            self._current = start()
         except KVGrpcError as error:
             return self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
             # Not the error that says "nothing was started": what is under way is not known.
             _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
             return self._failed(text(error), quiesced=False)
-        self._current_bytes = runs.total_bytes
+        self._current_bytes = nbytes
         self.news_at = now
         return None
 
@@ -130,3 +149,52 @@ class Flight:
 
     def _wire_s(self) -> float:
         return 0.0 if self._began is None else time.monotonic() - self._began
+
+
+class StagedFlight(Flight):
+    """A read into a staging buffer, for which it may have to wait, and a re-pack from there into the rank's memory.
+
+    Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too.
+    """
+
+    def __init__(self, post: Post, link: Link, staging: Staging, pace: Pace | None) -> None:
+        self._repack = staging.check(post)
+        link.check_stages()
+        super().__init__(post, None, link, self._repack.staging_bytes, pace)
+        self._staging = staging
+        self._claim: Claim | None = None
+        self._repacked = False
+
+    def turn(self, now: float) -> PostingEnded | None:
+        if self._claim is None:
+            self._claim = self._staging.claim(self._repack.staging_bytes, self.wake)
+        if self._claim.refused:
+            return self._failed(self._claim.refused)
+        return None if self._claim.buffer is None else super().turn(now)
+
+    def release(self, at_rest: bool) -> None:
+        if self._claim is not None:
+            self._staging.end(self._claim, at_rest)
+
+    def _submit(self, runs: Runs) -> Posting:
+        return self.link.read_into(self._buffer, runs, self.wake)
+
+    def _is_over(self) -> bool:
+        return self._repacked and super()._is_over()
+
+    def _all_moved(self, now: float) -> PostingEnded | None:
+        if self._repacked:
+            return self._done()
+        self._repacked = True
+        return self._start(lambda: self._staging.start(self._repack, self._buffer, self.wake), 0, now)
+
+    def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
+        """Nothing of it is in the rank's memory before all is."""
+        self._nbytes = self._repack.total_bytes if done else 0
+        return super()._ended(done, error, quiesced, own_at_rest)
+
+    @property
+    def _buffer(self) -> Buffer:
+        assert self._claim is not None
+        assert self._claim.buffer is not None, "there is room for it"
+        return self._claim.buffer

@@ -11,6 +11,7 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CmaEndpoint, LoopbackEndpoint, NixlEndpoint, RankEndpoint, ShmEndpoint
 from kvgrpc.datapath.asker import Asker, Asking
 from kvgrpc.datapath.base import (
+    Buffer,
     DataPath,
     DataPathFailed,
     PeerProcess,
@@ -18,14 +19,15 @@ from kvgrpc.datapath.base import (
     PromptRemote,
     Remote,
     SlicingRemote,
+    StagingRemote,
     WritableRemote,
     WrittenByPeers,
 )
+from kvgrpc.datapath.calls import ask_before, connect, text
 from kvgrpc.datapath.copy.checksums import Arrival, ChecksummingRemote, Job, Slices, Work
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Disconnected, Rejected, Report
-from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
 END_S = 0.05
@@ -95,6 +97,16 @@ class Link:
             return self._remote.read(runs, wake)
         assert isinstance(self._remote, WritableRemote)  # see check_offers
         return self._remote.write(runs, wake)
+
+    def check_stages(self) -> None:
+        """Raises DataPathFailed when its data path reads into no staging buffer."""
+        if not isinstance(self._remote, StagingRemote):
+            raise DataPathFailed(f"{self.path.name} reads into no staging buffer: plan this posting without a re-pack")
+
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
+        """Raises as `StagingRemote.read_into` does."""
+        assert isinstance(self._remote, StagingRemote)  # see check_stages
+        return self._remote.read_into(buffer, runs, wake)
 
     def read_slices(self, slices: Slices, wake: Callable[[], None]) -> Posting:
         """Slice by slice where the data path can; else as one."""
@@ -317,39 +329,6 @@ class Links:
         self._not_mapped(attempt, rejected)
 
 
-def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
-    """What the peer's process is to be asked first; a text: why the peer cannot be reached this way. Never raises."""
-    try:
-        return path.question(endpoint)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while connecting", path.name)
-        return text(error)
-
-
-def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote | str:
-    """The connected peer, or why it cannot be reached this way. Never raises."""
-    try:
-        return path.connect(endpoint, answer)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while connecting", path.name)
-        return text(error)
-
-
-def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:
-    """`endpoint` with this path's part, or why there is none. Never raises."""
-    try:
-        return path.offer(endpoint, peer)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while offering this rank's memory", path.name)
-        return text(error)
-
-
 def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
     """Length of the peer's memory by that path. None is known for a foreign path: no
     limit then, since the path itself checks every run, too.
@@ -361,8 +340,3 @@ def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
         case CmaEndpoint() | NixlEndpoint():
             return memory_bytes(part.segments)
     return 1 << 62
-
-
-def text(error: Exception) -> str:
-    """A foreign error, as text."""
-    return f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Disconnected, Report
+from kvgrpc.datapath.settings import MoverSettings
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class LocalRank:
         self._feed = feed
         self._order = tuple(path.name for path in paths)
         self._makes_progress = any(path.needs_polling for path in paths)
-        self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
+        settings = MoverSettings(bandwidth_limit_bytes_per_s, copy_threads)
+        self._mover = Mover(rank, memory, paths, self._report, settings)
         self._mover.start()
         self._sums = ChecksumThreads(rank, memory, copy_threads, self._report)
         self._postings: dict[str, str] = {}

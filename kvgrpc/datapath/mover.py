@@ -21,14 +21,16 @@ from functools import partial
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import EndpointOffered, PostingEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath import links
+from kvgrpc.datapath import calls
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
-from kvgrpc.datapath.flight import Flight
+from kvgrpc.datapath.flight import Flight, StagedFlight
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.inbox import Inbox
-from kvgrpc.datapath.links import Attempt, Links
+from kvgrpc.datapath.links import END_S, Attempt, Links
 from kvgrpc.datapath.reports import Report
+from kvgrpc.datapath.settings import DEFAULTS, MoverSettings
+from kvgrpc.datapath.staging import Staging
 from kvgrpc.datapath.throttle import Pace
 
 _log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Mover:
     """Moves bytes into `memory` of rank `rank`.
 
     `paths` are this rank's data paths; the mover closes them. `report` is called from the mover's thread and must not
-    block: see `kvgrpc.datapath.reports`. `bandwidth_limit_bytes_per_s` caps what this rank moves; None: no limit.
+    block: see `kvgrpc.datapath.reports`.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class Mover:
         memory: Memory,
         paths: Sequence[DataPath],
         report: Callable[[Report], None],
-        bandwidth_limit_bytes_per_s: float | None = None,
+        settings: MoverSettings = DEFAULTS,
     ) -> None:
-        limit = bandwidth_limit_bytes_per_s
+        limit = settings.bandwidth_limit_bytes_per_s
         self._endpoint = RankEndpoint(rank)
         self._memory_bytes = memory_bytes(memory.segments)
         self._paths = {path.name: path for path in paths}
@@ -77,8 +79,9 @@ class Mover:
         self._links = Links(rank, self._paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
-        self._lost: dict[str, tuple[DataPath, Operation]] = {}
-        """Postings that ended without proof, and the path that lost them."""
+        self._lost: dict[str, Flight] = {}
+        """Postings that ended without proof."""
+        self._staging = Staging(rank, memory, settings.copy_threads, settings.staging_bytes)
         self._offered = False
         self._close_at: float | None = None
         self._at_rest = False
@@ -117,7 +120,8 @@ class Mover:
         this call may itself copy a little, if that rank has no posting under way and the thread nothing to do. It then
         returns what is otherwise reported. Raises AlreadyExists while a posting of that name has not ended.
         """
-        here = partial(self._at_once, post) if at_once and arrival is None and self._pace is None else None
+        at_once = at_once and arrival is None and post.repack is None and self._pace is None
+        here = partial(self._at_once, post) if at_once else None
         return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
 
     def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
@@ -216,10 +220,7 @@ class Mover:
     def _turn_all(self) -> None:
         """Gives every path that needs it a turn, and looks at every posting."""
         for path in self._polled:
-            try:
-                path.progress()
-            except Exception:  # noqa: BLE001 - logged, and the thread goes on
-                _log.exception("%s made no progress", path.name)
+            calls.progress(path)
         for item in list(self._flights.values()):
             self._turn(item)
 
@@ -241,7 +242,8 @@ class Mover:
 
     def _note_lost(self, item: Flight, ended: PostingEnded) -> None:
         if not ended.quiesced and not ended.own_at_rest:
-            self._lost[item.posting] = item.link.path, item.operation
+            self._lost[item.posting] = item
+        item.release(ended.quiesced)
 
     def _is_polling(self) -> bool:
         return bool(self._polled) and (bool(self._expected) or self._polls_flights())
@@ -259,7 +261,7 @@ class Mover:
         if self._flights:
             waits.append(_LOOK_AGAIN_S)
         if self._links.awaits_end:
-            waits.append(links.END_S)
+            waits.append(END_S)
         if self._close_at is not None:
             waits.append(self._close_at - now)
         return max(min(waits), 0.0) if waits else None
@@ -278,7 +280,7 @@ class Mover:
         self._offered = True
         endpoint = self._endpoint
         for path in self._paths.values():
-            outcome = links.offer(path, endpoint, peer)
+            outcome = calls.offer(path, endpoint, peer)
             if isinstance(outcome, str):
                 _log.info("%s is not offered to %s: %s", path.name, key, outcome)
             else:
@@ -291,7 +293,10 @@ class Mover:
             self._refuse(post.posting_id, f"rank {post.peer_rank} of the peer {post.peer} is not connected")
             return
         try:
-            item = Flight(post, arrival, link, self._memory_bytes, self._pace)
+            if post.repack is None:
+                item = Flight(post, arrival, link, self._memory_bytes, self._pace)
+            else:
+                item = StagedFlight(post, link, self._staging, self._pace)
         except DataPathFailed as error:
             self._refuse(post.posting_id, error.message)
             return
@@ -315,12 +320,9 @@ class Mover:
         """Why an access of before may still follow; empty: none does."""
         if not isinstance(path, WrittenByPeers):
             return ""
-        late, broken = path.late_writes, ""
-        try:
-            path.rekey()
-        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            _log.exception("%s could not be re-keyed", path.name)
-            broken = f"{path.name} could not be re-keyed: {error}"
+        late = path.late_writes
+        self._staging.stop()  # a copy of what a posting has brought is a part of it, and ends with it
+        broken = calls.rekey(path.name, path)
         for item in [item for item in self._flights.values() if item.link.path is path]:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
         for link in self._links.drop(path):
@@ -331,10 +333,11 @@ class Mover:
 
     def _find_lost(self, path: DataPath) -> None:
         """What a path lost has ended here, since the path has begun anew. What it wrote may still land at the peer."""
-        for posting, (lost_by, operation) in list(self._lost.items()):
-            if lost_by is path:
+        for posting, item in list(self._lost.items()):
+            if item.link.path is path:
                 del self._lost[posting]
-                quiesced, why = operation is Operation.READ, "its data path began anew"
+                quiesced, why = item.operation is Operation.READ, "its data path began anew"
+                item.release(quiesced)
                 self._report_end(PostingEnded(posting, False, 0, 0.0, why, quiesced, own_at_rest=True))
 
     def _begin_close(self, close_at: float) -> None:
@@ -353,13 +356,16 @@ class Mover:
             if id(link) not in busy:
                 link.close()
         late = self._late_writes()
-        errors = {path.name: self._close_path(path) for path in self._paths.values()}
+        errors = {path.name: calls.close(path) for path in self._paths.values()}
         self._at_rest = not any(errors.values()) and not late
+        self._staging.stop()
         cut = {id(item.link): item.link for item in self._flights.values()}
         for item in self._flights.values():
             quiesced = not errors[item.link.path.name]
-            why = "the mover was closed before the posting ended"
-            self._report_end(item.abandon(why, quiesced))
+            ended = item.abandon("the mover was closed before the posting ended", quiesced)
+            item.release(ended.quiesced)
+            self._report_end(ended)
+        self._staging.close()
         for link in cut.values():  # closed with their paths
             if link.closing:
                 self._report(link.disconnected(errors[link.path.name]))
@@ -374,15 +380,6 @@ class Mover:
         for why in filter(None, late):
             _log.error("a peer's write has not ended, and %s", why)
         return [why for why in late if why]
-
-    def _close_path(self, path: DataPath) -> str:
-        """Why it may still access memory; empty: it does not."""
-        try:
-            path.close()
-        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            _log.exception("closing %s failed", path.name)
-            return f"{path.name} could not be closed: {error}"
-        return ""
 
     def _report_end(self, ended: PostingEnded) -> None:
         self._inbox.ended(ended.posting_id)  # before the report, so that its receiver may use the name again

@@ -7,12 +7,28 @@ what protobuf makes of lists.
 from collections.abc import Sequence
 
 import numpy as np
+from google.protobuf.message import Message
 
 from kvgrpc.core.values.descriptors import FEW_IDS, Ids, runs_of, to_runs
 from kvgrpc.v1 import common_pb2
 
 FEW = 1024
 """Up to so many runs the usual way costs less."""
+
+
+def ids(values: Sequence[int]) -> Ids:
+    """A repeated field of integers."""
+    return np.asarray(values, dtype=np.int64)
+
+
+def put_columns(into: Message, **columns: Ids) -> None:
+    """Writes repeated fields of one length, by their names, into a message in which they are empty."""
+    if len(next(iter(columns.values()))) <= FEW:
+        for name, values in columns.items():
+            getattr(into, name).extend(values.tolist())
+        return
+    fields = into.DESCRIPTOR.fields_by_name
+    into.MergeFromString(b"".join(packed_field(fields[name].number, values) for name, values in columns.items()))
 
 
 def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:

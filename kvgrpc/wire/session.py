@@ -7,7 +7,7 @@ import numpy as np
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import Reason, Unimplemented, note
@@ -15,7 +15,8 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import FEW, packed_checksums, packed_field, unpacked_checksums
+from kvgrpc.wire.packed import ids, packed_checksums, put_columns, unpacked_checksums
+from kvgrpc.wire.strips import put_repack, repack_from_proto
 from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges
 
 _News: TypeAlias = (
@@ -30,6 +31,7 @@ _OPERATION = {
     Operation.READ: rank_pb2.POST_OPERATION_READ,
     Operation.WRITE: rank_pb2.POST_OPERATION_WRITE,
 }
+_OPERATIONS = {value: operation for operation, value in _OPERATION.items()}
 
 
 def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
@@ -104,15 +106,10 @@ def post_command(post: Post) -> rank_pb2.RankCommand:
     command = rank_pb2.RankCommand()
     made, runs = command.post, post.runs  # written in place: a message that is made for another one is copied, too
     made.posting_id, made.peer, made.peer_rank = post.posting_id, post.peer, post.peer_rank
-    made.operation = _OPERATION[post.operation]
-    if len(runs) <= FEW:
-        made.src.extend(runs.src.tolist())
-        made.dst.extend(runs.dst.tolist())
-        made.nbytes.extend(runs.nbytes.tolist())
-    else:
-        columns = runs.src, runs.dst, runs.nbytes
-        numbers = made.SRC_FIELD_NUMBER, made.DST_FIELD_NUMBER, made.NBYTES_FIELD_NUMBER
-        made.MergeFromString(b"".join(map(packed_field, numbers, columns)))
+    made.operation = _OPERATION[post.operation] if post.repack is None else rank_pb2.POST_OPERATION_READ_AND_REPACK
+    put_columns(made, src=runs.src, dst=runs.dst, nbytes=runs.nbytes)
+    if post.repack is not None:
+        put_repack(post.repack, made.repack)
     if post.checksums is not None:
         made.sum.CopyFrom(_sum_command(post.checksums.name, post.checksums.pieces))
     return command
@@ -141,20 +138,13 @@ def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
 
 def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
     made = rank_pb2.SumCommand(name=name)
-    if len(pieces.offsets) <= FEW:
-        made.offsets.extend(pieces.offsets.tolist())
-        made.nbytes.extend(pieces.nbytes.tolist())
-        made.counts.extend(pieces.counts.tolist())
-    else:
-        columns = pieces.offsets, pieces.nbytes, pieces.counts
-        numbers = made.OFFSETS_FIELD_NUMBER, made.NBYTES_FIELD_NUMBER, made.COUNTS_FIELD_NUMBER
-        made.MergeFromString(b"".join(map(packed_field, numbers, columns)))
+    put_columns(made, offsets=pieces.offsets, nbytes=pieces.nbytes, counts=pieces.counts)
     return made
 
 
 def pieces_of(command: rank_pb2.SumCommand) -> Pieces:
     """The inverse of `sum_command`."""
-    return Pieces(_ids(command.offsets), _ids(command.nbytes), _ids(command.counts))
+    return Pieces(ids(command.offsets), ids(command.nbytes), ids(command.counts))
 
 
 def peer_rank_of(
@@ -168,26 +158,30 @@ def peer_rank_of(
 def post_of(rank: int, command: rank_pb2.PostCommand) -> Post:
     """The inverse of `post_command`, in the worker, which does not learn the transfer.
 
-    Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said which way, or by a newer lead.
+    Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said which way, or by a newer lead, and OutOfRange
+    (LIMIT_EXCEEDED) for more strips than a re-pack may have.
     """
     return Post(
         rank,
         command.posting_id,
         command.peer,
-        Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes)),
+        Runs(ids(command.src), ids(command.dst), ids(command.nbytes)),
         transfer_id="",
         operation=_operation_of(command),
         checksums=ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None,
         peer_rank=peer_rank_of(rank, command),
+        repack=repack_from_proto(command.repack) if command.HasField("repack") else None,
     )
 
 
 def _operation_of(command: rank_pb2.PostCommand) -> Operation:
-    for operation, value in _OPERATION.items():
-        if value == command.operation:
-            return operation
+    repacks = command.operation == rank_pb2.POST_OPERATION_READ_AND_REPACK
+    known = Operation.READ if repacks else _OPERATIONS.get(command.operation)
+    if known is not None and repacks is command.HasField("repack"):
+        return known
     raise Unimplemented(
-        Reason.FEATURE_UNAVAILABLE, f"posting {command.posting_id} is neither a READ nor a WRITE: {command.operation}"
+        Reason.FEATURE_UNAVAILABLE,
+        f"posting {command.posting_id} is neither a READ nor a WRITE, or a re-pack and none: {command.operation}",
     )
 
 
@@ -281,7 +275,3 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
     return report
-
-
-def _ids(values: Sequence[int]) -> Ids:
-    return np.asarray(values, dtype=np.int64)

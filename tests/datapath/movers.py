@@ -12,13 +12,14 @@ from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
+from kvgrpc.datapath.base import Buffer, DataPath, Posting, PostingState, Remote
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
+from kvgrpc.datapath.settings import MoverSettings
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
 
 NBYTES = 1 << 20
@@ -41,7 +42,7 @@ class Rank:
         self.bytes: Bytes = np.full(NBYTES, GUARD, dtype=np.uint8)
         memory = PrivateMemory.of(self.bytes)
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self.mover = Mover(number, memory, paths(memory), self.reports.put, **options)
+        self.mover = Mover(number, memory, paths(memory), self.reports.put, MoverSettings(**options))
         self.mover.start()
 
     def post(
@@ -89,6 +90,7 @@ class Held:
         self.turns = 0
         self.looks = 0
         self.wakes: list[Callable[[], None]] = []
+        self.buffers: list[Buffer] = []
         self.break_at = ""
         self.asked = self.connected = self.closed = self.remote_closed = False
 
@@ -162,6 +164,10 @@ class HeldRemote:
         self.path.step("read")
         self.path.wakes.append(wake)
         return HeldPosting(self.path)
+
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
+        self.path.buffers.append(buffer)
+        return self.read(runs, wake)
 
     def close(self) -> None:
         self.path.step("remote close")

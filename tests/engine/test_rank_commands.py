@@ -4,6 +4,7 @@ overlooks.
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvgrpc.core import events
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.engine import Rank, RankTicket, rank as rank_module
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -24,6 +26,14 @@ from tests.engine.made import layout
 from tests.engine.support import WAIT_S, refused
 
 COMMANDS = {
+    "post with five dimensions": rank_pb2.RankCommand(
+        post=rank_pb2.PostCommand(
+            posting_id="t/0",
+            peer="p",
+            operation=rank_pb2.POST_OPERATION_READ_AND_REPACK,
+            repack=rank_pb2.RepackCommand(strips=[rank_pb2.Strip(shape=[1] * 5)]),
+        )
+    ),
     "post neither way": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p")),
 }
 
@@ -114,6 +124,47 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
     finally:
         lead.close()
         peer.close()
+
+
+def test_a_worker_reads_several_ranks_of_a_peer_and_re_packs_what_they_send(tmp_path: Path) -> None:
+    nbytes = layout().total_bytes
+    rows = np.random.default_rng(1).integers(0, 256, (3, nbytes), dtype=np.uint8)
+    own, *theirs = rows
+    lead, *peers = (Lead(tmp_path, row) for row in rows)
+    want = own.copy()
+    try:
+        for number, peer in enumerate(peers):
+            peer.command(session.offer_command("key", "p@1"))
+            offered = peer.report()
+            assert isinstance(offered, events.EndpointOffered)
+            lead.command(session.connect_command("p", replace(offered.endpoint, rank=number), ["nixl"], number))
+            mapped = lead.report()
+            assert isinstance(mapped, events.PeerMapped)
+            assert (mapped.data_path, mapped.peer_rank, mapped.attempt) == ("nixl", number, number)
+            peer.command(session.expect_command("access", True, Operation.READ))
+        runs = Runs(*np.array([[64], [0], [256]], dtype=np.int64))
+        for number in range(2):
+            place = np.array([number * 1000], dtype=np.int64)
+            strip = Strip(place % 2 + 32, place, (2, 2), (128, 64), (64, 32), 32)
+            repack = Repack((strip,), 256)
+            lead.command(session.post_command(Post(0, f"t/{number}", "p", runs, "", peer_rank=number, repack=repack)))
+            for i in range(4):
+                want[number * 1000 + i * 32 :][:32] = theirs[number][96 + 64 * i :][:32]
+        ended = [lead.report() for _ in peers]
+        assert all(isinstance(end, events.PostingEnded) and end.done and end.nbytes == 128 for end in ended)
+        assert np.array_equal(own, want)
+        lead.command(session.post_command(Post(0, "t", "p", runs, "", peer_rank=2)))
+        refused = lead.report()
+        assert isinstance(refused, events.PostingEnded)
+        assert "rank 2 of the peer p is not connected" in refused.message
+        lead.command(session.disconnect_command("p", watch=False, gone=True))
+        lead.command(session.post_command(Post(0, "t", "p", runs, "", peer_rank=1)))
+        gone = lead.report()
+        assert isinstance(gone, events.PostingEnded)
+        assert not gone.done
+    finally:
+        for side in (lead, *peers):
+            side.close()
 
 
 @pytest.mark.parametrize("operation", Operation)

@@ -10,6 +10,8 @@ import pytest
 from kvgrpc.core.actions import MapPeer, Operation, Post, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults, Luck
@@ -260,6 +262,41 @@ def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed:
     bench.agenda.run(until=10.0)
     assert (bench.source.cells != before) is not rekeyed
     assert rest == [pytest.approx(5.001)]
+
+
+def test_a_rank_reads_several_ranks_of_a_peer_and_forgets_all_at_once() -> None:
+    bench = Bench()
+    other = Memory(POOL, 1, KvStore())
+    bench.mover.map(MapPeer(0, "p@1", RankEndpoint(1), 2), Door("p@1/1.0", other))
+    other.cells = [5] * 24
+    everything = (ids(*range(8)), ids(*range(8)))
+    bench.own.take_back(BLOCKS)
+    bench.own.give(everything, "t")
+    half = ids(0), ids(12)
+    bench.mover.post(Post(0, "t/0", "p@1", Runs(half[0], half[0], half[1]), "t"))
+    bench.mover.post(Post(0, "t/1", "p@1", Runs(half[1], half[1], half[1]), "t", peer_rank=1))
+    bench.agenda.run(until=1e6)
+    assert bench.own.cells == [*bench.source.cells[:12], *other.cells[12:]]
+    assert {report.peer_rank for report in bench.reports if isinstance(report, PeerMapped)} == {0, 1}
+    bench.mover.unmap(UnmapPeer(0, "p@1"))
+    for rank in range(2):
+        with pytest.raises(KeyError):
+            bench.mover.post(Post(0, "t/2", "p@1", bench.runs, "t", peer_rank=rank))
+
+
+def test_a_re_pack_copies_run_by_run_what_was_staged() -> None:
+    bench = Bench()
+    bench.own.take_back(BLOCKS)
+    everything = (ids(*range(8)), ids(*range(8)))
+    bench.own.give(everything, "t")
+    staged = Runs(ids(0, 12), ids(6, 0), ids(6, 6))
+    strip = Strip(ids(1, 7), ids(20, 0), (2,), (2,), (2,), 1)
+    bench.mover.post(Post(0, "t/0", "p@1", staged, "t", repack=Repack((strip,), 12)))
+    bench.agenda.run(until=1e6)
+    assert bench.reports[-1] == PostingEnded("t/0", True, 4)
+    source, want = bench.source.cells, [UNWRITTEN] * 24
+    want[20], want[22], want[0], want[2] = source[13], source[15], source[1], source[3]
+    assert bench.own.cells == want
 
 
 def test_a_rank_dies_without_the_others() -> None:

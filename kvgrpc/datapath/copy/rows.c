@@ -1,4 +1,4 @@
-/* Loops over many rows of bytes in one call, for what Python would have to call row by row.
+/* Loops over many rows of bytes in one call, for what Python would have to call row by row, and over strips.
  *
  * Built when the package is installed, and optional: kvgrpc.datapath.copy.rows loads it with ctypes, which lets go of
  * the interpreter lock while a function runs. Every address was checked by the caller.
@@ -27,6 +27,20 @@ typedef struct {
     int64_t nbytes;
     int64_t checksum; /* where the uint32 stands that goes on with these bytes */
 } kvgrpc_checksum;
+
+/* Where a copy of a strip begins. */
+typedef struct {
+    int64_t to;
+    int64_t from;
+} kvgrpc_place;
+
+/* What is copied at each place: run_bytes for every index of shape, the last dimension fastest. */
+typedef struct {
+    int64_t run_bytes;
+    int64_t shape[4];
+    int64_t to_steps[4];
+    int64_t from_steps[4];
+} kvgrpc_strip;
 
 typedef uint32_t (*kvgrpc_extend)(uint32_t, const void *, size_t);
 
@@ -86,6 +100,74 @@ void kvgrpc_copy_rows(const kvgrpc_copy *rows, size_t count) {
             stream(to, from, nbytes);
     }
     all_there();
+}
+
+/* Does COPY for `to` and `from` of each run of all places. */
+#define EACH_RUN(COPY)                                                                                                 \
+    for (size_t i = 0; i < count; i++)                                                                                 \
+        for (int64_t a = 0; a < strip->shape[0]; a++)                                                                  \
+            for (int64_t b = 0; b < strip->shape[1]; b++)                                                              \
+                for (int64_t c = 0; c < strip->shape[2]; c++) {                                                        \
+                    const int64_t *ts = strip->to_steps, *fs = strip->from_steps;                                      \
+                    char *to = (char *)(places[i].to + a * ts[0] + b * ts[1] + c * ts[2]);                             \
+                    const char *from = (const char *)(places[i].from + a * fs[0] + b * fs[1] + c * fs[2]);             \
+                    for (int64_t d = 0; d < strip->shape[3]; d++, to += ts[3], from += fs[3])                          \
+                        COPY;                                                                                          \
+                }
+
+#if defined(__SSE2__)
+__attribute__((target("avx512f"))) static void strips_of_lines(const kvgrpc_place *places, size_t count,
+                                                               const kvgrpc_strip *strip) {
+    EACH_RUN(stream_lines(to, from, (size_t)strip->run_bytes))
+}
+#endif
+
+/* Bits that are set in the address or the length of any run that is written. */
+static uint64_t bits_of(const kvgrpc_place *places, size_t count, const kvgrpc_strip *strip) {
+    int64_t bits = strip->run_bytes;
+    for (size_t i = 0; i < count; i++)
+        bits |= places[i].to;
+    for (int d = 0; d < 4; d++)
+        bits |= strip->shape[d] > 1 ? strip->to_steps[d] : 0;
+    return (uint64_t)bits;
+}
+
+/* Copies strips, of which no two runs overlap: past the cache where runs are whole lines; of other short runs those of
+ * usual lengths by copies whose length the compiler knows. */
+void kvgrpc_copy_strips(const kvgrpc_place *places, size_t count, const kvgrpc_strip *strip) {
+    size_t nbytes = (size_t)strip->run_bytes;
+#if defined(__SSE2__)
+    uint64_t bits = bits_of(places, count, strip);
+    if (bits % LINE_BYTES == 0 && __builtin_cpu_supports("avx512f")) {
+        strips_of_lines(places, count, strip);
+        all_there();
+        return;
+    }
+    if (bits % 16 == 0 && nbytes % LINE_BYTES == 0) {
+        EACH_RUN(stream(to, from, nbytes))
+        all_there();
+        return;
+    }
+#endif
+    switch (nbytes) {
+    case 16:
+        EACH_RUN(memcpy(to, from, 16))
+        break;
+    case 32:
+        EACH_RUN(memcpy(to, from, 32))
+        break;
+    case 64:
+        EACH_RUN(memcpy(to, from, 64))
+        break;
+    case 128:
+        EACH_RUN(memcpy(to, from, 128))
+        break;
+    case 256:
+        EACH_RUN(memcpy(to, from, 256))
+        break;
+    default:
+        EACH_RUN(memcpy(to, from, nbytes))
+    }
 }
 
 /* Where the rows go on that are fetched ahead. */

@@ -1,4 +1,4 @@
-"""The functions of `rows.c`: loops over many rows in one call, during which the interpreter lock is let go of.
+"""The functions of `rows.c`: loops over many rows, or runs, in one call that lets go of the interpreter lock.
 
 They are compiled when the package is installed, where there is a compiler; without them every user has another way.
 """

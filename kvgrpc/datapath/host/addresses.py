@@ -42,8 +42,8 @@ def to_rows(runs: Runs, source: Sequence[Segment], destination: Sequence[Segment
     """Addresses of checked runs, cut where a segment of either side ends and into `max_bytes`."""
     runs = cut(_cut_at_segments(runs, source, destination), max_bytes)
     rows = np.empty((len(runs), 3), dtype=np.int64)
-    rows[:, 0] = _addresses(runs.dst, destination)
-    rows[:, 1] = _addresses(runs.src, source)
+    rows[:, 0] = addresses_of(runs.dst, destination)
+    rows[:, 1] = addresses_of(runs.src, source)
     rows[:, 2] = runs.nbytes
     return rows
 
@@ -115,7 +115,15 @@ def _cut_at(runs: Runs, offsets: Ids, ends: Ids) -> Runs:
     return Runs(runs.src[run] + begin, runs.dst[run] + begin, end - begin)
 
 
-def _addresses(offsets: Ids, segments: Sequence[Segment]) -> Ids:
+def within_one(offsets: Ids, nbytes: int, segments: Sequence[Segment]) -> NDArray[np.bool_]:
+    """Which of so many bytes, at each of these offsets of the memory, lie in one segment of it."""
+    ends = _ends(segments)
+    first, last = (np.searchsorted(ends, at, side="right") for at in (offsets, offsets + (nbytes - 1)))
+    return np.asarray(first == last)
+
+
+def addresses_of(offsets: Ids, segments: Sequence[Segment]) -> Ids:
+    """Addresses of offsets that lie within the memory."""
     if len(segments) == 1:
         return offsets + segments[0].address
     ends = _ends(segments)

@@ -16,12 +16,12 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.values.endpoints import NixlEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
+from kvgrpc.core.values.endpoints import NixlEndpoint, Segment
+from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.host.memory import is_host
 from kvgrpc.datapath.nixl import metadata as nixl_metadata, ucx_log
 from kvgrpc.datapath.nixl.posting import Slice, by_type
@@ -96,20 +96,32 @@ class NixlAgent:
         self._memory = memory  # kept alive: see NixlPath
         self._peers: set[str] = set()
         self._registered: list[Any] = []
+        self._arena: object = None
+        """Of the rank's staging buffers, once it is registered, too; kept alive."""
         self._pid = os.getpid()
         name = re.sub(r"[^\w.-]", "_", f"{hint}-{secrets.token_hex(8)}", flags=re.ASCII)[-ucx_log.AGENT_CHARS_MAX :]
         self.nixl = _make_agent(name, backend)
         try:
             with _raising(DataPathUnavailable, "NIXL cannot register the memory"):
-                for kind, rows in by_type(memory.segments):
-                    regions = [(*row, "") for row in rows]
-                    self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
+                self._register(memory.segments, backend)
                 metadata = nixl_metadata.seal(self.nixl.get_agent_metadata())
         except DataPathUnavailable:
             self.close()
             raise
         self.endpoint = NixlEndpoint(name, metadata, backend, memory.segments)
         self._form_is_known = nixl_metadata.form_is_known(self.endpoint)
+
+    def _register(self, segments: Sequence[Segment], backend: str) -> None:
+        for kind, rows in by_type(segments):
+            regions = [(*row, "") for row in rows]
+            self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
+
+    def register_arena(self, buffer: Buffer) -> None:
+        """For this agent's own use: what peers were and are offered is from before. Raises DataPathFailed."""
+        with self.lock, _raising(DataPathFailed, "NIXL cannot register the staging buffer"):
+            if self._arena is None and not self.closed:
+                self._register([buffer.arena], self.endpoint.backend)
+                self._arena = buffer.keeps
 
     def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
         """Returns the sets of lanes of which one leads to the peer; none where unknown."""

@@ -25,8 +25,8 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import NixlEndpoint, RankEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
+from kvgrpc.core.values.endpoints import NixlEndpoint, RankEndpoint, Segment
+from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.host import addresses
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.host.process import HeldProcess, OwnProcess, digest, prove
@@ -172,6 +172,12 @@ class NixlRemote:
         """
         return self._start(runs, Operation.READ, wake)
 
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
+        """As `read`. The first one since the agent began registers the arena."""
+        self._check_usable()
+        self._agent.register_arena(buffer)
+        return self._start(runs, Operation.READ, wake, own=(buffer.segment,))
+
     def read_slices(
         self, runs: Runs, ends: Sequence[int], arrived: Callable[[int], None], wake: Callable[[], None]
     ) -> NixlPosting:
@@ -214,8 +220,10 @@ class NixlRemote:
         wake: Callable[[], None],
         ends: Sequence[int] = (),
         arrived: Callable[[int], None] | None = None,
+        *,
+        own: Sequence[Segment] = (),
     ) -> NixlPosting:
-        own, there = self._agent.endpoint.segments, self._peer.segments
+        own, there = own or self._agent.endpoint.segments, self._peer.segments
         source, destination = (there, own) if operation is Operation.READ else (own, there)
         addresses.check_runs(runs, memory_bytes(source), memory_bytes(destination))
         self._check_usable()

@@ -6,12 +6,12 @@ does nothing for it but prove who it is, once. Works on shared pools, too. The p
 the last byte it must still be alive and still have that memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CmaEndpoint, RankEndpoint, Segment
-from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.base import Buffer, DataPathUnavailable
 from kvgrpc.datapath.copy.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import check_runs, groups, to_rows
@@ -97,7 +97,6 @@ class CmaRemote:
         self._source = source
         self._source_bytes = memory_bytes(source)
         self._destination = destination
-        self._destination_bytes = memory_bytes(destination)
         self._crew = crew
 
     @property
@@ -108,9 +107,15 @@ class CmaRemote:
         )
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
-        check_runs(runs, self._source_bytes, self._destination_bytes)
+        return self._read(runs, self._destination, wake)
+
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        return self._read(runs, (buffer.segment,), wake)
+
+    def _read(self, runs: Runs, destination: Sequence[Segment], wake: Callable[[], None]) -> PiecesPosting:
+        check_runs(runs, self._source_bytes, memory_bytes(destination))
         piece = piece_bytes(runs.total_bytes, self._crew.size)
-        rows = to_rows(runs, self._source, self._destination, piece)
+        rows = to_rows(runs, self._source, destination, piece)
         ranges = groups(rows[:, 2], piece, libc.IOV_MAX)
 
         def copy_piece(i: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
+from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.copying import CopyMethod
 from kvgrpc.datapath.copy.crew import Crew, PiecesPosting, piece_bytes
@@ -119,13 +119,16 @@ class LoopbackPath:
         self.close()
         self._begin()
 
-    def start(self, runs: Runs, operation: Operation, peer: "_Offered", wake: Callable[[], None]) -> PiecesPosting:
+    def start(
+        self, runs: Runs, operation: Operation, peer: "_Offered", wake: Callable[[], None], buffer: Buffer | None
+    ) -> PiecesPosting:
         """Begins to copy; for `LoopbackRemote`. Raises DataPathFailed when nothing was started."""
         reads = operation is Operation.READ
-        source, destination = (peer.memory, self._memory) if reads else (self._memory, peer.memory)
-        check_runs(runs, memory_bytes(source.segments), memory_bytes(destination.segments))
+        own, theirs = self._memory.segments if buffer is None else (buffer.segment,), peer.memory.segments
+        source, destination = (theirs, own) if reads else (own, theirs)
+        check_runs(runs, memory_bytes(source), memory_bytes(destination))
         piece = piece_bytes(runs.total_bytes, self._crew.size)
-        rows = to_rows(runs, source.segments, destination.segments, piece)
+        rows = to_rows(runs, source, destination, piece)
         ranges = groups(rows[:, 2], piece, _ROWS_MAX)
         copy = copying.copier(CopyMethod.LOOP)
         assert copy is not None  # this method works everywhere
@@ -201,6 +204,9 @@ class LoopbackRemote:
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
         return self._start(runs, Operation.READ, wake)
 
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        return self._start(runs, Operation.READ, wake, buffer)
+
     def write(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
         return self._start(runs, Operation.WRITE, wake)
 
@@ -208,13 +214,15 @@ class LoopbackRemote:
         """Forgets the rank. Idempotent."""
         self._alive = None
 
-    def _start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> PiecesPosting:
+    def _start(
+        self, runs: Runs, operation: Operation, wake: Callable[[], None], buffer: Buffer | None = None
+    ) -> PiecesPosting:
         faults = self._path.faults
         if faults.fail_post:
             raise DataPathFailed(faults.fail_post)
         if find(self._key) is not self._peer:
             raise DataPathFailed(f"the rank {self._key} is gone")
-        return self._path.start(runs, operation, self._peer, wake)
+        return self._path.start(runs, operation, self._peer, wake, buffer)
 
 
 def find(key: str) -> _Offered | None:

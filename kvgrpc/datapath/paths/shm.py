@@ -21,7 +21,7 @@ import numpy as np
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment, ShmEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
+from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.checksums import Job, Work
 from kvgrpc.datapath.copy.copying import CopyMethod
@@ -123,7 +123,6 @@ class ShmRemote:
         self.source: tuple[Segment, ...] = (Segment(int(np.frombuffer(mapping, np.uint8).ctypes.data), nbytes),)
         self._nbytes = nbytes
         self._destination = destination
-        self._destination_bytes = memory_bytes(destination)
         self._crew = crew
         self._method = method
 
@@ -136,10 +135,16 @@ class ShmRemote:
         )
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
-        check_runs(runs, self._nbytes, self._destination_bytes)
+        return self._read(runs, self._destination, wake)
+
+    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        return self._read(runs, (buffer.segment,), wake)
+
+    def _read(self, runs: Runs, destination: Sequence[Segment], wake: Callable[[], None]) -> PiecesPosting:
+        check_runs(runs, self._nbytes, memory_bytes(destination))
         total = runs.total_bytes
         piece = piece_bytes(total, self._crew.size)
-        rows = to_rows(runs, self.source, self._destination, piece)
+        rows = to_rows(runs, self.source, destination, piece)
         method = self._method or copying.best(total / max(len(rows), 1))
         copy = copying.copier(method)
         if copy is None:

@@ -34,6 +34,10 @@ class _PostOperationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PostOpe
     """From the peer's memory into that of the commanded rank."""
     POST_OPERATION_WRITE: _PostOperation.ValueType  # 2
     """From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+    POST_OPERATION_READ_AND_REPACK: _PostOperation.ValueType  # 3
+    """From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
+    its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+    """
 
 class PostOperation(_PostOperation, metaclass=_PostOperationEnumTypeWrapper):
     """Which way the bytes of a posting go."""
@@ -44,6 +48,10 @@ POST_OPERATION_READ: PostOperation.ValueType  # 1
 """From the peer's memory into that of the commanded rank."""
 POST_OPERATION_WRITE: PostOperation.ValueType  # 2
 """From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+POST_OPERATION_READ_AND_REPACK: PostOperation.ValueType  # 3
+"""From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
+its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+"""
 Global___PostOperation: _TypeAlias = PostOperation  # noqa: Y015
 
 @_typing.final
@@ -236,6 +244,7 @@ class PostCommand(_message.Message):
     PEER_RANK_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
+    REPACK_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     peer: _builtins.str
@@ -252,7 +261,7 @@ class PostCommand(_message.Message):
 
     @_builtins.property
     def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Destination offsets, in the memory of the other one."""
+        """Destination offsets, in the memory of the other one; with `repack` in the staging buffer."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -263,6 +272,10 @@ class PostCommand(_message.Message):
         """Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
         when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
         """
+
+    @_builtins.property
+    def repack(self) -> Global___RepackCommand:
+        """Of POST_OPERATION_READ_AND_REPACK, and of no other."""
 
     def __init__(
         self,
@@ -275,16 +288,103 @@ class PostCommand(_message.Message):
         peer_rank: _builtins.int | None = ...,
         operation: Global___PostOperation.ValueType = ...,
         sum: Global___SumCommand | None = ...,
+        repack: Global___RepackCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank", "repack", b"repack", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "operation", b"operation", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "operation", b"operation", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "repack", b"repack", "src", b"src", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___PostCommand: _TypeAlias = PostCommand  # noqa: Y015
+
+@_typing.final
+class RepackCommand(_message.Message):
+    """What comes after the last byte of a posting that reads into a staging buffer: strips are copied from there into the
+    memory of the commanded rank. The posting is DONE when all are. Every strip is checked before the first byte moves.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRIPS_FIELD_NUMBER: _builtins.int
+    STAGING_BYTES_FIELD_NUMBER: _builtins.int
+    staging_bytes: _builtins.int
+    """Bytes of the buffer that the posting fills. One that is larger than the rank's staging arena is refused; one that
+    finds no room there now waits for its turn.
+    """
+    @_builtins.property
+    def strips(self) -> _containers.RepeatedCompositeFieldContainer[Global___Strip]:
+        """At most 65,536. No two runs of all of them write the same byte."""
+
+    def __init__(
+        self,
+        *,
+        strips: _abc.Iterable[Global___Strip] | None = ...,
+        staging_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["staging_bytes", b"staging_bytes", "strips", b"strips"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepackCommand: _TypeAlias = RepackCommand  # noqa: Y015
+
+@_typing.final
+class Strip(_message.Message):
+    """Copies of one shape at many places. Copy i takes, for every index of `shape`, `run_bytes` bytes from src[i] + index *
+    src_steps to dst[i] + index * dst_steps.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SRC_FIELD_NUMBER: _builtins.int
+    DST_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    SRC_STEPS_FIELD_NUMBER: _builtins.int
+    DST_STEPS_FIELD_NUMBER: _builtins.int
+    RUN_BYTES_FIELD_NUMBER: _builtins.int
+    run_bytes: _builtins.int
+    """Bytes of each run; positive."""
+    @_builtins.property
+    def src(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each copy begins, in the staging buffer."""
+
+    @_builtins.property
+    def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where it goes, in the memory of the commanded rank."""
+
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Counts of up to four dimensions, the last one fastest; none: one run for each copy."""
+
+    @_builtins.property
+    def src_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Bytes from one index to the next in the buffer, of each dimension."""
+
+    @_builtins.property
+    def dst_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same in the memory."""
+
+    def __init__(
+        self,
+        *,
+        src: _abc.Iterable[_builtins.int] | None = ...,
+        dst: _abc.Iterable[_builtins.int] | None = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        src_steps: _abc.Iterable[_builtins.int] | None = ...,
+        dst_steps: _abc.Iterable[_builtins.int] | None = ...,
+        run_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dst", b"dst", "dst_steps", b"dst_steps", "run_bytes", b"run_bytes", "shape", b"shape", "src", b"src", "src_steps", b"src_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Strip: _TypeAlias = Strip  # noqa: Y015
 
 @_typing.final
 class ExpectCommand(_message.Message):

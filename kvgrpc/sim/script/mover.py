@@ -8,7 +8,7 @@ from kvgrpc.core.actions import MapPeer, Operation, Post
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.sim.world.agenda import Agenda, Deed
 from kvgrpc.sim.world.faults import Faults
-from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, cells_of
 from kvgrpc.sim.world.mover import Mover
 
 START, HALF, END = "start", "half", "end"
@@ -103,8 +103,7 @@ class HandMover(Mover):
         door = self._mapped[action.rank, action.peer, action.peer_rank]
         own, theirs = self._memories[action.rank], door.memory
         source, sink = (own, theirs) if action.operation is Operation.WRITE else (theirs, own)
-        runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
-        cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
+        cells = cells_of(action)
         owner = action.fills or action.transfer_id
         fills = [dst for _, dst in cells]
         bytes_s, can = self._hand.bytes_s, lambda: door.open
@@ -192,7 +191,7 @@ class HandMover(Mover):
 
     def _tell_end(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post
-        nbytes = post.runs.total_bytes if done else 0
+        nbytes = len(posting.fills) if done else 0
         message = "" if done else "the script broke it"
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced))
         if done and post.checksums is not None:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from kvgrpc.core.actions import Post
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.descriptors import Blocks, Runs
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.sim.rules import Rule, broken
 
@@ -98,6 +99,20 @@ class KvStore:
             and (found.region, found.rank, found.prompt.salt) == (wanted.region, wanted.rank, wanted.prompt.salt)
             and found.prompt.tokens[:count] == wanted.prompt.tokens
         )
+
+
+def cells_of(post: Post) -> list[tuple[int, int]]:
+    """The cells of its source that a posting copies, and of its destination into which: run by run."""
+    moved = _pairs(post.runs)
+    if post.repack is None:
+        return moved
+    staged = {dst: src for src, dst in moved}
+    return [(staged[src], dst) for strip in post.repack.strips for src, dst in _pairs(strip.runs())]
+
+
+def _pairs(runs: Runs) -> list[tuple[int, int]]:
+    rows = zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True)
+    return [(src + i, dst + i) for src, dst, count in rows for i in range(count)]
 
 
 class Memory:

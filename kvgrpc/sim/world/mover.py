@@ -14,7 +14,7 @@ from kvgrpc.errors import Reason
 from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults, Luck
-from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, sum_of
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, cells_of, sum_of
 from kvgrpc.sim.world.process_ends import Ends
 
 CHUNKS = 6
@@ -123,8 +123,7 @@ class Mover:
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
         posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.checksums)
-        runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
-        posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
+        posting.cells = cells_of(action)
         posting.filled = [dst for _, dst in posting.cells]
         posting.read = [src for src, _ in posting.cells] if writes else []
         theirs_read = [] if writes else [src for src, _ in posting.cells]
@@ -295,7 +294,7 @@ class Mover:
 
     def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post
-        nbytes = post.runs.total_bytes if done else 0
+        nbytes = len(posting.filled) if done else 0
         message = "" if done else "the simulator broke it"
         own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
         if own:

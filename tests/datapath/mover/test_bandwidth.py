@@ -10,6 +10,7 @@ from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.settings import MoverSettings
 from kvgrpc.errors import InvalidRequest
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Rank
 from tests.datapath.peers import GUARD, content, runs_of
@@ -56,4 +57,4 @@ def test_under_a_limit_all_runs_are_checked_before_the_first_byte(source: Loopba
 def test_a_bandwidth_limit_that_moves_nothing_is_refused(limit: float) -> None:
     memory = PrivateMemory.of(bytearray(64))
     with pytest.raises(InvalidRequest):
-        Mover(0, memory, [], print, bandwidth_limit_bytes_per_s=limit)
+        Mover(0, memory, [], print, MoverSettings(limit))

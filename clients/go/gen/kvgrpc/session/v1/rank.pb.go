@@ -35,6 +35,9 @@ const (
 	PostOperation_POST_OPERATION_READ PostOperation = 1
 	// From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's.
 	PostOperation_POST_OPERATION_WRITE PostOperation = 2
+	// From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
+	// its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+	PostOperation_POST_OPERATION_READ_AND_REPACK PostOperation = 3
 )
 
 // Enum value maps for PostOperation.
@@ -43,11 +46,13 @@ var (
 		0: "POST_OPERATION_UNSPECIFIED",
 		1: "POST_OPERATION_READ",
 		2: "POST_OPERATION_WRITE",
+		3: "POST_OPERATION_READ_AND_REPACK",
 	}
 	PostOperation_value = map[string]int32{
-		"POST_OPERATION_UNSPECIFIED": 0,
-		"POST_OPERATION_READ":        1,
-		"POST_OPERATION_WRITE":       2,
+		"POST_OPERATION_UNSPECIFIED":     0,
+		"POST_OPERATION_READ":            1,
+		"POST_OPERATION_WRITE":           2,
+		"POST_OPERATION_READ_AND_REPACK": 3,
 	}
 )
 
@@ -487,7 +492,7 @@ type PostCommand struct {
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
 	// Source offsets: of a READ in the memory of the peer's rank, of a WRITE in that of the commanded rank.
 	Src []uint64 `protobuf:"varint,3,rep,packed,name=src,proto3" json:"src,omitempty"`
-	// Destination offsets, in the memory of the other one.
+	// Destination offsets, in the memory of the other one; with `repack` in the staging buffer.
 	Dst []uint64 `protobuf:"varint,4,rep,packed,name=dst,proto3" json:"dst,omitempty"`
 	// Lengths.
 	Nbytes []uint64 `protobuf:"varint,5,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
@@ -498,7 +503,9 @@ type PostCommand struct {
 	Operation PostOperation `protobuf:"varint,7,opt,name=operation,proto3,enum=kvgrpc.session.v1.PostOperation" json:"operation,omitempty"`
 	// Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
 	// when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
-	Sum           *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3" json:"sum,omitempty"`
+	Sum *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3" json:"sum,omitempty"`
+	// Of POST_OPERATION_READ_AND_REPACK, and of no other.
+	Repack        *RepackCommand `protobuf:"bytes,9,opt,name=repack,proto3" json:"repack,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -589,6 +596,162 @@ func (x *PostCommand) GetSum() *SumCommand {
 	return nil
 }
 
+func (x *PostCommand) GetRepack() *RepackCommand {
+	if x != nil {
+		return x.Repack
+	}
+	return nil
+}
+
+// What comes after the last byte of a posting that reads into a staging buffer: strips are copied from there into the
+// memory of the commanded rank. The posting is DONE when all are. Every strip is checked before the first byte moves.
+type RepackCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 65,536. No two runs of all of them write the same byte.
+	Strips []*Strip `protobuf:"bytes,1,rep,name=strips,proto3" json:"strips,omitempty"`
+	// Bytes of the buffer that the posting fills. One that is larger than the rank's staging arena is refused; one that
+	// finds no room there now waits for its turn.
+	StagingBytes  uint64 `protobuf:"varint,2,opt,name=staging_bytes,json=stagingBytes,proto3" json:"staging_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepackCommand) Reset() {
+	*x = RepackCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepackCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepackCommand) ProtoMessage() {}
+
+func (x *RepackCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepackCommand.ProtoReflect.Descriptor instead.
+func (*RepackCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RepackCommand) GetStrips() []*Strip {
+	if x != nil {
+		return x.Strips
+	}
+	return nil
+}
+
+func (x *RepackCommand) GetStagingBytes() uint64 {
+	if x != nil {
+		return x.StagingBytes
+	}
+	return 0
+}
+
+// Copies of one shape at many places. Copy i takes, for every index of `shape`, `run_bytes` bytes from src[i] + index *
+// src_steps to dst[i] + index * dst_steps.
+type Strip struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where each copy begins, in the staging buffer.
+	Src []uint64 `protobuf:"varint,1,rep,packed,name=src,proto3" json:"src,omitempty"`
+	// Where it goes, in the memory of the commanded rank.
+	Dst []uint64 `protobuf:"varint,2,rep,packed,name=dst,proto3" json:"dst,omitempty"`
+	// Counts of up to four dimensions, the last one fastest; none: one run for each copy.
+	Shape []uint64 `protobuf:"varint,3,rep,packed,name=shape,proto3" json:"shape,omitempty"`
+	// Bytes from one index to the next in the buffer, of each dimension.
+	SrcSteps []uint64 `protobuf:"varint,4,rep,packed,name=src_steps,json=srcSteps,proto3" json:"src_steps,omitempty"`
+	// The same in the memory.
+	DstSteps []uint64 `protobuf:"varint,5,rep,packed,name=dst_steps,json=dstSteps,proto3" json:"dst_steps,omitempty"`
+	// Bytes of each run; positive.
+	RunBytes      uint64 `protobuf:"varint,6,opt,name=run_bytes,json=runBytes,proto3" json:"run_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Strip) Reset() {
+	*x = Strip{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Strip) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Strip) ProtoMessage() {}
+
+func (x *Strip) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Strip.ProtoReflect.Descriptor instead.
+func (*Strip) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Strip) GetSrc() []uint64 {
+	if x != nil {
+		return x.Src
+	}
+	return nil
+}
+
+func (x *Strip) GetDst() []uint64 {
+	if x != nil {
+		return x.Dst
+	}
+	return nil
+}
+
+func (x *Strip) GetShape() []uint64 {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
+func (x *Strip) GetSrcSteps() []uint64 {
+	if x != nil {
+		return x.SrcSteps
+	}
+	return nil
+}
+
+func (x *Strip) GetDstSteps() []uint64 {
+	if x != nil {
+		return x.DstSteps
+	}
+	return nil
+}
+
+func (x *Strip) GetRunBytes() uint64 {
+	if x != nil {
+		return x.RunBytes
+	}
+	return 0
+}
+
 // Starts or ends the progress that a peer's reads and writes need.
 type ExpectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -605,7 +768,7 @@ type ExpectCommand struct {
 
 func (x *ExpectCommand) Reset() {
 	*x = ExpectCommand{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[5]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +780,7 @@ func (x *ExpectCommand) String() string {
 func (*ExpectCommand) ProtoMessage() {}
 
 func (x *ExpectCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[5]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +793,7 @@ func (x *ExpectCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpectCommand.ProtoReflect.Descriptor instead.
 func (*ExpectCommand) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExpectCommand) GetAccess() string {
@@ -666,7 +829,7 @@ type AwaitEndCommand struct {
 
 func (x *AwaitEndCommand) Reset() {
 	*x = AwaitEndCommand{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +841,7 @@ func (x *AwaitEndCommand) String() string {
 func (*AwaitEndCommand) ProtoMessage() {}
 
 func (x *AwaitEndCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +854,7 @@ func (x *AwaitEndCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitEndCommand.ProtoReflect.Descriptor instead.
 func (*AwaitEndCommand) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AwaitEndCommand) GetPeer() string {
@@ -711,7 +874,7 @@ type RekeyCommand struct {
 
 func (x *RekeyCommand) Reset() {
 	*x = RekeyCommand{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +886,7 @@ func (x *RekeyCommand) String() string {
 func (*RekeyCommand) ProtoMessage() {}
 
 func (x *RekeyCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +899,7 @@ func (x *RekeyCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyCommand.ProtoReflect.Descriptor instead.
 func (*RekeyCommand) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
 }
 
 // Sums up bytes of the commanded rank's memory, by CRC-32C; answered by SumReport.
@@ -756,7 +919,7 @@ type SumCommand struct {
 
 func (x *SumCommand) Reset() {
 	*x = SumCommand{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +931,7 @@ func (x *SumCommand) String() string {
 func (*SumCommand) ProtoMessage() {}
 
 func (x *SumCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +944,7 @@ func (x *SumCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SumCommand.ProtoReflect.Descriptor instead.
 func (*SumCommand) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SumCommand) GetName() string {
@@ -833,7 +996,7 @@ type RankReport struct {
 
 func (x *RankReport) Reset() {
 	*x = RankReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1008,7 @@ func (x *RankReport) String() string {
 func (*RankReport) ProtoMessage() {}
 
 func (x *RankReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1021,7 @@ func (x *RankReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReport.ProtoReflect.Descriptor instead.
 func (*RankReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RankReport) GetReport() isRankReport_Report {
@@ -997,7 +1160,7 @@ type OfferReport struct {
 
 func (x *OfferReport) Reset() {
 	*x = OfferReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1172,7 @@ func (x *OfferReport) String() string {
 func (*OfferReport) ProtoMessage() {}
 
 func (x *OfferReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1185,7 @@ func (x *OfferReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReport.ProtoReflect.Descriptor instead.
 func (*OfferReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *OfferReport) GetKey() string {
@@ -1060,7 +1223,7 @@ type ConnectReport struct {
 
 func (x *ConnectReport) Reset() {
 	*x = ConnectReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1235,7 @@ func (x *ConnectReport) String() string {
 func (*ConnectReport) ProtoMessage() {}
 
 func (x *ConnectReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1248,7 @@ func (x *ConnectReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReport.ProtoReflect.Descriptor instead.
 func (*ConnectReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ConnectReport) GetPeer() string {
@@ -1143,7 +1306,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1318,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1331,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -1210,7 +1373,7 @@ type PostingReport struct {
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1385,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1398,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -1301,7 +1464,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1476,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1489,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1358,7 +1521,7 @@ type ProcessReport struct {
 
 func (x *ProcessReport) Reset() {
 	*x = ProcessReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1533,7 @@ func (x *ProcessReport) String() string {
 func (*ProcessReport) ProtoMessage() {}
 
 func (x *ProcessReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1546,7 @@ func (x *ProcessReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
 func (*ProcessReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ProcessReport) GetPeer() string {
@@ -1418,7 +1581,7 @@ type RekeyReport struct {
 
 func (x *RekeyReport) Reset() {
 	*x = RekeyReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1593,7 @@ func (x *RekeyReport) String() string {
 func (*RekeyReport) ProtoMessage() {}
 
 func (x *RekeyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1606,7 @@ func (x *RekeyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
 func (*RekeyReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RekeyReport) GetMessage() string {
@@ -1468,7 +1631,7 @@ type SumReport struct {
 
 func (x *SumReport) Reset() {
 	*x = SumReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1643,7 @@ func (x *SumReport) String() string {
 func (*SumReport) ProtoMessage() {}
 
 func (x *SumReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1656,7 @@ func (x *SumReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SumReport.ProtoReflect.Descriptor instead.
 func (*SumReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SumReport) GetName() string {
@@ -1551,7 +1714,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x05watch\x18\x03 \x01(\bR\x05watch\x12\x12\n" +
 	"\x04gone\x18\x04 \x01(\bR\x04goneB\f\n" +
 	"\n" +
-	"_peer_rank\"\x9d\x02\n" +
+	"_peer_rank\"\xd7\x02\n" +
 	"\vPostCommand\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
@@ -1561,9 +1724,20 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06nbytes\x18\x05 \x03(\x04R\x06nbytes\x12 \n" +
 	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12>\n" +
 	"\toperation\x18\a \x01(\x0e2 .kvgrpc.session.v1.PostOperationR\toperation\x12/\n" +
-	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandR\x03sumB\f\n" +
+	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandR\x03sum\x128\n" +
+	"\x06repack\x18\t \x01(\v2 .kvgrpc.session.v1.RepackCommandR\x06repackB\f\n" +
 	"\n" +
-	"_peer_rank\"S\n" +
+	"_peer_rank\"f\n" +
+	"\rRepackCommand\x120\n" +
+	"\x06strips\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.StripR\x06strips\x12#\n" +
+	"\rstaging_bytes\x18\x02 \x01(\x04R\fstagingBytes\"\x98\x01\n" +
+	"\x05Strip\x12\x10\n" +
+	"\x03src\x18\x01 \x03(\x04R\x03src\x12\x10\n" +
+	"\x03dst\x18\x02 \x03(\x04R\x03dst\x12\x14\n" +
+	"\x05shape\x18\x03 \x03(\x04R\x05shape\x12\x1b\n" +
+	"\tsrc_steps\x18\x04 \x03(\x04R\bsrcSteps\x12\x1b\n" +
+	"\tdst_steps\x18\x05 \x03(\x04R\bdstSteps\x12\x1b\n" +
+	"\trun_bytes\x18\x06 \x01(\x04R\brunBytes\"S\n" +
 	"\rExpectCommand\x12\x16\n" +
 	"\x06access\x18\x01 \x01(\tR\x06access\x12\x12\n" +
 	"\x04open\x18\x02 \x01(\bR\x04open\x12\x16\n" +
@@ -1626,11 +1800,12 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tSumReport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\aR\x06values\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage*b\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage*\x86\x01\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
-	"\x14POST_OPERATION_WRITE\x10\x02B^\n" +
+	"\x14POST_OPERATION_WRITE\x10\x02\x12\"\n" +
+	"\x1ePOST_OPERATION_READ_AND_REPACK\x10\x03B^\n" +
 	"\x15dev.kvgrpc.session.v1B\x10SessionRankProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
 
 var (
@@ -1646,7 +1821,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -1654,51 +1829,55 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*ConnectCommand)(nil),      // 3: kvgrpc.session.v1.ConnectCommand
 	(*DisconnectCommand)(nil),   // 4: kvgrpc.session.v1.DisconnectCommand
 	(*PostCommand)(nil),         // 5: kvgrpc.session.v1.PostCommand
-	(*ExpectCommand)(nil),       // 6: kvgrpc.session.v1.ExpectCommand
-	(*AwaitEndCommand)(nil),     // 7: kvgrpc.session.v1.AwaitEndCommand
-	(*RekeyCommand)(nil),        // 8: kvgrpc.session.v1.RekeyCommand
-	(*SumCommand)(nil),          // 9: kvgrpc.session.v1.SumCommand
-	(*RankReport)(nil),          // 10: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 11: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 12: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 13: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 14: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 15: kvgrpc.session.v1.StepReport
-	(*ProcessReport)(nil),       // 16: kvgrpc.session.v1.ProcessReport
-	(*RekeyReport)(nil),         // 17: kvgrpc.session.v1.RekeyReport
-	(*SumReport)(nil),           // 18: kvgrpc.session.v1.SumReport
-	(*v1.RankEndpoint)(nil),     // 19: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 21: kvgrpc.v1.LayerRange
+	(*RepackCommand)(nil),       // 6: kvgrpc.session.v1.RepackCommand
+	(*Strip)(nil),               // 7: kvgrpc.session.v1.Strip
+	(*ExpectCommand)(nil),       // 8: kvgrpc.session.v1.ExpectCommand
+	(*AwaitEndCommand)(nil),     // 9: kvgrpc.session.v1.AwaitEndCommand
+	(*RekeyCommand)(nil),        // 10: kvgrpc.session.v1.RekeyCommand
+	(*SumCommand)(nil),          // 11: kvgrpc.session.v1.SumCommand
+	(*RankReport)(nil),          // 12: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 13: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 14: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 15: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 16: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 17: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 18: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 19: kvgrpc.session.v1.RekeyReport
+	(*SumReport)(nil),           // 20: kvgrpc.session.v1.SumReport
+	(*v1.RankEndpoint)(nil),     // 21: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 23: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
 	3,  // 1: kvgrpc.session.v1.RankCommand.connect:type_name -> kvgrpc.session.v1.ConnectCommand
 	4,  // 2: kvgrpc.session.v1.RankCommand.disconnect:type_name -> kvgrpc.session.v1.DisconnectCommand
 	5,  // 3: kvgrpc.session.v1.RankCommand.post:type_name -> kvgrpc.session.v1.PostCommand
-	6,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
-	7,  // 5: kvgrpc.session.v1.RankCommand.await_end:type_name -> kvgrpc.session.v1.AwaitEndCommand
-	8,  // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
-	9,  // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
-	19, // 8: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	8,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
+	9,  // 5: kvgrpc.session.v1.RankCommand.await_end:type_name -> kvgrpc.session.v1.AwaitEndCommand
+	10, // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
+	11, // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	21, // 8: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
 	0,  // 9: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	9,  // 10: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
-	11, // 11: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	12, // 12: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	14, // 13: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	15, // 14: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	16, // 15: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	17, // 16: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	18, // 17: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
-	19, // 18: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	13, // 19: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	20, // 20: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	21, // 21: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	11, // 10: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	6,  // 11: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
+	7,  // 12: kvgrpc.session.v1.RepackCommand.strips:type_name -> kvgrpc.session.v1.Strip
+	13, // 13: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	14, // 14: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	16, // 15: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	17, // 16: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	18, // 17: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	19, // 18: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	20, // 19: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	21, // 20: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	15, // 21: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	22, // 22: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	23, // 23: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -1719,7 +1898,7 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[9].OneofWrappers = []any{
+	file_kvgrpc_session_v1_rank_proto_msgTypes[11].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
@@ -1728,15 +1907,15 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankReport_Rekey)(nil),
 		(*RankReport_Sum)(nil),
 	}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[11].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[15].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[13].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,76 @@
+"""Calls into data paths, whose errors come back as text: none ends the mover's thread."""
+
+import logging
+
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.base import DataPath, Remote, WrittenByPeers
+from kvgrpc.datapath.questions import Answer, Question
+from kvgrpc.errors import KVGrpcError
+
+_log = logging.getLogger(__name__)
+
+
+def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
+    """What the peer's process is to be asked first; a text: why the peer cannot be reached this way."""
+    try:
+        return path.question(endpoint)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while connecting", path.name)
+        return text(error)
+
+
+def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote | str:
+    """The connected peer, or why it cannot be reached this way."""
+    try:
+        return path.connect(endpoint, answer)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while connecting", path.name)
+        return text(error)
+
+
+def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:
+    """`endpoint` with this path's part, or why there is none."""
+    try:
+        return path.offer(endpoint, peer)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while offering this rank's memory", path.name)
+        return text(error)
+
+
+def progress(path: DataPath) -> None:
+    """Gives it a turn."""
+    try:
+        path.progress()
+    except Exception:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s made no progress", path.name)
+
+
+def rekey(name: str, path: WrittenByPeers) -> str:
+    """Begins it anew; why it could not."""
+    try:
+        path.rekey()
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s could not be re-keyed", name)
+        return f"{name} could not be re-keyed: {error}"
+    return ""
+
+
+def close(path: DataPath) -> str:
+    """Why it may still access memory; empty: it does not."""
+    try:
+        path.close()
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("closing %s failed", path.name)
+        return f"{path.name} could not be closed: {error}"
+    return ""
+
+
+def text(error: Exception) -> str:
+    """A foreign error, as text."""
+    return f"{type(error).__name__}: {error}"
