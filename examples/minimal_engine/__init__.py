@@ -3,6 +3,7 @@
     engine.py  the engine on kvgrpc: blocks move by pull
     push.py    what push adds, whole prompts and layer by layer
     chat.py    what conversations add: history comes back from the engine that decoded
+    ranks.py   its pool split over tensor-parallel ranks
     paged.py   which blocks hold which tokens: block tables, references, prefix cache
     model.py   the transformer; reads and writes KV only through a block table
 

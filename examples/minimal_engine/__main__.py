@@ -135,7 +135,9 @@ def main() -> None:
     """Serves lines until the input ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--session-socket", default="", help="where its lead listens; none: no transfers")
-    engine = MinimalEngine(parser.parse_args().session_socket)
+    parser.add_argument("--ranks", type=int, default=1, help="over so many its KV heads are split")
+    arguments = parser.parse_args()
+    engine = MinimalEngine(arguments.session_socket, ranks=arguments.ranks)
     operations = Operations(engine)
     print(json.dumps({"ready": True}), flush=True)
     while True:

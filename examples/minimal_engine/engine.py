@@ -4,8 +4,8 @@
 BlockManager gives out the blocks (an ENGINE_MANAGED pool). It keeps one reference per hand-over of a block, and gives
 it back when BlocksReturned says so.
 
-Blocks move by pull here. Two more files add what only some engines do: `push`, and `chat` for conversations that come
-back.
+Blocks move by pull here. More files add what only some engines do: `push`, `chat` for conversations that come back, and
+`ranks` for a pool that is split over several.
 """
 
 import time
@@ -18,6 +18,7 @@ import torch
 
 from examples.minimal_engine.model import MinimalModel, encode, greedy_token
 from examples.minimal_engine.paged import BlockManager
+from examples.minimal_engine.ranks import layers_in
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, LayersReceived, Pull, Rank, Received, content
 from kvgrpc.engine.transfers.handles import Handle
@@ -40,22 +41,23 @@ class Request:
 class MinimalEngine:
     """A model, a paged pool, and (with a session socket) a lead."""
 
-    def __init__(self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16) -> None:
+    def __init__(self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16, ranks: int = 1) -> None:
+        """`ranks`: over so many its KV heads are split, which they divide."""
         self.model = MinimalModel()
         config = self.model.config
         self.blocks = BlockManager(blocks, block_tokens)
         group = Group(
-            "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads, config.head_dim,
-            "float32",
+            "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads // ranks,
+            config.head_dim, "float32",
         )  # fmt: skip
-        layout = uniform_layout(group, config.block_bytes(block_tokens))
-        memory = np.zeros(layout.total_bytes, dtype=np.uint8)
+        layout = uniform_layout(group, config.block_bytes(block_tokens) // ranks)
+        memories = [np.zeros(layout.total_bytes, dtype=np.uint8) for _ in range(ranks)]
         if socket_path:
-            self.engine = Engine.attach(socket_path, pool=layout, weights_revision=self.model.weights_revision)
-            self.rank = Rank(self.engine.ticket)
-            memory = self.rank.memory
-        layers = memory.view(np.float32).reshape(config.layers, *config.kv_shape(blocks, block_tokens))
-        self.kv = [torch.from_numpy(layer) for layer in layers]
+            revision = self.model.weights_revision
+            self.engine = Engine.attach(socket_path, pool=layout, world_size=ranks, weights_revision=revision)
+            self.ranks = [Rank(self.engine.ticket, rank) for rank in range(ranks)]
+            memories = [rank.memory for rank in self.ranks]
+        self.kv = layers_in(memories, config, blocks, block_tokens)
         self.given: dict[Handle, list[int]] = {}
         """References that belong to a hand-over, until its blocks are returned."""
         self.layers_here: WeakKeyDictionary[Handle, tuple[tuple[int, int], ...]] = WeakKeyDictionary()

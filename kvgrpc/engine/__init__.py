@@ -15,6 +15,7 @@ No gRPC, no thread in the scheduler's process, and nothing here waits for a peer
 what is there.
 """
 
+from kvgrpc.core.values.content import Item
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.session.connection import LeadDied
@@ -39,6 +40,7 @@ __all__ = [
     "Event",
     "Failed",
     "HandOver",
+    "Item",
     "LayersReceived",
     "LeadDied",
     "PartsReturned",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.values.grants import OnAbort, from_json
-from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, PullOpened, Received, content
+from kvgrpc.engine import BlocksReturned, Failed, HandOver, Item, Pull, PullOpened, Received, content
 from kvgrpc.engine.session import session
 from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
@@ -226,6 +226,21 @@ def test_a_pull_gets_its_blocks_once(pair: Pair) -> None:
     received(destination.finish(pull))
     with refused(Reason.TRANSFER_ENDED, PreconditionFailed):
         pull.start(TARGET)
+
+
+def test_a_prompt_is_taken_with_the_items_that_stand_at_its_placeholders_only(pair: Pair) -> None:
+    """An engine that takes a part of it says so, too; items beyond that part are of no matter."""
+    source, destination = pair
+    cat, later = Item(b"cat", offset=2, length=9), Item(b"bird", offset=32, length=4)
+    handover = source.engine.finished_blocks(SOURCE, content(PROMPT, items=[cat, later]), transfer_key=new_key())
+    source.engine.flush()
+    for item in (Item(b"dog", offset=2, length=9), Item(b"cat", offset=3, length=9)):
+        pull = destination.engine.pull(handover.grant, content(PROMPT, items=[item, later]))
+        pull.start(TARGET)
+        assert failure(destination.finish(pull)).reason is Reason.CONTENT_MISMATCH
+    pull = destination.engine.pull(handover.grant, content(PROMPT[:32], items=[later, cat]), use_tokens=32)
+    pull.start(TARGET[:2])
+    received(destination.finish(pull))
 
 
 def test_swapped_grants_give_no_request_the_kv_of_another(pair: Pair) -> None:

@@ -4,14 +4,14 @@ The first argument is the number of a socket, which gives for each engine its ar
 a socket of its own, for JSON lines, and its log. The answer is its process id.
 
     {"op": "generate", "prompt", "max_tokens", "params",
-     "salt", "n", "adapter"}                               ->  {"tokens", "finish", "params", "cached", "others"}
+     "salt", "n", "adapter", "image"}                      ->  {"tokens", "finish", "params", "cached", "others"}
     {"op": "load", "adapter"}                              ->  {}        the adapter, in place of one with its number
     {"op": "abort", "of"}                                  ->  {}        the request of that line's id
     {"op": "counts"}                                       ->  {...}     what vLLM counted since the start
     {"op": "reset", "connector"}                           ->  {"free"}  the prefix cache is empty: no block in use
 
-An "adapter" is [number, folder]. Each line has an "id", and so has its answer; they come in any order. A line that
-fails is answered with {"error"}. The end of the input ends the engine.
+An "adapter" is [number, folder], an "image" the seed of a random one. Each line has an "id", and so has its answer;
+they come in any order. A line that fails is answered with {"error"}. The end of the input ends the engine.
 """
 
 import asyncio
@@ -26,6 +26,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
@@ -95,6 +97,8 @@ class Lines:
             extra_args={"kv_transfer_params": params} if params is not None else None,
         )
         prompt = {"prompt_token_ids": line["prompt"]} | ({"cache_salt": line["salt"]} if line.get("salt") else {})
+        if "image" in line:
+            prompt["multi_modal_data"] = {"image": _image(line["image"])}
         tokens: dict[int, list[int]] = {}
         finish: dict[int, str | None] = {}
         adapter = _adapter(*line["adapter"]) if "adapter" in line else None
@@ -127,6 +131,10 @@ class Lines:
 
     async def reset(self, line: dict[str, Any]) -> dict[str, Any]:
         return {"free": await self._engine.reset_prefix_cache(reset_connector=line["connector"])}
+
+
+def _image(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (112, 112, 3), dtype=np.uint8))
 
 
 def _adapter(number: int, folder: str, **more: Any) -> LoRARequest:

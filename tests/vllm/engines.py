@@ -235,8 +235,8 @@ class Engine:
     def begin(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> int:
-        """A request on its way; see `answer`. `more`: the `salt` of its cache, the number `n` of its answers, or its
-        `adapter`.
+        """A request on its way; see `answer`. `more`: the `salt` of its cache, the number `n` of its answers, its
+        `adapter` or `image`.
         """
         return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     d.close()
 
 
-@pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"mm_features": ["an image"]}, {"prompt_token_ids": None}])
+@pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"prompt_token_ids": None}])
 def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cores, more: dict[str, Any]) -> None:
     p, d = cores
     params = p.prefilled("p")
@@ -98,6 +99,22 @@ def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cor
     d.hooks.allocated(taken, (d.allocate(),), d.hooks.match(taken, 0))
     d.step()
     assert d.told.failed == d.told.loaded == {"d"}
+
+
+def image(name: str = "cat", offset: int = 4) -> Any:
+    """An image in a prompt, as vLLM has it."""
+    return SimpleNamespace(modality="image", identifier=name, mm_position=SimpleNamespace(offset=offset, length=20))
+
+
+@pytest.mark.parametrize("other", [image("dog"), image(offset=5), None], ids=["image", "place", "none"])
+def test_a_prompt_with_images_is_taken_with_the_same_at_the_same_places_only(cores: Cores, other: Any) -> None:
+    """Their token ids are those of any image."""
+    p, d = cores
+    params = [p.prefilled(name, mm_features=[image()]) for name in ("same", "other")]
+    d.begin(request_of("same", params[0], mm_features=[image()]))
+    d.begin(request_of("other", params[1], mm_features=[other] if other else []))
+    wait_until(lambda: d.step() and d.told.loaded == {"same", "other"})
+    assert d.told.failed == {"other"}
 
 
 NAMED = {**PREFILL, "transfer_id": "1" * 16}

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, MultiModalConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-from kvgrpc.integrations.vllm.identity import CACHE_BESIDES, MODEL_BESIDES, Kernels, factors_of, identity_of, kernels_of
+from kvgrpc.integrations.vllm.identity import (
+    CACHE_BESIDES,
+    MODEL_BESIDES,
+    MULTIMODAL_BESIDES,
+    Kernels,
+    factors_of,
+    identity_of,
+    kernels_of,
+)
 from kvgrpc.integrations.vllm.options import Options
 from tests.vllm.cores import PROMPT, Core, Cores, request_of
 from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
@@ -340,7 +348,8 @@ def test_the_longest_prompt_matters_only_where_rope_follows_it(model: Path) -> N
 
 
 def test_every_setting_that_does_not_count_is_one_that_vllm_has() -> None:
-    for of, besides in ((ModelConfig, MODEL_BESIDES), (CacheConfig, CACHE_BESIDES)):
+    configs = ((ModelConfig, MODEL_BESIDES), (CacheConfig, CACHE_BESIDES), (MultiModalConfig, MULTIMODAL_BESIDES))
+    for of, besides in configs:
         assert set() < besides < {field.name for field in dataclasses.fields(of)}
 
 

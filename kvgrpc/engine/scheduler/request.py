@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
+from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.engine.transfers.handles import Content, content
 
@@ -19,6 +20,8 @@ class ScheduledRequest(RequestSpec[Sequence[int]]):
     """Token ids; empty where it has none. Kept as they are now: engines go on writing to theirs."""
     adapter: str = ""
     cache_salt: str = ""
+    items: tuple[Item, ...] = ()
+    """Multimodal items, at their places in the prompt."""
 
     def __post_init__(self) -> None:
         ids = self.prompt
@@ -35,7 +38,7 @@ class ScheduledRequest(RequestSpec[Sequence[int]]):
 
     def content(self, ids: Sequence[int]) -> Content:
         """What the KV of these tokens is of."""
-        return content(ids, adapter=self.adapter, cache_salt=self.cache_salt)
+        return content(ids, adapter=self.adapter, cache_salt=self.cache_salt, items=self.items)
 
     @property
     def taken_under(self) -> bytes:

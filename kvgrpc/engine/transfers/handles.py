@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from kvgrpc.core.values import grants
+from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.descriptors import FEW_IDS, to_runs
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
@@ -42,9 +43,16 @@ class Content:
 
 
 def content(
-    token_ids: Sequence[int] = (), *, adapter: str = "", cache_salt: str = "", opaque_id: bytes = b"", tokens: int = 0
+    token_ids: Sequence[int] = (),
+    *,
+    adapter: str = "",
+    cache_salt: str = "",
+    items: Sequence[Item] = (),
+    opaque_id: bytes = b"",
+    tokens: int = 0,
 ) -> Content:
-    """The content of `token_ids`; or, for an engine that has none, an opaque id for `tokens` tokens.
+    """The content of `token_ids`, among which the placeholders of multimodal `items` are; or, for an engine that has
+    none, an opaque id for `tokens` tokens. Items beyond the last token do not count.
 
     Raises InvalidRequest or OutOfRange for what are no token ids.
     """
@@ -55,7 +63,10 @@ def content(
     if isinstance(token_ids, np.ndarray):
         token_ids = token_ids.tolist()  # twice as fast as one by one
     try:
-        value = common_pb2.TokenContent(token_ids=token_ids, adapter=adapter, cache_salt=cache_salt)
+        value = common_pb2.TokenContent(
+            token_ids=token_ids, adapter=adapter, cache_salt=cache_salt,
+            multimodal_items=[common_pb2.MultimodalItem(**vars(item)) for item in items],
+        )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"token ids lie in [0, 2**32): {error}") from error
     return Content(common_pb2.Content(tokens=value))

@@ -35,8 +35,14 @@ MODEL_BESIDES = frozenset((
     "use_fp64_gumbel",
 ))  # fmt: skip
 """Its weights are named by `Options.weights_revision`; the Hugging Face configuration counts as it is with all
-overrides. Of images, what they change is no KV that goes: see `_named_prompt`.
+overrides. What makes other KV of the same images counts with `MULTIMODAL_BESIDES`.
 """
+MULTIMODAL_BESIDES = frozenset((
+    "allow_missing_mm_embeddings", "enable_mm_embeds", "interleave_mm_strings", "language_model_only",
+    "limit_per_prompt", "mm_encoder_fp8_scale_save_margin", "mm_encoder_fp8_scale_save_path", "mm_encoder_only",
+    "mm_encoder_tp_mode", "mm_hasher_algorithm", "mm_ipc_gpu_memory_gb", "mm_processor_cache_gb",
+    "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb", "mm_tensor_ipc", "skip_mm_profiling",
+))  # fmt: skip
 CACHE_BESIDES = frozenset((
     "_block_size_resolved", "block_size", "cache_dtype", "cache_hit_alignment_tokens", "effective_attention_block_size",
     "enable_prefix_caching", "gpu_memory_utilization", "hash_block_size", "is_attention_free", "kv_cache_layout",
@@ -87,6 +93,8 @@ def identity_of(factors: Mapping[str, object]) -> str:
 def _model(model: "ModelConfig") -> dict[str, object]:
     hugging_face = _without(model.hf_config.to_dict())
     found = {"hf_config": hugging_face, **_fields("model", model, MODEL_BESIDES)}
+    if model.multimodal_config is not None:
+        found |= _fields("multimodal", model.multimodal_config, MULTIMODAL_BESIDES)
     if "long_factor" in json.dumps(hugging_face):
         found["max_model_len"] = model.max_model_len  # which of two RoPE scalings is taken
     return found

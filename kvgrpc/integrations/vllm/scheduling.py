@@ -1,5 +1,6 @@
 """The connector in vLLM's engine core: its hooks, on a Scheduler with a lead of its own."""
 
+import hashlib
 import json
 import logging
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
+from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
@@ -107,7 +109,7 @@ class SchedulerSide:
         try:
             found = wanted(
                 request.request_id, _named_prompt(request), params, self._options.defaults,
-                cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
+                cache_salt=request.cache_salt or "", items=_items(request), needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
                 return True
@@ -287,11 +289,19 @@ class SchedulerSide:
 
 
 def _named_prompt(request: "Request") -> Sequence[int]:
-    """The token ids, where they are all that the KV is of. Embeddings and images stand behind placeholder ids, which
-    are the same for others.
+    """The token ids, where they are, with `_items`, all that the KV is of. Embeddings stand behind placeholder ids,
+    which are the same for others.
     """
-    more = request.prompt_embeds is not None or request.mm_features
-    return () if more else request.prompt_token_ids or ()
+    return () if request.prompt_embeds is not None else request.prompt_token_ids or ()
+
+
+def _items(request: "Request") -> tuple[Item, ...]:
+    """Images and the like, named by what vLLM's own prefix cache takes them for, at their placeholder ids."""
+    found = []
+    for feature in request.mm_features:
+        digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
+        found.append(Item(digest, feature.mm_position.offset, feature.mm_position.length))
+    return tuple(found)
 
 
 def _without_null(table: tuple[list[int], ...]) -> Table:

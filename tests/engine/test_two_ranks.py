@@ -1,0 +1,222 @@
+"""Two ranks on each side, each a process with memory of its own: pushes, layers, and workers that die within a move."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from kvgrpc.client import name_of
+from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, Push, Received, Reservation, Reserved, content
+from kvgrpc.engine.transfers.handles import Handle
+from kvgrpc.errors import Reason
+from kvgrpc.v1 import admin_pb2, common_pb2, transfer_pb2
+from tests.engine.conftest import SETTINGS, Leads
+from tests.engine.made import BLOCKS
+from tests.engine.private_side import PrivateSide, Teams
+from tests.engine.support import QUIET_S, Lead, Workers, kinds, lead_died, new_key, tokens
+from tests.service.conftest import TEST_S
+from tests.service.engines import wait_until
+
+pytestmark = pytest.mark.timeout(TEST_S)
+
+PROMPT, SOURCE, TARGET = tokens(40), [1, 2, 9], [30, 31, 5]
+LONG, MANY = tokens(16 * (BLOCKS - 4), seed=1), list(range(BLOCKS - 4))
+"""Long enough to be in the middle of."""
+OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
+SLOW_BYTES_PER_S = 40e3
+"""Of what is long, every rank moves 120 kB, 4 kB at a time."""
+LOST = {Reason.DATA_PATH_FAILED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.SOURCE_FAILED}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How bytes move."""
+
+    path: str
+    source_writes: bool = False
+
+
+WAYS = [Way("cma"), Way("nixl"), Way("nixl", source_writes=True)]
+NAMES = ["cma", "nixl", "nixl-writes"]
+Attach = Callable[..., PrivateSide]
+Kill = Callable[[PrivateSide, int], None]
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
+    """A source's lead, whose ranks write what is pushed."""
+    lead = Lead(tmp_path_factory.mktemp("lead"), "W", "--source-writes", settings=SETTINGS)
+    yield lead.wait_ready()
+    lead.close()
+
+
+@pytest.fixture
+def sides(leads: Leads, writer: Lead, teams: Teams) -> Iterator[Attach]:
+    """Attaches the source, or the destination."""
+    with ExitStack() as stack:
+
+        def begin(way: Way, who: str, limits: Sequence[float | None] = (None, None)) -> PrivateSide:
+            number = ("source", "destination").index(who)
+            lead = writer if way.source_writes and who == "source" else leads[number]
+            side = PrivateSide(lead, teams[number], way.path, limits=limits)
+            stack.callback(side.close)
+            return side
+
+        yield begin
+
+
+@pytest.fixture
+def kill(workers: Workers, teams: Teams) -> Kill:
+    """kill -9 of a worker; the next engine has another one."""
+
+    def end(side: PrivateSide, rank: int) -> None:
+        dead = side.workers[rank]
+        dead.kill()
+        (team,) = (team for team in teams if dead in team)
+        team[rank] = workers.make()
+
+    return end
+
+
+def begun(
+    source: PrivateSide, destination: PrivateSide, target: list[int], prompt: list[int]
+) -> tuple[Push, Reservation]:
+    """A push whose two sides know each other."""
+    key = new_key()
+    reservation = destination.engine.reserve(target, content(prompt), transfer_key=key)
+    assert destination.poll_until(bool) == [Reserved(reservation)]
+    push = source.engine.push(content(prompt), transfer_key=key)
+    push.register(reservation.grant)
+    return push, reservation
+
+
+def moved_by(side: PrivateSide, handle: Handle) -> list[tuple[int, str]]:
+    """Its ranks that moved bytes of a transfer, and over which path."""
+    paths = side.lead.transfer(handle.transfer_id).paths
+    return [(row.rank, name_of(common_pb2.DataPath, row.data_path)) for row in paths]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
+def test_a_push_fills_the_blocks_of_each_rank_and_no_others(sides: Attach, way: Way) -> None:
+    source, destination = sides(way, "source"), sides(way, "destination")
+    for seed in (500, 600):  # the second over the connection that the first made
+        destination.fill_all(OTHERS, seed + 50)
+        untouched, expected = destination.read_all(OTHERS), source.fill_all(SOURCE, seed)
+        push, reservation = begun(source, destination, TARGET, PROMPT)
+        push.finished(SOURCE, last=True)
+        source.engine.flush()
+        assert destination.poll_until(lambda _, r=reservation: r.over)[-1] == Received(reservation, len(PROMPT))  # type: ignore[misc]
+        assert source.poll_until(lambda _, p=push: p.over) == [BlocksReturned(push)]  # type: ignore[misc]
+        assert destination.read_all(TARGET) == expected
+        assert len(set(expected)) == 2
+        assert destination.read_all(OTHERS) == untouched
+        mover, handle = (source, push) if way.source_writes else (destination, reservation)
+        assert moved_by(mover, handle) == [(rank, way.path) for rank in range(2)]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
+def test_layers_move_when_every_rank_has_written_them_and_not_before(sides: Attach, way: Way) -> None:
+    source, destination = sides(way, "source"), sides(way, "destination")
+    before = destination.read_all(TARGET)
+    push, reservation = begun(source, destination, TARGET, PROMPT)
+    for layer in range(2):
+        push.finished(SOURCE, layers=(layer, 1), last=layer == 1, after_step=7)
+    source.engine.flush()
+    expected = source.fill_all(SOURCE, 700)
+
+    def report(rank: int, **step: int) -> None:
+        assert (
+            source.workers[rank].ask(op="layers_done" if "first" in step else "step_done", step=7, **step) == "reported"
+        )
+
+    report(0, first=0, count=1)
+    assert destination.engine.poll(QUIET_S) == []
+    assert destination.read_all(TARGET) == before
+    report(1, first=0, count=1)
+    (event,) = destination.poll_until(bool)
+    assert isinstance(event, LayersReceived)
+    assert event.layers_done == ((0, 1),)
+    report(1)
+    assert destination.engine.poll(QUIET_S) == []
+    report(0)
+    assert destination.poll_until(lambda _: reservation.over)[-1] == Received(reservation, len(PROMPT))
+    assert destination.read_all(TARGET) == expected
+
+
+def pulled(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
+    """Both ends of a long pull."""
+    handover = source.hand_over(MANY, LONG, ttl_s=300.0)
+    pull = destination.engine.pull(handover.grant, content(LONG))
+    pull.start(MANY)
+    return handover, pull
+
+
+def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
+    """Both ends of a long push."""
+    push, reservation = begun(source, destination, MANY, LONG)
+    push.finished(MANY, last=True)
+    source.engine.flush()
+    return push, reservation
+
+
+def in_the_middle(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
+    """A move of which rank 0 has moved all, and rank 1 a part."""
+    limits = None, SLOW_BYTES_PER_S
+    source = sides(way, "source", limits if way.source_writes else (None, None))
+    destination = sides(way, "destination", (None, None) if way.source_writes else limits)
+    expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
+    given, taken = (pushed if way.source_writes else pulled)(source, destination)
+
+    def half() -> bool:
+        destination.engine.poll()
+        zero, one = destination.read_all(MANY)
+        return zero == expected[0] and one != before[1]
+
+    wait_until(half)
+    assert not taken.over
+    return source, destination, given, taken
+
+
+def other_worker(side: PrivateSide) -> str:
+    """What becomes of the other rank of a worker that died: its engine is over, and it says so at once."""
+    assert side.workers[0].ask(op="step_done", step=1) == "LeadDied"
+    return str(side.workers[0].ask(op="detach"))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
+def test_a_destination_whose_worker_dies_within_a_move_frees_its_source(sides: Attach, kill: Kill, way: Way) -> None:
+    source, destination, given, _ = in_the_middle(sides, way)
+    kill(destination, 1)
+    lead_died(destination)
+    # A peer that writes may have more under way, by all that anybody can know: then the memory is kept.
+    assert other_worker(destination) == ("not at rest" if way.source_writes else "detached")
+    if way.source_writes:
+        kill(destination, 0)
+    wait_until(destination.lead.at_rest, what=destination.lead.status)
+    if way.source_writes:  # whose own write may fail first; then another destination may come
+        wait_until(lambda: source.engine.poll() != [] or source.lead.waits_for(given.transfer_id) == "registration")
+        given.cancel()
+    source.poll_until(lambda _: given.over)
+    wait_until(source.lead.at_rest, what=source.lead.status)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=NAMES)
+def test_a_source_whose_worker_dies_within_a_move_fails_its_destination(sides: Attach, kill: Kill, way: Way) -> None:
+    source, destination, _, taken = in_the_middle(sides, way)
+    kill(source, 1)
+    lead_died(source)
+    assert other_worker(source) == "detached"
+    events = destination.poll_until(lambda found: any(isinstance(event, Failed) for event in found))
+    assert next(event.reason for event in events if isinstance(event, Failed)) in LOST
+    over = destination.lead.transfer(taken.transfer_id)
+    assert over.state == transfer_pb2.TRANSFER_STATE_FAILED
+    if way.source_writes:
+        # The rank that lives may go on writing by itself, and what the dead one sent may land until a re-key.
+        assert over.memory == transfer_pb2.MEMORY_DISPOSITION_QUARANTINED
+        kill(source, 0)
+        destination.lead.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    events += destination.poll_until(lambda _: taken.over)
+    assert kinds(events).count("BlocksReturned") == 1
+    wait_until(destination.lead.at_rest, what=destination.lead.status)
+    wait_until(source.lead.at_rest, what=source.lead.status)

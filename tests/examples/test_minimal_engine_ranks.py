@@ -1,0 +1,95 @@
+"""The minimal engine with its heads split over two ranks: what moved between such engines gives the tokens of one."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from examples.minimal_engine import push
+from examples.minimal_engine.engine import MinimalEngine, Request
+from examples.minimal_engine.model import MinimalModel
+from examples.minimal_engine.ranks import SplitLayer, layers_in
+from kvgrpc.engine.transfers.handles import Handle
+from tests.engine.support import Lead, new_key
+
+PROMPT = "The cache of the prompt lies in halves, one in the memory of each rank."
+COUNT = 12
+Pair = tuple["Split", "Split"]
+
+
+class Split(MinimalEngine):
+    """An engine of two ranks, and its lead."""
+
+    def __init__(self, lead: Lead) -> None:
+        super().__init__(lead.socket_path, blocks=32, ranks=2)
+        self.lead = lead
+
+    def moved(self, transfer: Handle) -> dict[int, int]:
+        """Bytes of a transfer, by rank."""
+        return {row.rank: row.moved_bytes for row in self.lead.transfer(transfer.transfer_id).paths}
+
+    def close(self) -> None:
+        self.engine.close()
+        for rank in self.ranks:
+            rank.close()
+
+
+@pytest.fixture
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """P and D."""
+    with ExitStack() as stack:
+        leads = [Lead(tmp_path_factory.mktemp("lead"), name) for name in ("P", "D")]
+        for lead in leads:
+            stack.callback(lead.close)
+        made = [Split(lead.wait_ready()) for lead in leads]
+        for engine in made:
+            stack.callback(engine.close)
+        yield made[0], made[1]
+
+
+def alone() -> list[int]:
+    """The tokens of an engine of one rank, which takes and gives nothing."""
+    engine = MinimalEngine()
+    return engine.decode(engine.begin(PROMPT), COUNT)
+
+
+def whole_bytes(engine: MinimalEngine, request: Request) -> int:
+    """Of the prompt's blocks, on both ranks together."""
+    return len(request.table) * len(engine.kv) * engine.model.config.block_bytes(engine.blocks.block_tokens)
+
+
+def test_a_split_layer_is_to_the_model_what_a_whole_one_is() -> None:
+    model = MinimalModel()
+    memories = [torch.zeros(6 * 4 * model.config.block_bytes(16) // 2, dtype=torch.uint8).numpy() for _ in range(2)]
+    whole = [torch.zeros(model.config.kv_shape(4, 16)) for _ in range(6)]
+    split = layers_in(memories, model.config, 4, 16)
+    logits = [model.forward(range(50), 0, [3, 0, 1, 2], kv) for kv in (whole, split)]
+    assert torch.equal(*logits)
+    assert all(isinstance(layer, SplitLayer) for layer in split)
+    assert all(torch.equal(one[:], other) for one, other in zip(split, whole, strict=True))
+    assert all(memory.any() for memory in memories)
+
+
+def test_a_pull_brings_each_rank_its_half_and_gives_the_tokens_of_one_engine(pair: Pair) -> None:
+    p, d = pair
+    source, target = p.begin(PROMPT), d.begin(PROMPT)
+    handover = p.prefill(source, transfer_key=new_key())
+    pull = d.receive(target, handover.grant)
+    half = whole_bytes(d, target) // 2
+    assert d.decode(target, COUNT) == alone()
+    assert d.moved(pull) == {0: half, 1: half}
+    while p.given:
+        p.step(timeout_s=1.0)
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_push_fills_both_ranks_and_gives_the_tokens_of_one_engine(pair: Pair, *, layerwise: bool) -> None:
+    p, d = pair
+    key = new_key()
+    target = d.begin(PROMPT)
+    reservation = push.reserve(d, target, transfer_key=key)
+    push.prefill(p, p.begin(PROMPT), reservation.grant, layerwise=layerwise, transfer_key=key)
+    logits, half = push.receive(d, target, reservation), whole_bytes(d, target) // 2
+    assert d.decode(target, COUNT, logits) == alone()
+    assert d.moved(reservation) == {0: half, 1: half}
