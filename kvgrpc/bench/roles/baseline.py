@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import numpy as np
 
+from kvgrpc.bench.copy_loop import LoopCopier
 from kvgrpc.bench.plan import Case
-from kvgrpc.bench.roles.copy_loop import LoopCopier
 from kvgrpc.bench.roles.raw_nixl import RawNixl
 from kvgrpc.bench.roles.role import Answer
 from kvgrpc.core.values.endpoints import Segment

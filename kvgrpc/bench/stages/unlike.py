@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgrpc.bench.copy_loop import LoopCopier
 from kvgrpc.bench.geometries import Geometry
 from kvgrpc.bench.plan import environment_of, path_of
-from kvgrpc.bench.roles.copy_loop import LoopCopier
 from kvgrpc.bench.stages.engines import environment, next_event
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk

@@ -9,8 +9,8 @@ import pytest
 
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.events import PostingEnded, Rekeyed
-from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint, Segment
+from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.base import DataPath, DataPathFailed
 from kvgrpc.datapath.host.memory import PrivateMemory
