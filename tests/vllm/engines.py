@@ -318,9 +318,12 @@ def pushed(key: bytes, source: str = "") -> dict[str, Any]:
 class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
-    def __init__(self, engines: Engines, *, more: Mapping[str, Any] | None = None, **extra: Any) -> None:
-        """`more`: arguments of both engines."""
-        self._forked_from, self._extra, self._more = engines, extra, more or {}
+    def __init__(
+        self, engines: Engines, *, more: Mapping[str, Any] | None = None, each: Mapping[str, Any] | None = None,
+        **extra: Any,
+    ) -> None:  # fmt: skip
+        """`more`: arguments of both engines; `each`: those of P and of D alone."""
+        self._forked_from, self._extra, self._more, self._each = engines, extra, more or {}, each or {}
         self.on_loss = {"P": "fail", "D": "fail"}
         """Of those that start from now on."""
         self._engines: dict[str, Engine] = {}
@@ -334,7 +337,8 @@ class Pair:
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
             self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,
-                                         extra=self._extra, on_loss=self.on_loss[name], more=self._more)  # fmt: skip
+                                         extra=self._extra, on_loss=self.on_loss[name],
+                                         more={**self._more, **self._each.get(name, {})})  # fmt: skip
         for name in gone:
             self._engines[name].ready()
 

@@ -1,0 +1,61 @@
+"""Engines of other numbers of ranks, or with blocks of other sizes, exchange KV: the tokens are those of one engine."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import CHUNK_TOKENS, START_S, Engine, Engines, Pair, prompt_of, write_model
+
+pytestmark = pytest.mark.timeout(START_S)
+
+PROMPTS = {length: prompt_of(length, seed=5) for length in (20, 200, 2 * CHUNK_TOKENS + 77)}
+PAIRS: dict[str, dict[str, dict[str, Any]]] = {
+    "one-to-two": {"P": {"tensor_parallel_size": 1}, "D": {"tensor_parallel_size": 2}},
+    "two-to-one": {"P": {"tensor_parallel_size": 2}, "D": {"tensor_parallel_size": 1}},
+    "blocks-of-64-to-32": {"P": {"block_size": 64}, "D": {"block_size": 32}},
+    "blocks-of-32-to-96": {"P": {"block_size": 32}, "D": {"block_size": 96}},
+}
+
+
+@dataclass
+class Unlike:
+    """Both engines, and what one of one rank makes of the prompts."""
+
+    pair: Pair
+    expected: dict[int, list[int]]
+
+
+@pytest.fixture(scope="module")
+def expected(engines: Engines) -> dict[int, list[int]]:
+    """In float32: what bfloat16 rounds otherwise on two ranks makes other tokens."""
+    write_model(engines.folder / "unlike")
+    one = Engine("one", 0, engines, extra={}, on_loss="fail", more=model_of(engines))
+    one.ready()
+    found = {length: one.ask(prompt).tokens for length, prompt in PROMPTS.items()}
+    one.stop()
+    return found
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def unlike(request: pytest.FixtureRequest, engines: Engines, expected: dict[int, list[int]]) -> Iterator[Unlike]:
+    with closing(Pair(engines, more=model_of(engines), each=PAIRS[request.param], data_paths=["cma"])) as pair:
+        pair.start()
+        yield Unlike(pair, expected)
+
+
+def model_of(engines: Engines) -> dict[str, Any]:
+    return {"model": str(engines.folder / "unlike"), "dtype": "float32"}
+
+
+@pytest.mark.parametrize("length", PROMPTS)
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_engines_that_split_the_kv_in_other_ways_give_the_tokens_of_one(unlike: Unlike, mode: str, length: int) -> None:
+    pair = unlike.pair
+    before = pair.d.counts().get("received_tokens", 0)
+    answer = pair.pull(PROMPTS[length]) if mode == "pull" else pair.push(PROMPTS[length])
+    assert answer.tokens == unlike.expected[length], answer
+    assert pair.d.counts()["received_tokens"] - before == length
+    pair.at_rest()
