@@ -1,11 +1,13 @@
-"""Whether the pins of one lead are what its engine uses, and what memory was given to transfers."""
+"""Whether the pins of one lead are what its engine uses, what memory was given to transfers, and what is free."""
 
 from collections.abc import Callable, Iterable
 
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.sim.rules import Rule, broken
-from kvgrpc.sim.world.memory import Memory
+from kvgrpc.sim.world.memory import Cells, Memory
 
 Uses = Callable[[int, int], bool]
 """Whether an engine has a use for a block of a group."""
@@ -14,9 +16,10 @@ Uses = Callable[[int, int], bool]
 def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
     """`voided`: the engine has taken blocks back of which the lead does not know yet."""
     exclusive: set[int] = set()
+    where = Cells(pool)
     for pin in pins:
         if pin.kind in EXCLUSIVE:
-            exclusive.update(_cells(pin, pool))
+            exclusive.update(where.of(pin.blocks))
         if not voided or pin.kind in EXCLUSIVE:
             _check_pin(pin, uses)
     for memory in memories:
@@ -26,16 +29,20 @@ def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], pool: Po
             broken(Rule.R1, f"cell {cell} belongs to {owner}, which is not what the lead's pins say", owner)
 
 
+def check_free(state: NodeState, pool: PoolLayout) -> None:
+    """What the lead says to be free for a group is what nothing pins, as of whichever group of its space."""
+    pinned: dict[int, set[int]] = {space: set() for space in pool.spaces}
+    for pin in state.pins:
+        for space, ids in zip(pool.spaces, pin.blocks, strict=True):
+            pinned[space].update(ids.tolist())
+    for space, group, load in zip(pool.spaces, pool.groups, engine_status(state).groups, strict=True):
+        free = group.blocks - len(pinned[space])
+        if load.free != free:
+            broken(Rule.R1, f"{load.free} blocks are said to be free for group {group.name}, and {free} are")
+
+
 def _check_pin(pin: Pin, uses: Uses) -> None:
     for group, ids in enumerate(pin.blocks):
         for block in ids.tolist():
             if not uses(group, block):
                 broken(Rule.R1, f"{pin.kind.value} {pin.owner} pins block {block}, which is free", pin.owner)
-
-
-def _cells(pin: Pin, pool: PoolLayout) -> list[int]:
-    return [
-        region.offset + block * region.stride_bytes
-        for region in pool.regions
-        for block in pin.blocks[region.group].tolist()
-    ]

@@ -19,8 +19,8 @@ class WriterAudit:
     def __init__(self) -> None:
         self._writers: dict[str, dict[str, str]] = {}
         """By transfer: accesses under which a source may write, as ranks call them, and the source's life."""
-        self._ended: dict[str, dict[int, bool]] = {}
-        """By life, the ranks whose process is gone, and whether nothing of it lands any more."""
+        self._ended: dict[str, dict[tuple[int, int], bool]] = {}
+        """By life, the ranks that saw a process end, and whose, and whether nothing of it lands any more."""
         self._proved: set[str] = set()
         """Accesses under which nothing is written any more: that was seen."""
         self._gone: set[str] = set()
@@ -33,8 +33,8 @@ class WriterAudit:
         self._heard = event
         if isinstance(event, Word):
             self._rest.hears(event, state.accesses)
-        elif isinstance(event, ProcessEnded) and state.description is not None:
-            self.process_ended(event, state.description.world_size)
+        elif isinstance(event, ProcessEnded) and event.peer in state.peers:
+            self.process_ended(event, len(state.peers[event.peer].bridges.pairs))
 
     def expects(self, action: Expect) -> None:
         """The lead expects writes under an access from now on, or no longer: then it has reason to."""
@@ -54,11 +54,11 @@ class WriterAudit:
         self._writers.setdefault(transfer_id, {})[f"w-{access_id.hex()}"] = life
         self._rest.granted(access_id, transfer_id)
 
-    def process_ended(self, event: ProcessEnded, ranks: int) -> None:
-        """The lead is told that a process of a peer is gone."""
+    def process_ended(self, event: ProcessEnded, pairs: int) -> None:
+        """The lead is told that a process of a peer is gone, of those in so many pairs of ranks."""
         ended = self._ended.setdefault(event.peer, {})
-        ended[event.rank] = event.drained
-        if len(ended) == ranks and all(ended.values()):
+        ended[event.rank, event.peer_rank] = event.drained
+        if len(ended) == pairs and all(ended.values()):
             self._gone.add(event.peer)
             for writers in self._writers.values():
                 self._proved.update(name for name, life in writers.items() if life == event.peer)

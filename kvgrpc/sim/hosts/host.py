@@ -131,13 +131,13 @@ class Host:
         self._doomed_in = -1
         self._stopped = False
         self._waiting.clear()
-        network, life, ranks = self._world.network, self.life, self._world.ranks
-        self._life.mover.retire(lambda: network.at_rest(life, ranks))
+        network, life, mover = self._world.network, self.life, self._life.mover
+        mover.retire(lambda: network.at_rest(life))
         movers, self._movers = self._movers, []
         for mover in movers:
             mover.stop()
         if self._life.mover.landing:
-            network.gone(life, ranks)
+            network.gone(life)
         if self._attached:
             self._end_life()
         self.ledger.crashed()
@@ -160,7 +160,7 @@ class Host:
         self._end_life()
         life, mover = self.life, self._life.mover
         self._attach()
-        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+        mover.retire(lambda: self._world.network.at_rest(life))
 
     def lose_rank(self, rank: int, back_after_s: float) -> None:
         """The process of a rank dies, and with it the life of the engine; another attaches some time later."""
@@ -169,7 +169,7 @@ class Host:
         self._end_life()
         life, mover, node = self.life, self._life.mover, self.node
         self.handle(LifeBegan(self._rng.getrandbits(64), b"", None))
-        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+        mover.retire(lambda: self._world.network.at_rest(life))
 
         def attach() -> None:
             if self.up and self.node is node:
@@ -282,7 +282,7 @@ class Host:
         self.ledger.check_waits(self.node.state.now)
         life = self._life
         self.audit.proven.check_heeded(self.ledger.writes)
-        self.audit.everything(self.uses, life.memories, self._world.pool, voided=bool(self._flags))
+        self.audit.everything(self.uses, life.memories, life.description.pool, voided=bool(self._flags))
 
     def check_idle(self) -> None:
         """Nothing is left of all that went on here."""
@@ -296,7 +296,8 @@ class Host:
         world = self._world
         description = self._describe(self._rng.getrandbits(64))
         secret = self._rng.randbytes(32)
-        memories = [Memory(world.pool, rank, world.store, checked=not self.lies) for rank in range(world.ranks)]
+        pool, ranks, honest = description.pool, description.world_size, not self.lies
+        memories = [Memory(pool, rank, world.store, checked=honest, ranks=ranks) for rank in range(ranks)]
         mover = self._make_mover(memories)
         self._movers.append(mover)
         key = peer_key(self.address, description.incarnation)

@@ -54,8 +54,8 @@ def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescr
         protocol_min=PROTOCOL_MIN,
         protocol_max=PROTOCOL_MAX,
         weights_revision="w1",
-        pool=world.pool,
+        pool=world.pool_of(address),
         pool_kind=PoolKind.ENGINE_MANAGED,
-        world_size=world.ranks,
+        world_size=world.ranks_of(address),
         features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside else (),
     )

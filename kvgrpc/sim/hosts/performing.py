@@ -106,7 +106,7 @@ class Performing:
 
     def _offer(self, action: MakeOffer) -> None:
         key = self._host.door(action.rank).key
-        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
+        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._host.description.pool.total_bytes))
         offered = EndpointOffered(action.rank, action.key, endpoint)
         self._host.mover.answer(action.rank, lambda: self._host.handle(offered))
 

@@ -53,10 +53,10 @@ class HandNetwork(Network):
         if what in (LOSE_REPLY, LATE):
             self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None, []))
 
-    def at_rest(self, life: str, ranks: int) -> None:
+    def at_rest(self, life: str) -> None:
         """The end of a life is seen by its peers, unless the script says that it is not."""
         if not self.unseen:
-            super().at_rest(life, ranks)
+            super().at_rest(life)
 
 
 class HandHost(Host):

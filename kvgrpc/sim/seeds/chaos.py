@@ -144,12 +144,12 @@ class Chaos:
         self._strike(rng, lose)
 
     def _lose_rank(self, rng: Random) -> None:
-        rank, down_s = rng.randrange(self._world.ranks), _lasts(rng, RANK_DOWN_S)
+        number, down_s = rng.randrange(self._world.ranks), _lasts(rng, RANK_DOWN_S)
 
         def lose(host: Host) -> None:
             if host.ready and not host.stopped:
                 self._world.seen["lose_rank"] += 1
-                host.lose_rank(rank, down_s)
+                host.lose_rank(number % host.description.world_size, down_s)
 
         self._strike(rng, lose)
 

@@ -68,6 +68,9 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         checksums=setup.checksums,
         hoarders=setup.hoarders,
         liars=setup.liars,
+        aliased=setup.aliased,
+        unlike=setup.unlike,
+        head_dim=setup.head_dim,
         watcher=watcher,
     )
     habits = setup.habits

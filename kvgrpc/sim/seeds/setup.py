@@ -52,6 +52,15 @@ COMPARED = 0.25
 CORRUPT = 0.03
 """and so many of their postings bring a cell as something else."""
 
+ALIASED = 0.25
+"""Of the worlds have engines whose groups share their blocks."""
+
+UNLIKE = 0.3
+"""Of the worlds whose groups share nothing, and that compare nothing, have engines of other numbers of ranks each:"""
+RANKS = (1, 2, 4)
+HEAD_DIMS = (1, 32)
+"""Heads of so many elements are re-packed, or moved run by run."""
+
 IMPATIENT = 0.25
 """Of the worlds take little memory in quarantine for too much:"""
 BUDGETS = (0.0, 0.05, 0.1)
@@ -99,6 +108,11 @@ class Setup:
     habits: Habits = field(default_factory=Habits)
     limits: Limits = field(default_factory=Limits)
     writers: frozenset[str] = frozenset()
+    aliased: bool = False
+    """The groups of each engine share its blocks, and lie on the same memory."""
+    unlike: tuple[int, ...] = ()
+    """How many ranks each engine has, where they differ; then heads have `head_dim` elements."""
+    head_dim: int = 1
     checksums: bool = False
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
@@ -123,6 +137,8 @@ class Setup:
         moves = "the source" if self.writers else "the destination"
         tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
         tight += ", checksums" if self.checksums else ""
+        tight += ", aliased groups" if self.aliased else ""
+        tight += f", engines of {', '.join(map(str, self.unlike))} ranks" if self.unlike else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
@@ -152,6 +168,7 @@ def _lying(setup: Setup, rng: Random) -> Setup:
         setup = replace(setup, faults=Faults(cell_s=setup.faults.cell_s), mishaps=Mishaps(), rate_per_s=CALM_RATE_PER_S)
     return replace(
         setup,
+        unlike=(),
         engines=max(setup.engines, HONEST_AND_ONE),
         liars=1,
         lies=rng.choice(LIES),
@@ -181,7 +198,16 @@ def _honest(seed: int, steps: int) -> Setup:
     if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
-    return _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+    setup = _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+    setup = replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
+    rng = Random(f"{seed}/unlike")  # noqa: S311 - a simulation, no secrets
+    return setup if setup.aliased or setup.checksums or rng.random() >= UNLIKE else _unlike(setup, rng)
+
+
+def _unlike(setup: Setup, rng: Random) -> Setup:
+    """The same world, whose engines split their heads over other numbers of ranks."""
+    ranks = tuple(rng.choice(RANKS) for _ in range(setup.engines))
+    return replace(setup, unlike=ranks, ranks=max(ranks), head_dim=rng.choice(HEAD_DIMS))
 
 
 def _impatient(setup: Setup, rng: Random) -> Setup:

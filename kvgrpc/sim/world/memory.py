@@ -1,18 +1,20 @@
 """Modelled memory: one number for each layer of each block, so that a stale or torn read is seen.
 
-The layouts of the simulator have one byte for each layer of a block, so an offset in bytes is the index of a cell. A
-cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
+Memory is cells of one number each; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and
+share. Where all engines are alike a block has one cell, of one byte, in each layer, and a share is what one rank has.
+Where they are not, a cell has as many bytes as 16 tokens of a head take, and a share is a head of the model, or of
+longer blocks a part of one.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from kvgrpc.core.actions import Post
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks, Runs
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides
 from kvgrpc.sim.rules import Rule, broken
 
 UNWRITTEN = 0
@@ -28,26 +30,87 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell holds: the KV of the last tokens of `prompt`, for one layer of one rank."""
+    """What one cell holds: the KV of the last tokens of `prompt`, for one layer of one share."""
 
     prompt: Prompt
     region: int
-    rank: int
+    share: int
 
 
 ALL_LAYERS: LayerRange = (0, 1 << 16)
 
 
-def layout(blocks: int) -> PoolLayout:
-    """A pool with two groups of different block sizes; `blocks` blocks in the finer one."""
-    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8")
-    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8")
+def layout(blocks: int, *, aliased: bool = False) -> PoolLayout:
+    """A pool with two groups of different block sizes, of `blocks` blocks each. `aliased`: they share these blocks, and
+    the coarser group lies on the first layer of the finer one.
+    """
+    space = "both" if aliased else ""
+    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8", space=space)
+    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8", space=space)
     regions = (
         Region(0, 0, 1, 0, 1, 1),
         Region(0, 1, 1, blocks, 1, 1),
-        Region(1, 0, 1, 2 * blocks, 1, 1),
+        Region(1, 0, 1, 0 if aliased else 2 * blocks, 1, 1),
     )
-    return PoolLayout((fine, coarse), regions, 3 * blocks)
+    return PoolLayout((fine, coarse), regions, (2 if aliased else 3) * blocks)
+
+
+HEADS = 2
+"""Of the models of engines that are not alike."""
+
+
+def split_layout(blocks: int, ranks: int, head_dim: int) -> PoolLayout:
+    """The same groups for one of so many ranks of an engine, with its heads one after the other in each block."""
+    heads, cell_bytes = max(HEADS // ranks, 1), 2 * 16 * head_dim
+    groups, regions, at = [], [], 0
+    for index, (name, layers, tokens) in enumerate((("fine", 2, 16), ("coarse", 1, 32))):
+        group = Group(name, GroupKind.FULL_ATTENTION, layers, tokens, blocks, heads, head_dim, "uint8")
+        groups.append(replace(group, total_kv_heads=HEADS))
+        head_bytes = cell_bytes * tokens // 16
+        strides = Strides(0, tokens * head_dim, head_bytes, head_dim)
+        for layer in range(layers):
+            nbytes = heads * head_bytes
+            regions.append(Region(index, layer, 1, at, nbytes, nbytes, strides=strides))
+            at += blocks * nbytes
+    return PoolLayout(tuple(groups), tuple(regions), at)
+
+
+class Cells:
+    """Where the cells of blocks are in the memory of one rank."""
+
+    def __init__(self, pool: PoolLayout, rank: int = 0, ranks: int = 1) -> None:
+        strides = [region.strides.head for region in pool.regions if region.strides is not None]
+        self.cell_bytes = min(strides, default=1)
+        """Bytes of one cell."""
+        self._pool = pool
+        self._rank = rank
+        self._first_head = rank * HEADS // ranks if strides else 0
+
+    @property
+    def count(self) -> int:
+        return self._pool.total_bytes // self.cell_bytes
+
+    def of_block(self, region: Region, block: int) -> range:
+        """Those of a block in one region."""
+        first = (region.offset + block * region.stride_bytes) // self.cell_bytes
+        return range(first, first + region.block_bytes // self.cell_bytes)
+
+    def shares(self, region: Region) -> range:
+        """What each of them is of."""
+        if region.strides is None:
+            return range(self._rank, self._rank + 1)
+        parts = region.strides.head // self.cell_bytes
+        first = self._first_head * parts
+        return range(first, first + region.block_bytes // self.cell_bytes)
+
+    def of(self, blocks: Blocks) -> list[int]:
+        """Those of blocks in all layers."""
+        return [
+            cell
+            for region in self._pool.regions
+            for block in blocks[region.group].tolist()
+            for cell in self.of_block(region, block)
+        ]
 
 
 def sum_of(cells: Sequence[int], which: Sequence[int]) -> int:
@@ -71,15 +134,15 @@ class KvStore:
             self._cells.append(cell)
         return number
 
-    def row(self, prompt: Prompt, region: int, rank: int, size: int) -> list[int]:
+    def row(self, prompt: Prompt, region: int, share: int, size: int) -> list[int]:
         """The numbers of a prompt's blocks of `size` tokens."""
-        key = prompt, region, rank, size
+        key = prompt, region, share, size
         row = self._rows.get(key)
         if row is None:
             first, count = len(self._cells), len(prompt.tokens)
             # Equal KV may have several numbers: looking for one costs more than another cell.
             for end in range(size, count + size, size):
-                self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, rank))
+                self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, share))
             row = self._rows[key] = list(range(first, len(self._cells)))
         return row
 
@@ -88,7 +151,7 @@ class KvStore:
         cell = self._cells[number]
         if cell is None:
             return "nothing"
-        return f"region {cell.region} of rank {cell.rank} for {len(cell.prompt.tokens)} tokens of another prompt"
+        return f"region {cell.region} of share {cell.share} for {len(cell.prompt.tokens)} tokens of another prompt"
 
     def holds(self, number: int, wanted: Cell) -> bool:
         """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
@@ -96,32 +159,32 @@ class KvStore:
         count = len(wanted.prompt.tokens)
         return (
             found is not None
-            and (found.region, found.rank, found.prompt.salt) == (wanted.region, wanted.rank, wanted.prompt.salt)
+            and (found.region, found.share, found.prompt.salt) == (wanted.region, wanted.share, wanted.prompt.salt)
             and found.prompt.tokens[:count] == wanted.prompt.tokens
         )
 
 
-def cells_of(post: Post) -> list[tuple[int, int]]:
+def cells_of(post: Post, cell_bytes: int = 1) -> list[tuple[int, int]]:
     """The cells of its source that a posting copies, and of its destination into which: run by run."""
-    moved = _pairs(post.runs)
+    moved = _pairs(post.runs, cell_bytes)
     if post.repack is None:
         return moved
     staged = {dst: src for src, dst in moved}
-    return [(staged[src], dst) for strip in post.repack.strips for src, dst in _pairs(strip.runs())]
+    return [(staged[src], dst) for strip in post.repack.strips for src, dst in _pairs(strip.runs(), cell_bytes)]
 
 
-def _pairs(runs: Runs) -> list[tuple[int, int]]:
-    rows = zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True)
+def _pairs(runs: Runs, cell_bytes: int) -> list[tuple[int, int]]:
+    rows = zip(*((column // cell_bytes).tolist() for column in (runs.src, runs.dst, runs.nbytes)), strict=True)
     return [(src + i, dst + i) for src, dst, count in rows for i in range(count)]
 
 
 class Memory:
     """The cells of one rank in one life of its engine. Not `checked`: a liar about its own memory hurts itself only."""
 
-    def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True) -> None:
-        self.cells = [UNWRITTEN] * pool.total_bytes
+    def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True, ranks: int = 1) -> None:
+        self._where = Cells(pool, rank, ranks)
+        self.cells = [UNWRITTEN] * self._where.count
         self._pool = pool
-        self._rank = rank
         self._store = store
         self._targets: dict[int, str] = {}
         """Cells that were given to a transfer to be filled, and to which."""
@@ -142,11 +205,12 @@ class Memory:
         for number, region in enumerate(self._pool.regions):
             if not first <= region.first_layer < first + count:
                 continue
-            row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
-            for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
-                cell = region.offset + block * region.stride_bytes
-                self._check_unused("used", cell)
-                self.cells[cell] = kv
+            size = self._pool.groups[region.group].block_tokens
+            rows = [self._store.row(prompt, number, share, size) for share in self._where.shares(region)]
+            for block, *kv in zip(blocks[region.group].tolist(), *rows, strict=False):
+                for cell, value in zip(self._where.of_block(region, block), kv, strict=True):
+                    self._check_unused("used", cell)
+                    self.cells[cell] = value
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
         """The engine gives blocks to a transfer: only its postings touch them until `take_back`."""
@@ -258,10 +322,10 @@ class Memory:
         for region in self._pool.regions:
             if not any(first <= region.first_layer < first + count for first, count in layers):
                 continue
-            for block in blocks[region.group].tolist():
-                cell = region.offset + block * region.stride_bytes
-                if cell in self._missing:
-                    self._broken(Rule.R2, f"{transfer_id} offers cell {cell}, which nothing has filled", transfer_id)
+            cells = (self._where.of_block(region, block) for block in blocks[region.group].tolist())
+            if missing := self._missing.intersection(cell for some in cells for cell in some):
+                what = f"{transfer_id} offers cell {min(missing)}, which nothing has filled"
+                self._broken(Rule.R2, what, transfer_id)
 
     def burn(self) -> None:
         """The life is over: a read that goes on reads rubbish."""
@@ -298,15 +362,17 @@ class Memory:
             for i, block in enumerate(blocks[region.group].tolist()):
                 end = min((i + 1) * size, use_tokens)
                 kv = Prompt(prompt.tokens[:end], prompt.salt)
-                found.append((region.offset + block * region.stride_bytes, Cell(kv, number, self._rank)))
+                cells = zip(self._where.of_block(region, block), self._where.shares(region), strict=True)
+                found += [(cell, Cell(kv, number, share)) for cell, share in cells]
         return found
 
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one cell."""
+        return self._where.cell_bytes
+
     def _cells_of(self, blocks: Blocks) -> Sequence[int]:
-        return [
-            region.offset + block * region.stride_bytes
-            for region in self._pool.regions
-            for block in blocks[region.group].tolist()
-        ]
+        return self._where.of(blocks)
 
 
 @dataclass(eq=False)

@@ -89,7 +89,7 @@ class Mover:
         """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
         # What a rank sees comes as a message of its own, after all that is being done.
-        self.ends = Ends(self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
+        self.ends = Ends(len(memories), self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
         """What its ranks see of the ends of peers' processes."""
 
     def map(self, action: MapPeer, door: Door | None) -> None:
@@ -123,7 +123,7 @@ class Mover:
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
         posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.checksums)
-        posting.cells = cells_of(action)
+        posting.cells = cells_of(action, own.cell_bytes)
         posting.filled = [dst for _, dst in posting.cells]
         posting.read = [src for src, _ in posting.cells] if writes else []
         theirs_read = [] if writes else [src for src, _ in posting.cells]

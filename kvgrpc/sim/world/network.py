@@ -153,21 +153,21 @@ class Network:
         self._streams[own, life] = (dialler, liar)
         return True
 
-    def gone(self, life: str, ranks: int) -> None:
+    def gone(self, life: str) -> None:
         """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
-        self._tell_ended(life, ranks, lambda: False)
+        self._tell_ended(life, lambda: False)
 
-    def at_rest(self, life: str, ranks: int) -> None:
+    def at_rest(self, life: str) -> None:
         """No mover of that life moves anything any more: who hears of it has a proof, where that can be seen."""
-        self._tell_ended(life, ranks, lambda: not self._luck.strikes("undrained"))
+        self._tell_ended(life, lambda: not self._luck.strikes("undrained"))
 
-    def _tell_ended(self, life: str, ranks: int, drained: Callable[[], bool]) -> None:
+    def _tell_ended(self, life: str, drained: Callable[[], bool]) -> None:
         """Every host can see it, sooner or later."""
         for lead in self._leads.values():
 
             def tell(lead: Lead = lead, drained: bool = drained()) -> None:
                 if lead.up:
-                    lead.mover.ends.ended(life, ranks, drained=drained)
+                    lead.mover.ends.ended(life, drained=drained)
 
             self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 

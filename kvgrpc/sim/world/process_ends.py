@@ -10,9 +10,10 @@ Reached = Callable[[int, str], Collection[int]]
 
 
 class Ends:
-    """`report` takes what the ranks see."""
+    """Of so many ranks; `report` takes what they see."""
 
-    def __init__(self, reached: Reached, report: Callable[[ProcessEnded], None]) -> None:
+    def __init__(self, ranks: int, reached: Reached, report: Callable[[ProcessEnded], None]) -> None:
+        self._ranks = ranks
         self._reached = reached
         self._report = report
         self._looking: set[tuple[int, str, int]] = set()
@@ -20,9 +21,8 @@ class Ends:
         self._blind: set[tuple[int, str]] = set()
         """Who was to look and did not know where."""
         self._told: set[tuple[int, str]] = set()
-        self._ended: dict[str, tuple[int, bool]] = {}
-        """Lives whose processes are gone: how many ranks they had, and whether all that was sent has landed for sure.
-        """
+        self._ended: dict[str, bool] = {}
+        """Lives whose processes are gone, and whether all that was sent has landed for sure."""
 
     def look(self, action: AwaitEnd) -> None:
         """A rank is to look for the ends of the processes that it reaches."""
@@ -39,19 +39,18 @@ class Ends:
         if not action.watch:
             self._looking -= {name for name in self._looking if name[:2] == (action.rank, action.peer)}
 
-    def ended(self, life: str, ranks: int, *, drained: bool) -> None:
+    def ended(self, life: str, *, drained: bool) -> None:
         """The processes of a life are gone; said again when what they had sent has landed."""
-        self._ended[life] = ranks, drained
+        self._ended[life] = drained
         for name in sorted(self._looking):
             if name[1] == life:
                 self._tell(*name)
 
     def missed(self, life: str) -> bool:
         """Whether a rank could have seen the end of a life, and was not asked to look."""
-        ranks, _ = self._ended.get(life, (0, False))
-        return any((rank, life) not in self._told | self._blind for rank in range(ranks))
+        looked = self._told | self._blind
+        return life in self._ended and any((rank, life) not in looked for rank in range(self._ranks))
 
     def _tell(self, rank: int, life: str, peer_rank: int) -> None:
         self._told.add((rank, life))
-        _, drained = self._ended[life]
-        self._report(ProcessEnded(rank, life, drained, peer_rank))
+        self._report(ProcessEnded(rank, life, self._ended[life], peer_rank))

@@ -46,6 +46,8 @@ class Surroundings:
     """Addresses of engines that do not wait for blocks in quarantine."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
+    splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)
+    """Of engines that are not alike: by address, the pool of each of their ranks, and how many these are."""
     closing: bool = False
     """Nothing new begins."""
     access_ids: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT))
@@ -70,6 +72,14 @@ class Surroundings:
     handled: Event | None = None
     """The one that a node handled last."""
     watcher: Watcher | None = None
+
+    def pool_of(self, address: str) -> PoolLayout:
+        """What one rank of an engine has."""
+        return self.splits.get(address, (self.pool, self.ranks))[0]
+
+    def ranks_of(self, address: str) -> int:
+        """How many ranks an engine has."""
+        return self.splits.get(address, (self.pool, self.ranks))[1]
 
     def lies(self, life: str) -> bool:
         """Whether a life is one of a liar, or made up by one."""

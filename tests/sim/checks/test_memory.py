@@ -71,7 +71,7 @@ def test_a_source_that_is_at_rest_says_so_where_it_can() -> None:
 def seen() -> tuple[Ends, list[Event]]:
     """What the two ranks of an engine see; only the first one reaches anybody."""
     events: list[Event] = []
-    return Ends(lambda rank, _: [0] if rank == 0 else [], events.append), events
+    return Ends(2, lambda rank, _: [0] if rank == 0 else [], events.append), events
 
 
 @pytest.mark.parametrize("first", ["looks", "ends"])
@@ -79,11 +79,11 @@ def test_a_rank_sees_the_end_of_a_process_for_which_it_was_asked_to_look(first: 
     ends, events = seen()
     if first == "looks":
         ends.look(AwaitEnd(0, LIFE))
-    ends.ended(LIFE, 1, drained=False)
+    ends.ended(LIFE, drained=False)
     assert ends.missed(LIFE) is (first == "ends")
     ends.look(AwaitEnd(0, LIFE))
     assert events == [ProcessEnded(0, LIFE, drained=False)]
-    ends.ended(LIFE, 1, drained=True)
+    ends.ended(LIFE, drained=True)
     assert events[1:] == [ProcessEnded(0, LIFE, drained=True)]
     assert not ends.missed(LIFE)
 
@@ -93,7 +93,7 @@ def test_a_rank_that_forgot_a_process_sees_no_end() -> None:
     ends.look(AwaitEnd(0, LIFE))
     ends.unmap(UnmapPeer(0, LIFE, watch=True))
     ends.unmap(UnmapPeer(0, LIFE))
-    ends.ended(LIFE, 1, drained=True)
+    ends.ended(LIFE, drained=True)
     assert events == []
     assert ends.missed(LIFE)
 
@@ -102,7 +102,7 @@ def test_a_rank_that_does_not_reach_a_peer_knows_no_process_of_it() -> None:
     ends, events = seen()
     ends.look(AwaitEnd(0, LIFE))
     ends.look(AwaitEnd(1, LIFE))
-    ends.ended(LIFE, 2, drained=True)
+    ends.ended(LIFE, drained=True)
     assert events == [ProcessEnded(0, LIFE, drained=True)]
     assert not ends.missed(LIFE)
 
