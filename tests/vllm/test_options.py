@@ -61,15 +61,18 @@ SHAPE = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "dtype": torch.bf
 FULL = FullAttentionSpec(**SHAPE)
 
 
-def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", **parallel: int) -> Any:
+def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", cache_dtype: str = "auto", **parallel: int) -> Any:
     """The pool of a model with such groups."""
     one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
     groups = [KVCacheGroupSpec([f"layers.{number}.{i}" for i in range(2)], spec) for number, spec in enumerate(specs)]
     cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
     parallel_config = SimpleNamespace(**(one | parallel))
     heads = specs[0].num_kv_heads * parallel_config.tensor_parallel_size  # of the model
-    model = SimpleNamespace(get_total_num_kv_heads=lambda: heads)
-    return layout_of(SimpleNamespace(parallel_config=parallel_config, model_config=model), cache)
+    config = SimpleNamespace(
+        parallel_config=parallel_config, cache_config=SimpleNamespace(cache_dtype=cache_dtype),
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads),
+    )  # fmt: skip
+    return layout_of(config, cache)
 
 
 def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ranks() -> None:
@@ -95,6 +98,7 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
         ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"layout": None}, "vLLM chose the layout None", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([MLAAttentionSpec(**SHAPE)], {}, "have MLAAttentionSpec", "another one"),
+        ([FULL], {"cache_dtype": "int8_per_token_head"}, "vLLM's own tokens are wrong", "--kv-cache-dtype"),
         ([FullAttentionSpec(**SHAPE, page_size_padded=20_000)], {}, "20000 bytes, and they take 16384", "--block-size"),
     ],
     ids=[
@@ -109,6 +113,7 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
         "by_block",
         "unresolved",
         "latent",
+        "int8",
         "padded",
     ],
 )
@@ -140,6 +145,14 @@ def test_caches_are_taken_as_attention_backends_store_them_and_described_so(layo
             with pytest.raises(ValueError, match=f"{order} blocks for"):
                 worker.register({"0": cache, "1": cache})
         worker.close()
+
+
+def test_layers_that_share_their_kv_are_refused() -> None:
+    cache = torch.zeros(10, 4, 32, 64, dtype=torch.bfloat16)
+    worker = WorkerSide(options_of(), laid_out(FULL))
+    with pytest.raises(ValueError, match=r"3 layers with the KV of 2\. To do: .* another one"):
+        worker.register({"0": cache, "1": cache.clone(), "2": cache})
+    worker.close()
 
 
 def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers_that_go_one_by_one() -> None:

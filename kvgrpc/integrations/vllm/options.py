@@ -81,6 +81,8 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
             "no data-parallel engines, whose ranks would all listen at one address",
             "start an engine of its own for each rank, with its own `listen`, and let the router choose",
         )
+    if config.cache_config.cache_dtype == "int8_per_token_head":
+        raise _unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
     if len(cache.kv_cache_groups) != 1:
         raise _unserved(f"one KV cache group; this model has {len(cache.kv_cache_groups)}", OTHER_MODEL)
     (group,) = cache.kv_cache_groups

@@ -14,7 +14,7 @@ from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, marks_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
-from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.options import OTHER_MODEL, Options
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class WorkerSide:
         """Raises ValueError for tensors that are not what the pool says."""
         group = self._layout.groups[0]
         nbytes = self._layout.total_bytes // group.layers
+        if len(caches) != group.layers:
+            raise ValueError(
+                f"KVGrpcConnector serves layers that have KV of their own; this model has {len(caches)} layers with "
+                f"the KV of {group.layers}. To do: {OTHER_MODEL}"
+            )
         for name, tensor in caches.items():
             # vLLM shows heads before tokens, in whatever order they are stored.
             stored = tensor.transpose(1, 2) if group.order == "token_major" and tensor.dim() > 2 else tensor

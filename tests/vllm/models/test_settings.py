@@ -1,0 +1,68 @@
+"""Settings of vLLM that change the cache, or who computes it: the tokens are those of one engine all the same."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import CHUNK_TOKENS, START_S, VOCABULARY, Engines, Pair, prompt_of
+
+pytestmark = pytest.mark.timeout(START_S)
+
+DRAFT = "draft"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
+    "fp8_e5m2": {"kv_cache_dtype": "fp8_e5m2"},
+    "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    "eagle": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": DRAFT}},
+    "async_scheduling": {"async_scheduling": True},
+}
+LENGTHS = [20, 3 * CHUNK_TOKENS + 77]
+
+
+def write_draft(folder: Path) -> None:
+    """A draft of one layer with random weights, for the usual model."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=1, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=False,
+        bos_token_id=1, eos_token_id=2, initializer_range=0.08,
+    )  # fmt: skip
+    layers = {
+        name.removeprefix("model."): tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in LlamaForCausalLM(config).state_dict().items()
+        if ".layers." in name and "input_layernorm" not in name
+    }
+    folder.mkdir()
+    save_file({**layers, "fc.weight": 0.08 * torch.randn(256, 512).to(torch.bfloat16)}, folder / "model.safetensors")
+    named = {**config.to_dict(), "architectures": ["EagleLlamaForCausalLM"], "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(named))
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
+    more = dict(SETTINGS[request.param])
+    if (speculative := more.get("speculative_config", {})).get("model") == DRAFT:
+        write_draft(engines.folder / DRAFT)
+        more["speculative_config"] = {**speculative, "model": str(engines.folder / DRAFT)}
+    with closing(Pair(engines, more=more, layers_per_part=1)) as pair:
+        pair.start()
+        yield pair
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_what_came_gives_the_tokens_of_one_engine(pair: Pair, mode: str, length: int) -> None:
+    prompt = prompt_of(length, seed=12)
+    expected, before = pair.expected(prompt), pair.d.counts().get("received_tokens", 0)
+    answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
+    assert answer.tokens == expected, answer
+    assert pair.d.counts()["received_tokens"] - before == length
+    pair.at_rest()
