@@ -319,7 +319,7 @@ class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
     def __init__(
-        self, engines: Engines, *, more: Mapping[str, Any] | None = None, each: Mapping[str, Any] | None = None,
+        self, engines: Engines, *, more: Mapping[str, Any] | None = None, each: Any = None,
         **extra: Any,
     ) -> None:  # fmt: skip
         """`more`: arguments of both engines; `each`: those of P and of D alone."""
