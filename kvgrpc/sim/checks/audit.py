@@ -64,7 +64,7 @@ from kvgrpc.sim.checks.cancels import CancelAudit
 from kvgrpc.sim.checks.closings import CloseAudit
 from kvgrpc.sim.checks.consumers import Consumers
 from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
-from kvgrpc.sim.checks.pinned import Uses, check_pins
+from kvgrpc.sim.checks.pinned import Uses, check_free, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
 from kvgrpc.sim.checks.reclaims import ReclaimAudit
 from kvgrpc.sim.checks.silences import Silences
@@ -260,6 +260,7 @@ class Audit:
         except AssertionError as error:
             broken(Rule.R1, f"the tables of the lead do not agree: {error}")
         check_pins(self._node.state.pins, uses, memories, pool, voided=voided)
+        check_free(self._node.state, pool)
 
     def check_talk(self) -> None:
         """Nothing waits without an end: peers are told of what is over, silence comes to its end, and so do pulls."""

@@ -292,4 +292,8 @@ def _flaw_of_blocks(opened: Opened, peer: EngineDescription, *, exact: bool) -> 
             return f"group {i} has {len(listed)} blocks where {needed} are needed"
         if len(set(listed)) != len(listed) or any(not 0 <= block < groups[i].blocks for block in listed):
             return f"group {i} lists a block twice, or one that does not exist"
+    for shared in peer.pool.shared_spaces:
+        every = [block for i in shared for block in opened.blocks[i][1].tolist()]
+        if len(set(every)) != len(every):
+            return f"groups {shared} of one space list the same block"
     return ""

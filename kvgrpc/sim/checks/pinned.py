@@ -1,7 +1,9 @@
-"""Whether the pins of one lead are what its engine uses, and what memory was given to transfers."""
+"""Whether the pins of one lead are what its engine uses, what memory was given to transfers, and what is free."""
 
 from collections.abc import Callable, Iterable
 
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.sim.rules import Rule, broken
@@ -24,6 +26,18 @@ def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], pool: Po
             cell = min(memory.given.keys() ^ exclusive)
             owner = memory.given.get(cell, "nobody")
             broken(Rule.R1, f"cell {cell} belongs to {owner}, which is not what the lead's pins say", owner)
+
+
+def check_free(state: NodeState, pool: PoolLayout) -> None:
+    """What the lead says to be free for a group is what nothing pins, as of whichever group of its space."""
+    pinned: dict[int, set[int]] = {space: set() for space in pool.spaces}
+    for pin in state.pins:
+        for space, ids in zip(pool.spaces, pin.blocks, strict=True):
+            pinned[space].update(ids.tolist())
+    for space, group, load in zip(pool.spaces, pool.groups, engine_status(state).groups, strict=True):
+        free = group.blocks - len(pinned[space])
+        if load.free != free:
+            broken(Rule.R1, f"{load.free} blocks are said to be free for group {group.name}, and {free} are")
 
 
 def _check_pin(pin: Pin, uses: Uses) -> None:

@@ -77,12 +77,16 @@ class QuarantineAudit:
 
     def _too_much(self) -> bool:
         state = self._state
-        counts = state.pins.quarantined
-        if not any(counts):
+        if not any(state.pins.quarantined):
             return False
-        groups = state.pool.pool.groups
+        pool = state.pool.pool
+        counts = [0] * len(pool.groups)
+        """Of each space."""
+        for pin in state.pins:
+            for space, ids in zip(pool.spaces, pin.blocks, strict=True):
+                counts[space] += len(ids) if pin.kind is PinKind.QUARANTINE else 0
         share = state.limits.quarantine_share if state.sets_aside else 0.0
-        return any(count > share * group.blocks for count, group in zip(counts, groups, strict=True))
+        return any(counts[space] > share * group.blocks for space, group in zip(pool.spaces, pool.groups, strict=True))
 
     def _owners(self) -> dict[str, float]:
         """Whose blocks are in quarantine, and since when."""

@@ -8,33 +8,43 @@ from kvgrpc.sim.rules import Rule, broken
 
 
 class BlockManager:
-    """Which blocks of an ENGINE_MANAGED pool are in use. Reuse comes as early as it can, so that races show."""
+    """Which blocks of an ENGINE_MANAGED pool are in use. Reuse comes as early as it can, so that races show, also by
+    another group of the same block space.
+    """
 
     def __init__(self, pool: PoolLayout) -> None:
-        self._free = [list(range(group.blocks)) for group in pool.groups]
-        self._uses = [[0] * group.blocks for group in pool.groups]
+        blocks = dict(zip(pool.spaces, (group.blocks for group in pool.groups), strict=True))
+        free = [list(range(count)) for count in blocks.values()]
+        uses = [[0] * count for count in blocks.values()]
+        users = [[-1] * count for count in blocks.values()]
+        self._spaces = pool.spaces
+        # Groups of one space have the same lists.
+        self._free = [free[space] for space in pool.spaces]
+        self._uses = [uses[space] for space in pool.spaces]
+        self._users = [users[space] for space in pool.spaces]
+        """The group that used each block last."""
         self._tokens = [group.block_tokens for group in pool.groups]
         self._layers = [group.layers for group in pool.groups]
 
     def take(self, tokens: int) -> Blocks | None:
         """Blocks for that many tokens, or None when there is no room."""
-        counts = [-(-tokens // size) for size in self._tokens]
-        if any(count > len(free) for count, free in zip(counts, self._free, strict=True)):
+        if self.lacks(tokens):
             return None
         taken = []
-        for free, uses, count in zip(self._free, self._uses, counts, strict=True):
-            ids = [free.pop() for _ in range(count)]
+        for group, size in enumerate(self._tokens):
+            ids = [self._free[group].pop() for _ in range(-(-tokens // size))]
             for block in ids:
-                uses[block] = 1
+                self._uses[group][block] = 1
+                self._users[group][block] = group
             taken.append(np.array(ids, dtype=np.int64))
         return tuple(taken)
 
     def lacks(self, tokens: int) -> tuple[tuple[int, int], ...]:
-        """How many blocks of each group are missing for that many tokens, where some are."""
-        counts = enumerate(-(-tokens // size) for size in self._tokens)
-        return tuple(
-            (group, count - len(self._free[group])) for group, count in counts if count > len(self._free[group])
-        )
+        """How many blocks are missing for that many tokens, where some are: of each space, as of its first group."""
+        missing = {self._spaces.index(space): -len(free) for space, free in zip(self._spaces, self._free, strict=True)}
+        for space, size in zip(self._spaces, self._tokens, strict=True):
+            missing[self._spaces.index(space)] += -(-tokens // size)
+        return tuple((group, count) for group, count in missing.items() if count > 0)
 
     def share(self, blocks: Blocks) -> Blocks:
         """One more reference to blocks in use."""
@@ -76,8 +86,8 @@ class BlockManager:
         return tuple(found)
 
     def in_use(self, group: int, block: int) -> bool:
-        """Whether a block is used."""
-        return self._uses[group][block] > 0
+        """Whether a block is used, as one of that group."""
+        return self._uses[group][block] > 0 and self._users[group][block] == group
 
     def check_idle(self) -> None:
         """Nothing is in use."""

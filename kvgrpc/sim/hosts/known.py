@@ -34,6 +34,8 @@ REASONS = tuple(Reason)
 NUMBERS = (0, 1, 2, 3, 7, 16, 1_000, UINT32)
 SECONDS = (0.0, -1.0, -3e11, 1e-9, 0.05, 1.0, 30.0, 3e11)
 NO_ENGINE = "engine-of-nobody"
+SHARED = 0.5
+"""So many of its false lists have a block in two groups, where groups share their blocks."""
 KEPT = 64
 """Things of each kind that a liar remembers."""
 
@@ -172,6 +174,10 @@ class Known:
     def lists(self, lists: BlockLists) -> BlockLists:
         """Other lists of blocks."""
         rng, rows, groups = self.rng, list(lists), self._world.pool.groups
+        if self._world.pool.shared_spaces and len(rows) > 1 and rng.random() < SHARED:
+            (group, ids), (_, others) = rng.sample(rows, 2)  # blocks of one group that another of its space has
+            ids = np.concatenate((others, ids))[: len(ids)]
+            return tuple((i, ids if i == group else listed) for i, listed in rows)
         kind = rng.randrange(8)
         if not rows or kind == 0:
             return (*rows, (rng.choice((0, 1, 2, UINT32)), np.arange(rng.randrange(3), dtype=np.int64)))

@@ -23,13 +23,14 @@ AUDIT_STEPS = 100
 
 class World:
     """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
-    engines, `hoarders`, cannot set blocks aside; so many hosts, `liars`, lie to the others.
+    engines, `hoarders`, cannot set blocks aside; so many hosts, `liars`, lie to the others. `aliased`: the
+    groups of each engine share its blocks.
     """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
-        hoarders: int = 0, liars: int = 0, watcher: Watcher | None = None,
+        hoarders: int = 0, liars: int = 0, aliased: bool = False, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
@@ -39,8 +40,8 @@ class World:
         self._audited = 0
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
-            self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, checksums, seen=self.seen,
-            watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
+            self.agenda, self.network, limits or Limits(), layout(blocks, aliased=aliased), ranks, writers, checksums,
+            seen=self.seen, watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
             liars=frozenset(f"engine-{i}" for i in range(engines - liars, engines)),
         )  # fmt: skip
         self.offered = around.offered

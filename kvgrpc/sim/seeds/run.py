@@ -68,6 +68,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         checksums=setup.checksums,
         hoarders=setup.hoarders,
         liars=setup.liars,
+        aliased=setup.aliased,
         watcher=watcher,
     )
     habits = setup.habits

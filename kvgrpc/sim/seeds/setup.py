@@ -52,6 +52,9 @@ COMPARED = 0.25
 CORRUPT = 0.03
 """and so many of their postings bring a cell as something else."""
 
+ALIASED = 0.25
+"""Of the worlds have engines whose groups share their blocks."""
+
 IMPATIENT = 0.25
 """Of the worlds take little memory in quarantine for too much:"""
 BUDGETS = (0.0, 0.05, 0.1)
@@ -99,6 +102,8 @@ class Setup:
     habits: Habits = field(default_factory=Habits)
     limits: Limits = field(default_factory=Limits)
     writers: frozenset[str] = frozenset()
+    aliased: bool = False
+    """The groups of each engine share its blocks, and lie on the same memory."""
     checksums: bool = False
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
@@ -123,6 +128,7 @@ class Setup:
         moves = "the source" if self.writers else "the destination"
         tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
         tight += ", checksums" if self.checksums else ""
+        tight += ", aliased groups" if self.aliased else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
@@ -181,7 +187,8 @@ def _honest(seed: int, steps: int) -> Setup:
     if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
-    return _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+    setup = _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+    return replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
 
 
 def _impatient(setup: Setup, rng: Random) -> Setup:

@@ -37,16 +37,19 @@ class Cell:
 ALL_LAYERS: LayerRange = (0, 1 << 16)
 
 
-def layout(blocks: int) -> PoolLayout:
-    """A pool with two groups of different block sizes; `blocks` blocks in the finer one."""
-    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8")
-    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8")
+def layout(blocks: int, *, aliased: bool = False) -> PoolLayout:
+    """A pool with two groups of different block sizes, of `blocks` blocks each. `aliased`: they share these blocks, and
+    the coarser group lies on the first layer of the finer one.
+    """
+    space = "both" if aliased else ""
+    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8", space=space)
+    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8", space=space)
     regions = (
         Region(0, 0, 1, 0, 1, 1),
         Region(0, 1, 1, blocks, 1, 1),
-        Region(1, 0, 1, 2 * blocks, 1, 1),
+        Region(1, 0, 1, 0 if aliased else 2 * blocks, 1, 1),
     )
-    return PoolLayout((fine, coarse), regions, 3 * blocks)
+    return PoolLayout((fine, coarse), regions, (2 if aliased else 3) * blocks)
 
 
 def sum_of(cells: Sequence[int], which: Sequence[int]) -> int:
