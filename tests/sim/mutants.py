@@ -17,7 +17,7 @@ from typing import Any
 from kvgrpc.core import idempotency, node, state
 from kvgrpc.core.access import cancels, checksums, openings, serving
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import moves
+from kvgrpc.core.moves import moves, opened
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import quarantine
@@ -27,7 +27,7 @@ from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_cours
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.tables import leases, timers, transfer_table, turns
+from kvgrpc.core.tables import leases, pins, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import content
@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant("a cancel does not reach the readers", PendingCloses, "cancel_reader", bugs.always(None), Rule.R5),
     Mutant("a cancel reaches the other side as a failure", PendingCloses, "close", bugs.cancels_are_failures, Rule.R5),
     Mutant("a reader goes on though its source was cancelled", pulls.Pulls, "cancelled", bugs.deaf_reader, Rule.R5),
-    Mutant("one consumer that is cancelled ends all", serving.Serving, "_count", bugs.cancelled_for_all, Rule.R4),
+    Mutant("one consumer that is cancelled ends all", serving.Serving, "_count", bugs.cancelled_for_all, Rule.R4, 60),
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
     Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells no destination", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
@@ -125,6 +125,8 @@ MUTANTS = (
     Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
     Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),
     Mutant("content is not compared", openings, "check", bugs.always(None), Rule.R11),
+    Mutant("pins are counted per group although groups share blocks", pins.PinTable, "__init__",
+        lambda made: lambda self, blocks, _: made(self, blocks), Rule.R1),
     Mutant("a released handle is trusted", moves.Moves, "posting_ended", bugs.at_rest, Rule.R1),
     Mutant(
         "a close that proves nothing is trusted", Reservations, "closed",
@@ -189,6 +191,8 @@ MUTANTS = (
         Mutant("a grant that is renewed is not verified", hand_overs, "verify", trusting.unsigned, Rule.R2, 60),
         Mutant("a source's answer is not checked", pull_course, "wrong_opened", bugs.always(""), Rule.R2, 60),
         Mutant("a destination's answer is not checked", push_course.PushCourse, "_wrong", bugs.always(""), Rule.R2, 60),
+        Mutant("a peer may list a block in two groups that share it", opened, "check_spaces", bugs.always(None),
+            Rule.R2, 60),
         Mutant("a source's memory is what it was", pull_course.PullCourse, "opened", trusting.any_generation, Rule.R2),
         Mutant(
             "a destination's memory is what it was", push_course.PushCourse, "opened", trusting.any_generation, Rule.R2,

@@ -229,8 +229,7 @@ class NodeState:
             self.emit(TellEngine(news))
 
     def resolve(self, lists: BlockLists, field: str) -> Blocks:
-        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed. No block
-        is listed in two groups of one space.
+        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed.
 
         Raises OutOfRange or InvalidRequest.
         """
@@ -366,8 +365,7 @@ class NodeState:
 
     def quarantine_full(self) -> str:
         """Which group has too many blocks in quarantine, as text; empty while no group has."""
-        for space, count in enumerate(self.pins.quarantined):
-            group = self.pins.spaces.index(space)
+        for group, count in enumerate(self.pins.quarantined[space] for space in self.pins.spaces):
             if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
                 return (
                     f"{count} of {blocks} blocks of group {group} are in quarantine: ListPins says what would prove "

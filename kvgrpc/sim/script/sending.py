@@ -137,7 +137,10 @@ class Sending:
         (result,) = given
         assert isinstance(result, Reclaimed)
         what = f"{self._shop.show(result.freed)} are free" if result.enough else "too little is soft"
-        soon = "".join(f", {sum(row.block_counts)} blocks in {row.in_s:.1f}s" for row in result.later)
+        spaces = self._host.description.pool.spaces
+        # Groups of one space share the number.
+        later = ((row, dict(zip(spaces, row.block_counts, strict=True))) for row in result.later)
+        soon = "".join(f", {sum(counts.values())} blocks in {row.in_s:.1f}s" for row, counts in later)
         self._say("reclaiming", what + soon)
 
     def name_of(self, transfer_id: str) -> str | None:

@@ -50,14 +50,15 @@ def limits(stage: Stage, line: Line) -> None:
 
 @WORLD.named
 def engine(stage: Stage, line: Line) -> None:
-    """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [writes] [compares]
-    [cannot-set-aside]`: it starts. With `writes` it writes what it pushes, over a data path that can; `compares`: it
-    compares the checksums of what it reads.
+    """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [aliased] [writes]
+    [compares] [cannot-set-aside]`: it starts. `aliased`: with two groups that share its blocks. With `writes`
+    it writes what it pushes, over a data path that can; `compares`: it compares the checksums of what it reads.
     """
     name, blocks, tokens = line.word(), line.number("blocks", 8), line.number("block_tokens", 16)
+    aliased = line.flag("aliased")
     stage.engine(
         name,
-        pool=layout(blocks) if line.flag("two-groups") else one_group(blocks, tokens),
+        pool=layout(blocks, aliased=aliased) if line.flag("two-groups") or aliased else one_group(blocks, tokens),
         ranks=line.number("ranks", 1),
         writes=line.flag("writes"),
         compares=line.flag("compares"),
