@@ -32,13 +32,14 @@ class Kind:
 
     steps: int
     liars: bool = False
+    unlike: bool = False
     digest: bool = False
 
     def setup(self, seed: int) -> "Setup":
         """The world of a seed."""
         from kvgrpc.sim import drawn
 
-        return drawn(seed, self.steps, liars=self.liars)
+        return drawn(seed, self.steps, liars=self.liars, unlike=self.unlike)
 
 
 @dataclass
@@ -66,6 +67,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     seed: Annotated[int | None, typer.Option(help="This one world only.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
     liars: Annotated[bool, typer.Option("--liars", help="In each world one lead lies to the others.")] = False,
+    unlike: Annotated[
+        bool, typer.Option("--unlike", help="In each world engines split their heads over other numbers of ranks.")
+    ] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
     ] = False,
@@ -83,13 +87,16 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     versions of the code with equal digests (--digest --json) differ in nothing but their shape.
 
     With --liars one lead of each world says what is false: blocks, ids, epochs, layouts and verdicts of its own making,
-    in answers, in requests and unasked. Every rule holds for all others.
+    in answers, in requests and unasked. Every rule holds for all others. With --unlike the engines of a world have 1, 2
+    or 4 ranks each, of a model with two heads, and what they exchange is bridged.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
     if scenario is not None:
         raise typer.Exit(_replay_scenario(scenario))
-    kind = Kind(steps, liars=liars, digest=digest)
+    if liars and unlike:
+        raise typer.BadParameter("not with --liars", param_hint="--unlike")
+    kind = Kind(steps, liars=liars, unlike=unlike, digest=digest)
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -295,8 +302,8 @@ def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
 
 
 def _replay_command(violation: "Violation", kind: Kind) -> str:
-    liars = " --liars" if kind.liars else ""
-    return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{liars} --trace"
+    more = " --liars" if kind.liars else " --unlike" if kind.unlike else ""
+    return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{more} --trace"
 
 
 def _replay(seed: int, kind: Kind) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from kvgrpc.core import idempotency, node, state
 from kvgrpc.core.access import cancels, checksums, openings, serving
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import moves, opened
+from kvgrpc.core.moves import course, moves, opened
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import quarantine
@@ -30,8 +30,8 @@ from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables import leases, pins, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values import content
-from kvgrpc.sim import Rule, Violation, drawn, run
+from kvgrpc.core.values import bridge, content
+from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
 from tests.sim import bugs, trusting
 
@@ -54,6 +54,12 @@ class Mutant:
     """Within so many seeds, counted from 0, it is found."""
     liars: bool = False
     """In worlds with a liar."""
+    unlike: bool = False
+    """In worlds whose engines have other numbers of ranks."""
+
+    def world(self, seed: int) -> Setup:
+        """The world of a seed in which it is looked for."""
+        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike)
 
 
 MUTANTS = (
@@ -168,6 +174,10 @@ MUTANTS = (
     ),
     Mutant("the checksums of other blocks are answered", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
     Mutant("a send concludes", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
+    *(replace(mutant, unlike=True) for mutant in (
+        Mutant("every rank reads the first heads of its source", bridge, "shares", bugs.first_heads, Rule.R2),
+        Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bugs.by_rank, Rule.R1),
+    )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(
             "a peer settles an access of another peer",
@@ -244,7 +254,7 @@ def hunt(mutant: Mutant) -> Found:
     """Runs seeds until one breaks its rule. Another rule that breaks is not it."""
     with planted(mutant):
         for seed in range(mutant.seeds):
-            for violation in run(drawn(seed, STEPS, liars=mutant.liars)).violations:
+            for violation in run(mutant.world(seed)).violations:
                 if violation.rule is mutant.rule:
                     return Found(mutant, seed + 1, violation)
     return Found(mutant, None, None)
@@ -282,7 +292,7 @@ def show(mutant: Mutant) -> None:
         return
     seen = Trace()
     with planted(mutant):
-        run(drawn(found.seeds - 1, STEPS, liars=mutant.liars), seen)
+        run(mutant.world(found.seeds - 1), seen)
     assert found.violation is not None
     lines = [*seen.lines(found.violation.about), f"seed {found.seeds - 1}: {found.violation.message}"]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -7,6 +7,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.sim.seeds.chaos import Mishaps
 from kvgrpc.sim.seeds.traffic import Habits
 from kvgrpc.sim.world.faults import ROUGH, STORMY, Faults
+from kvgrpc.sim.world.memory import cell_bytes
 
 WRITES = frozenset({"loopback"})
 """The source of a push writes; else its destination reads."""
@@ -55,11 +56,10 @@ CORRUPT = 0.03
 ALIASED = 0.25
 """Of the worlds have engines whose groups share their blocks."""
 
-UNLIKE = 0.3
-"""Of the worlds whose groups share nothing, and that compare nothing, have engines of other numbers of ranks each:"""
 RANKS = (1, 2, 4)
+"""What engines have that are not alike."""
 HEAD_DIMS = (1, 32)
-"""Heads of so many elements are re-packed, or moved run by run."""
+"""Their heads: of so many elements they are re-packed, or moved run by run."""
 
 IMPATIENT = 0.25
 """Of the worlds take little memory in quarantine for too much:"""
@@ -148,9 +148,13 @@ class Setup:
         )
 
 
-def drawn(seed: int, steps: int, *, liars: bool = False) -> Setup:
-    """The world of a seed; with `liars` the same one, in which one lead lies to the others."""
+def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False) -> Setup:
+    """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
+    whose engines have other numbers of ranks.
+    """
     setup = _honest(seed, steps)
+    if unlike:
+        return _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
     if not liars:
         return setup
     setup = _lying(setup, Random(f"{seed}/liars"))  # noqa: S311 - a simulation, no secrets
@@ -168,7 +172,6 @@ def _lying(setup: Setup, rng: Random) -> Setup:
         setup = replace(setup, faults=Faults(cell_s=setup.faults.cell_s), mishaps=Mishaps(), rate_per_s=CALM_RATE_PER_S)
     return replace(
         setup,
-        unlike=(),
         engines=max(setup.engines, HONEST_AND_ONE),
         liars=1,
         lies=rng.choice(LIES),
@@ -199,15 +202,19 @@ def _honest(seed: int, steps: int) -> Setup:
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
     setup = _impatient(setup, rng) if rng.random() < IMPATIENT else setup
-    setup = replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
-    rng = Random(f"{seed}/unlike")  # noqa: S311 - a simulation, no secrets
-    return setup if setup.aliased or setup.checksums or rng.random() >= UNLIKE else _unlike(setup, rng)
+    return replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
 
 
 def _unlike(setup: Setup, rng: Random) -> Setup:
-    """The same world, whose engines split their heads over other numbers of ranks."""
+    """The same world, whose engines split their heads over other numbers of ranks, and compare and share nothing."""
     ranks = tuple(rng.choice(RANKS) for _ in range(setup.engines))
-    return replace(setup, unlike=ranks, ranks=max(ranks), head_dim=rng.choice(HEAD_DIMS))
+    head_dim, faults = rng.choice(HEAD_DIMS), replace(setup.faults, corrupt=0.0)
+    # What moves at once is whole cells, also of each of several pairs.
+    limits = replace(setup.limits, in_flight_bytes=setup.limits.in_flight_bytes * max(RANKS) * cell_bytes(head_dim))
+    return replace(
+        setup, unlike=ranks, ranks=max(ranks), head_dim=head_dim, faults=faults, limits=limits, checksums=False,
+        aliased=False,
+    )  # fmt: skip
 
 
 def _impatient(setup: Setup, rng: Random) -> Setup:

@@ -59,14 +59,19 @@ HEADS = 2
 """Of the models of engines that are not alike."""
 
 
+def cell_bytes(head_dim: int) -> int:
+    """Of a cell that has keys and values of 16 tokens of a head."""
+    return 2 * 16 * head_dim
+
+
 def split_layout(blocks: int, ranks: int, head_dim: int) -> PoolLayout:
     """The same groups for one of so many ranks of an engine, with its heads one after the other in each block."""
-    heads, cell_bytes = max(HEADS // ranks, 1), 2 * 16 * head_dim
+    heads = max(HEADS // ranks, 1)
     groups, regions, at = [], [], 0
     for index, (name, layers, tokens) in enumerate((("fine", 2, 16), ("coarse", 1, 32))):
         group = Group(name, GroupKind.FULL_ATTENTION, layers, tokens, blocks, heads, head_dim, "uint8")
         groups.append(replace(group, total_kv_heads=HEADS))
-        head_bytes = cell_bytes * tokens // 16
+        head_bytes = cell_bytes(head_dim) * tokens // 16
         strides = Strides(0, tokens * head_dim, head_bytes, head_dim)
         for layer in range(layers):
             nbytes = heads * head_bytes
