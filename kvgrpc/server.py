@@ -24,7 +24,6 @@ from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDesc
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
-from kvgrpc.core.values.views import check_heads
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, PreconditionFailed, Reason, Unavailable, Unimplemented
@@ -299,7 +298,6 @@ class Server:
             layout = self.config.pool.layout()
         else:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
-        check_heads(layout, request.world_size or 1)
         kind = pool_kind_from_proto(request.kind, "kind")
         engine = self._describe(layout, kind, request.world_size or 1)
         return replace(

@@ -18,7 +18,6 @@ from kvgrpc.core.values.endpoints import (
 )
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Strides, TensorKind
 from kvgrpc.core.values.obstacles import Difference
-from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
@@ -202,7 +201,7 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         raise invalid(f"{field}.incarnation", "is required")
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
-    engine = EngineDescription(
+    return EngineDescription(
         engine_id=_printable(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
         incarnation=value.incarnation,
         address=_printable(f"{field}.address", value.address),
@@ -216,8 +215,6 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         features=tuple(_feature(number) for number in value.features),
         required_features=tuple(_feature(number) for number in value.required_features),
     )
-    check_heads(engine.pool, engine.world_size)
-    return engine
 
 
 def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:

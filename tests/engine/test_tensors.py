@@ -1,4 +1,4 @@
-"""Keys and values in arrays of their own arrive where their kind lies; where that is elsewhere nothing is moved."""
+"""Keys and values in arrays of their own arrive where their kind lies, wherever that is at the source."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout, Region, TensorKind
 from kvgrpc.engine import content
-from kvgrpc.errors import Reason
 from tests.engine.conftest import Attach, Leads
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout
-from tests.engine.support import Side, failure, received, tokens
+from tests.engine.support import Side, received, tokens
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -44,9 +43,18 @@ def test_keys_and_values_of_every_layer_arrive_in_their_own_arrays(leads: Leads,
 
 
 @pytest.mark.parametrize("there", [apart(VALUES_FIRST), layout()], ids=["values first", "together"])
-def test_engines_with_other_tensors_do_not_exchange_blocks(leads: Leads, attach: Attach, there: PoolLayout) -> None:
+def test_keys_and_values_arrive_in_their_own_arrays_wherever_they_lie_at_the_source(
+    leads: Leads, attach: Attach, there: PoolLayout
+) -> None:
     source, destination = attach(leads[0], pool=there), attach(leads[1], pool=apart(KEYS_FIRST))
+    memory = source.ranks[0].memory
+    memory[:] = np.random.default_rng(1).integers(0, 256, memory.shape, dtype=np.uint8)
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
-    assert failure(destination.finish(pull)).reason is Reason.INCOMPATIBLE_POOLS
+    received(destination.finish(pull))
+    if there == layout():  # [layers, blocks, keys and values]
+        expected = memory.reshape(LAYERS, BLOCKS, 2, HALF).transpose(0, 2, 1, 3)
+    else:
+        expected = memory.reshape(LAYERS, 2, BLOCKS, HALF)[:, ::-1]
+    assert np.array_equal(arrays(destination)[:, TARGET], expected.reshape(2 * LAYERS, BLOCKS, HALF)[:, SOURCE])

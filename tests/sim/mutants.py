@@ -33,7 +33,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
 from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
-from tests.sim import bugs, trusting
+from tests.sim import bridged, bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -175,8 +175,8 @@ MUTANTS = (
     Mutant("the checksums of other blocks are answered", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
     Mutant("a send concludes", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
     *(replace(mutant, unlike=True) for mutant in (
-        Mutant("every rank reads the first heads of its source", bridge, "shares", bugs.first_heads, Rule.R2),
-        Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bugs.by_rank, Rule.R1),
+        Mutant("every rank reads the first heads of its source", bridge, "shares", bridged.first_heads, Rule.R2),
+        Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bridged.by_rank, Rule.R1),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(

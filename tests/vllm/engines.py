@@ -318,10 +318,7 @@ def pushed(key: bytes, source: str = "") -> dict[str, Any]:
 class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
-    def __init__(
-        self, engines: Engines, *, more: Mapping[str, Any] | None = None, each: Any = None,
-        **extra: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, engines: Engines, *, more: Any = None, each: Any = None, **extra: Any) -> None:
         """`more`: arguments of both engines; `each`: those of P and of D alone."""
         self._forked_from, self._extra, self._more, self._each = engines, extra, more or {}, each or {}
         self.on_loss = {"P": "fail", "D": "fail"}

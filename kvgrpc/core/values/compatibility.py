@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.obstacles import Difference, differences
+from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
 READS_PUSHES = "reads_pushes"
@@ -18,7 +19,9 @@ CHECKSUMS = "checksums"
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What an engine is, as far as a peer must know."""
+    """What an engine is, as far as a peer must know. Raises InvalidRequest (INVALID_FIELD) where its ranks cannot have
+    the heads of its pool.
+    """
 
     engine_id: str
     incarnation: int
@@ -33,6 +36,9 @@ class EngineDescription:
     features: tuple[str, ...] = ()
     required_features: tuple[str, ...] = ()
     """Those that a peer must have too."""
+
+    def __post_init__(self) -> None:
+        check_heads(self.pool, self.world_size)
 
 
 REASONS: dict[str, Reason] = {

@@ -127,9 +127,8 @@ class Host:
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
         self._tell("crashes")
-        self.up = self._fallen = False
+        self.up = self._fallen = self._stopped = False
         self._doomed_in = -1
-        self._stopped = False
         self._waiting.clear()
         network, life, mover = self._world.network, self.life, self._life.mover
         mover.retire(lambda: network.at_rest(life))

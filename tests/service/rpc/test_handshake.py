@@ -112,6 +112,20 @@ def more_ranks(engine: Description) -> None:
     engine.world_size = 2
 
 
+def ranks_with_half_the_heads(engine: Description) -> None:
+    engine.world_size = 2
+    group_of(engine).kv_head_count = 1
+    for region in engine.pool.regions:
+        region.block_bytes = region.stride_bytes = region.block_bytes // 2
+
+
+def blocks_of_twice_as_many_tokens(engine: Description) -> None:
+    group_of(engine).block_tokens = 32
+    group_of(engine).block_count //= 2
+    for region in engine.pool.regions:
+        region.block_bytes = region.stride_bytes = region.block_bytes * 2
+
+
 def other_weights(engine: Description) -> None:
     engine.weights_revision = "another"
 
@@ -130,7 +144,6 @@ def newer_feature(engine: Description) -> None:
 
 
 BLOCKING = [
-    (other_order, "pool.groups[0].order", "INCOMPATIBLE_POOLS"),
     (other_dtype, "pool.groups[0].dtype", "INCOMPATIBLE_POOLS"),
     (more_heads, "pool.groups[0].kv_heads", "INCOMPATIBLE_POOLS"),
     (longer_heads, "pool.groups[0].head_dim", "INCOMPATIBLE_POOLS"),
@@ -138,14 +151,15 @@ BLOCKING = [
     (windowed, "pool.groups[0].window_tokens", "INCOMPATIBLE_POOLS"),
     (latent, "pool.groups[0].kind", "INCOMPATIBLE_POOLS"),
     (fewer_layers, "pool.groups[0].layers", "INCOMPATIBLE_POOLS"),
-    (packed_layers, "pool.regions", "INCOMPATIBLE_POOLS"),
-    (keys_and_values_apart, "pool.regions", "INCOMPATIBLE_POOLS"),
     (two_groups, "pool.groups", "INCOMPATIBLE_POOLS"),
-    (more_ranks, "world_size", "INCOMPATIBLE_POOLS"),
+    (more_ranks, "pool.groups[0].total_kv_heads", "INCOMPATIBLE_POOLS"),
     (other_weights, "weights_revision", "WEIGHTS_MISMATCH"),
     (newer_protocol, "protocol_max", "PROTOCOL_UNSUPPORTED"),
     (newer_feature, "required_features", "PROTOCOL_UNSUPPORTED"),
 ]
+
+
+BRIDGED = [other_order, packed_layers, keys_and_values_apart, ranks_with_half_the_heads, blocks_of_twice_as_many_tokens]
 
 
 def test_two_engines_of_one_kind_are_compatible(source: Engine, destination: Engine) -> None:
@@ -188,6 +202,20 @@ def test_an_incompatible_field_is_named_at_once(source: Engine, change: Change, 
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", reason):
         consumer.handshake()
     assert field in source.api.refusal(consumer.handshake).fields
+
+
+@pytest.mark.parametrize("change", BRIDGED, ids=[change.__name__ for change in BRIDGED])
+def test_pools_that_are_laid_out_in_other_ways_are_compatible_and_what_that_costs_is_told(
+    source: Engine, change: Change
+) -> None:
+    other = Consumer(source).engine
+    change(other)
+    reply = check(source, other)
+    assert reply.compatible
+    (cost,) = (d for d in reply.differences if d.field == "pool.regions")
+    assert cost.bridgeable
+    assert "into here " in cost.why
+    assert "into there " in cost.why
 
 
 def unnamed(engine: Description) -> None:
