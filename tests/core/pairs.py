@@ -34,8 +34,8 @@ class Pair:
 
     def __init__(self, writers: Writers = READING, p: EngineDescription | None = None, **limits: Any) -> None:
         self.p = self._lead(p or describe("p", 1), writers, **limits)
-        self.d = self._lead(describe("d", 2, pool=self.p.me.pool), writers, **limits)
-        self.e = self._lead(describe("e", 3, pool=self.p.me.pool), writers, **limits)
+        self.d = self._lead(describe("d", 2, **self._alike), writers, **limits)
+        self.e = self._lead(describe("e", 3, **self._alike), writers, **limits)
         """A second destination."""
         self.leads = [self.p, self.d, self.e]
         self.posts: list[tuple[Lead, actions.Post]] = []
@@ -49,6 +49,11 @@ class Pair:
         """The next two access ids of a registration that a destination's lead makes."""
         self.meet()
 
+    @property
+    def _alike(self) -> dict[str, Any]:
+        """What makes an engine like the source."""
+        return {"pool": self.p.me.pool, "world_size": self.p.me.world_size}
+
     def meet(self) -> None:
         """All are connected to the source."""
         meetings = [(self.p, self.d), (self.d, self.p), (self.p, self.e), (self.e, self.p)]
@@ -59,7 +64,7 @@ class Pair:
 
     def replace_destination(self, writers: Writers = READING) -> None:
         """Another engine comes in the place of the first destination."""
-        self.d = self._lead(describe("f", 4, pool=self.p.me.pool), writers)
+        self.d = self._lead(describe("f", 4, **self._alike), writers)
         self.leads.append(self.d)
         self.told["f"] = []
         self.meet()

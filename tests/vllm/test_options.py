@@ -19,6 +19,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.meeting import Met, agreed_kernels
@@ -120,6 +122,17 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
 def test_what_is_not_served_is_refused_with_a_hint(specs: list[Any], parallel: Any, reason: str, instead: str) -> None:
     with pytest.raises(ValueError, match=f"KVGrpcConnector serves .*{reason}.* To do: .*{instead}"):
         laid_out(*specs, **parallel)
+
+
+def test_heads_are_found_in_a_block_but_not_the_tokens_of_a_head() -> None:
+    """Backends interleave tokens to suit their processors, so that blocks of another size hold other bytes."""
+    two = FullAttentionSpec(**{**SHAPE, "num_kv_heads": 2})
+    longer = FullAttentionSpec(**{**SHAPE, "block_size": 64})
+    alone, half = laid_out(FULL), laid_out(two, tensor_parallel_size=2)
+    assert all(difference.bridgeable for difference in differences(Side(alone, 1), Side(half, 2)))
+    assert not all(difference.bridgeable for difference in differences(Side(alone, 1), Side(laid_out(longer), 1)))
+    tokens_first = laid_out(FULL, layout="LBNHC")
+    assert not all(difference.bridgeable for difference in differences(Side(alone, 1), Side(tokens_first, 1)))
 
 
 def test_layers_with_a_window_are_served_where_blocks_are_there_for_all_tokens() -> None:

@@ -66,6 +66,9 @@ ITEM_BYTES = {
 class Strides(NamedTuple):
     """Bytes from one element to the next inside a block, along each dimension. The elements of one head of one token
     stand side by side.
+
+    An engine that does not know where tokens are states 0 for `token` and `part`: what one head has in a block stands
+    side by side then, in an order of the engine's own. With `head` 0, too, nothing is known of the inside of a block.
     """
 
     layer: int

@@ -218,7 +218,12 @@ def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
     end = group.head_dim * ITEM_BYTES[group.dtype]
     if max(strides) > region.block_bytes or min(strides) < 0:
         return f"lie between 0 and {region.block_bytes}, the bytes of a block"
-    counts = (region.layers, len(PARTS[region.tensor]), group.kv_heads, group.block_tokens)
+    parts = len(PARTS[region.tensor])
+    counts = (region.layers, parts, group.kv_heads, group.block_tokens)
+    if not strides.token:
+        if strides.part or (group.kv_heads > 1 and not strides.head):
+            return "" if not any(strides) else "with 0 for tokens or heads all that is inside of these is 0, too"
+        end, counts = end * parts * group.block_tokens, (region.layers, 1, group.kv_heads, 1)
     for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
         if stride < end:
             return f"a stride of {stride} bytes lets elements overlap that take {end}"

@@ -1,9 +1,10 @@
 """What keeps blocks of two pools from being exchanged, field by field, and what a bridge between them costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.views import total_heads, view_of
 
 ROWS_MAX = 1 << 16
@@ -58,10 +59,16 @@ def differences(here: Side, there: Side) -> list[Difference]:
 
 def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     a, b = here.pool.groups[index], there.pool.groups[index]
-    known = _inside_is_known(here.pool, index) and _inside_is_known(there.pool, index)
+    insides = {_inside(here.pool, index), _inside(there.pool, index)}
     found = [_differs(index, field, a, b, why, bridgeable=False) for field, why in EQUAL_FIELDS.items()]
-    found += _split(index, here, there) if known else _whole(index, here, there)
-    packed = None if known or any(found) else _packed_otherwise(index, here, there)
+    if insides == {Inside.TOKENS}:
+        packed, compare = None, _split
+    elif insides == {Inside.HEADS}:
+        packed, compare = _told_apart(index, here, there), _by_heads
+    else:
+        packed, compare = _packed_otherwise(index, here, there), _whole
+    found += compare(index, here, there)
+    packed = None if any(difference and not difference.bridgeable for difference in found) else packed
     blocks = _differs(index, "blocks", a, b, "pools may have different sizes", bridgeable=True)
     return [difference for difference in (*found, blocks, packed) if difference is not None]
 
@@ -80,6 +87,29 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
         return [*found, _differs(index, "kv_heads", a, b, SPLIT_FIELDS["kv_heads"], bridgeable=True)]
     why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_heads where ranks have the same ones"
     return [*found, Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)]
+
+
+def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in a group of which every head can be found in a block, and moves as it is."""
+    because = f"of group {here.pool.groups[index].name} it is not known where the tokens of a head are"
+    found = [difference for difference in _split(index, here, there) if difference is not None]
+    return [
+        replace(difference, bridgeable=False, why=f"{difference.why}, and {because}")
+        if difference.field.endswith((".block_tokens", ".order"))
+        else difference
+        for difference in found
+    ]
+
+
+def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
+    """Heads hold keys and values together on both sides, or on none."""
+    tensors = [
+        sorted({region.tensor.value for region in side.pool.regions if region.group == index}) for side in (here, there)
+    ]
+    if tensors[0] == tensors[1]:
+        return None
+    why = f"of group {here.pool.groups[index].name} it is not known where keys and values of a head are"
+    return Difference("pool.regions", ", ".join(tensors[0]), ", ".join(tensors[1]), False, why)
 
 
 def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
@@ -144,19 +174,35 @@ def _cost(bridge: Bridge, group: int) -> str:
     return f"in runs of {run_bytes} bytes" if bridge.cuts_blocks(group) else WHOLE
 
 
-def _inside_is_known(pool: PoolLayout, index: int) -> bool:
-    group = pool.groups[index]
-    return all(view_of(group, region) is not None for region in pool.regions if region.group == index)
+class Inside(Enum):
+    """What is known of the inside of a group's blocks."""
+
+    NOTHING = "nothing"
+    HEADS = "heads"
+    TOKENS = "tokens"
 
 
-_Shape = tuple[int, int, str, int]
+def _inside(pool: PoolLayout, index: int) -> Inside:
+    views = [view_of(pool.groups[index], region) for region in pool.regions if region.group == index]
+    if any(view is None for view in views):
+        return Inside.NOTHING
+    told = [view.tells_tokens for view in views if view is not None]
+    return Inside.TOKENS if all(told) else Inside.NOTHING if any(told) else Inside.HEADS
+
+
+_Shape = tuple[int, int, str, int, Strides | None]
 
 
 def _shapes(pool: PoolLayout, index: int) -> list[_Shape]:
-    """What each region of a group holds: layers, tensor, bytes of a block."""
-    return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes) for r in pool.regions if r.group == index]
+    """What each region of a group holds, and how: layers, tensor, bytes of a block, strides."""
+    found = [region for region in pool.regions if region.group == index]
+    return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.strides) for r in found]
 
 
 def _told(shapes: list[_Shape]) -> str:
-    tensors = ", ".join(sorted({tensor for _, _, tensor, _ in shapes}))
-    return f"{len(shapes)} regions of {sorted({nbytes for *_, nbytes in shapes})} bytes a block ({tensors})"
+    tensors = ", ".join(sorted({tensor for _, _, tensor, _, _ in shapes}))
+    strides = {tuple(strides) for *_, strides in shapes if strides is not None}
+    laid_out = f", strides {', '.join(map(str, sorted(strides)))}" if strides else ""
+    return (
+        f"{len(shapes)} regions of {sorted({nbytes for *_, nbytes, _ in shapes})} bytes a block ({tensors}{laid_out})"
+    )

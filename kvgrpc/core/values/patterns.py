@@ -80,7 +80,8 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
             if view is None or into is None or _alike(here, there, region, to, share):
                 found.append(_whole(region, to))
             else:
-                found.append(_common(region, view, to, into, share, unit_tokens(here, there)))
+                tokens = unit_tokens(here, there) if view.tells_tokens else 1
+                found.append(_common(region, view, to, into, share, tokens))
     return found
 
 

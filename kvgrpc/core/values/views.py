@@ -26,8 +26,13 @@ class View:
     heads: int
     tokens: int
     run_bytes: int
-    """Bytes of one head of one token, which stand side by side."""
+    """Bytes of one head of one token, which stand side by side; where tokens cannot be told apart, of one head."""
     strides: Strides
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Whether it is known where each token of a head is."""
+        return bool(self.strides.token)
 
 
 def view_of(group: Group, region: Region) -> View | None:
@@ -37,6 +42,11 @@ def view_of(group: Group, region: Region) -> View | None:
     first_part, parts = _PARTS.get(region.tensor, (0, 1))
     run_bytes = group.head_dim * ITEM_BYTES[group.dtype]
     strides = region.strides or _packed(group, parts, run_bytes)
+    if not strides.token:
+        head_bytes = run_bytes * parts * group.block_tokens
+        known = strides.head or (group.kv_heads == 1 and any(strides))
+        whole = View(region.first_layer, region.layers, first_part, 1, group.kv_heads, 1, head_bytes, strides)
+        return whole if known else None
     if region.strides is None and strides.layer * region.layers != region.block_bytes:
         return None
     return View(

@@ -113,11 +113,11 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
 
 
 def _strides(group: Group, item_bytes: int) -> Strides:
-    """A block of a layer holds keys and values of one head of one token side by side."""
-    keys = group.head_dim * item_bytes
-    if group.order == "head_major":
-        return Strides(0, keys, 2 * keys * group.block_tokens, 2 * keys)
-    return Strides(0, keys, 2 * keys, 2 * keys * group.kv_heads)
+    """A block of a layer holds one head after the other where heads come first. How a head's keys and values are
+    ordered is a matter of the attention backend's, which may interleave tokens to suit its processor.
+    """
+    head_bytes = 2 * group.block_tokens * group.head_dim * item_bytes
+    return Strides(0, 0, head_bytes if group.order == "head_major" else 0, 0)
 
 
 def _unserved(what: str, instead: str) -> ValueError:

@@ -88,6 +88,44 @@ def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same
     assert Bridge(opaque(1, GroupKind.MLA), opaque(2, GroupKind.MLA)).run_bytes(0) == 656
 
 
+def by_heads(
+    ranks: int, tokens: int = 16, *, apart: bool = False, known: bool = True, order: str = "head_major"
+) -> Side:
+    """An engine that knows where heads are in a block, and not where the tokens of a head are."""
+    group = replace(GROUP, kv_heads=4 // ranks, total_kv_heads=4, block_tokens=tokens, order=order)
+    head_bytes = (1 if apart else 2) * tokens * group.head_dim * 2
+    strides = Strides(0, 0, head_bytes if known else 0, 0)
+    tensors, nbytes = ([TensorKind.K, TensorKind.V] if apart else [TensorKind.KV]), head_bytes * group.kv_heads
+    places = [(layer, tensor) for layer in range(2) for tensor in tensors]
+    regions = [
+        Region(0, layer, 1, i * 8 * nbytes, nbytes, nbytes, tensor, strides) for i, (layer, tensor) in enumerate(places)
+    ]
+    return Side(PoolLayout((group,), tuple(regions), 8 * nbytes * len(places)), ranks)
+
+
+def test_heads_move_whole_where_nothing_is_known_of_their_tokens() -> None:
+    for a, b in ((by_heads(1), by_heads(2)), (by_heads(1, apart=True), by_heads(2, apart=True))):
+        assert not named(differences(a, b), bridgeable=False)
+        bridge = Bridge(a, b)
+        assert not bridge.repacked
+        assert bridge.run_bytes(0) == (a.pool.regions[0].block_bytes // 2)
+
+
+@pytest.mark.parametrize(
+    ("there", "field"),
+    [
+        (by_heads(1, 32), "pool.groups[0].block_tokens"),
+        (by_heads(1, order="token_major"), "pool.groups[0].order"),
+        (by_heads(1, apart=True), "pool.regions"),
+        (side(), "pool.regions"),
+        (by_heads(2, known=False), "pool.groups[0].kv_heads"),
+    ],
+)
+def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, field: str) -> None:
+    for a, b in ((by_heads(1), there), (there, by_heads(1))):
+        assert field in named(differences(a, b), bridgeable=False) or a.pool == b.pool
+
+
 def test_states_move_between_equal_ranks_only() -> None:
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
     pool = PoolLayout((group,), (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),), 512)
@@ -160,6 +198,9 @@ def test_strides_say_where_the_elements_of_a_block_are() -> None:
         (Strides(2**64 - 1, 4, 16, 8), "uint8"),
         (Strides(0, 4, 16, -8), "uint8"),
         (Strides(0, 4, 16, 8), "int4"),
+        (Strides(0, 4, 16, 0), "uint8"),
+        (Strides(4, 0, 0, 0), "uint8"),
+        (Strides(0, 0, 8, 0), "uint8"),
     ],
 )
 def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(strides: Strides, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""Engines of other numbers of ranks, or with blocks of other sizes, exchange KV: the tokens are those of one engine."""
+"""Engines of other numbers of ranks exchange KV: the tokens are those of one engine."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,8 +15,6 @@ PROMPTS = {length: prompt_of(length, seed=5) for length in (20, 200, 2 * CHUNK_T
 PAIRS: dict[str, dict[str, dict[str, Any]]] = {
     "one-to-two": {"P": {"tensor_parallel_size": 1}, "D": {"tensor_parallel_size": 2}},
     "two-to-one": {"P": {"tensor_parallel_size": 2}, "D": {"tensor_parallel_size": 1}},
-    "blocks-of-64-to-32": {"P": {"block_size": 64}, "D": {"block_size": 32}},
-    "blocks-of-32-to-96": {"P": {"block_size": 32}, "D": {"block_size": 96}},
 }
 
 

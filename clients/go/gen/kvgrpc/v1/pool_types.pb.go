@@ -466,7 +466,9 @@ func (x *Group) GetTotalKvHeadCount() uint32 {
 }
 
 // Where the elements of a block lie: bytes from one to the next along each dimension. The elements of one head of one
-// token lie side by side.
+// token lie side by side. An engine that does not know where tokens are states 0 for `token_bytes` and `values_bytes`:
+// what one head has in a block lies side by side then, in an order of the engine's own, and both sides need blocks of as
+// many tokens. With `head_bytes` 0, too, nothing is known of the inside of a block.
 type BlockStrides struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// From one layer to the next.
