@@ -147,3 +147,19 @@ def test_the_next_turn_takes_its_history_from_the_engine_that_decoded(windows: W
     assert pair.p.counts()["external_hits"] - before == history
     assert pair.d.ask(turn, relayed.params).tokens == expected_then
     pair.at_rest()
+
+
+def test_hand_overs_that_nobody_comes_for_are_taken_back_where_blocks_lack(engines: Engines) -> None:
+    folder, model = engines.folder / "windows-small", MODELS["alternating"]
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False, "max_model_len": 512,
+            "num_gpu_blocks_override": 40, "enable_prefix_caching": False}  # fmt: skip
+    with closing(Pair(engines, more=more, data_paths=[model.path], ttl_s=600.0, firm_ttl_s=0.3)) as pair:
+        pair.start()
+        for seed in range(5):
+            pair.prefilled(prompt_of(10 * BLOCK_TOKENS, seed=80 + seed))  # its client hangs up: nobody comes
+        prompt = prompt_of(10 * BLOCK_TOKENS, seed=90)
+        answer = pair.pull(prompt)
+        assert answer.tokens == pair.p.ask(prompt).tokens
+        assert pair.p.counts().get("preempted", 0) == 0
+        pair.at_rest()
