@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
-from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
+from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, is_bridged, layout_of, retain_windows
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step, agreed_kernels
@@ -71,6 +71,9 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         config = self._vllm_config
         ranks = [metadata[rank] for rank in range(config.parallel_config.tensor_parallel_size)]
         factors = factors_of(config, self._options.weights_revision, agreed_kernels(ranks))
+        if not is_bridged(self._layout):
+            sizes = [group.block_tokens for group in self._layout.groups]
+            factors |= {"block_sizes": sizes, "tensor_parallel_size": len(ranks)}
         identity = identity_of(factors)
         _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
         engine_id = config.kv_transfer_config.engine_id or ""

@@ -63,6 +63,11 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     return PoolLayout(tuple(groups), tuple(regions), cache.kv_cache_tensors[0].size)
 
 
+def is_bridged(layout: PoolLayout) -> bool:
+    """Whether engines with blocks or ranks of other numbers are served: with full attention in one group alone."""
+    return [group.kind for group in layout.groups] == [GroupKind.FULL_ATTENTION]
+
+
 def retain_windows(cache: "KVCacheConfig") -> None:
     """Makes vLLM keep what the last token reads of each window, as it does for drafts that compute it once more. To be
     called before it makes its block manager.

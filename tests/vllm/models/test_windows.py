@@ -163,3 +163,14 @@ def test_hand_overs_that_nobody_comes_for_are_taken_back_where_blocks_lack(engin
         assert answer.tokens == pair.p.ask(prompt).tokens
         assert pair.p.counts().get("preempted", 0) == 0
         pair.at_rest()
+
+
+def test_engines_with_blocks_of_other_sizes_exchange_nothing(engines: Engines) -> None:
+    folder, model = engines.folder / "windows-unlike", MODELS["alternating"]
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
+    with closing(Pair(engines, more=more, each={"P": {"block_size": 64}}, data_paths=[model.path])) as pair:
+        pair.start()
+        assert pair.pull(prompt_of(LENGTHS[-1], seed=95)).failed
+        assert "got no KV: WEIGHTS_MISMATCH" in pair.d.log()
+        pair.at_rest()
