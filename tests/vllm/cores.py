@@ -15,6 +15,7 @@ from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import marks_of
+from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
@@ -37,10 +38,11 @@ class Core:
         defaults = Defaults(offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
         options = Options(defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part)
         group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
-        layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
-        self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
+        layout = uniform_layout(group, 2 * BLOCK_TOKENS * 8 * 2, strides=strides_of(group, 2))
+        memory = torch.zeros(LAYERS, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
+        self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
         self.worker = WorkerSide(options, layout, marks)
-        self.worker.register(self.memory)
+        self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
         self.side.meet([self.worker.folder])

@@ -6,8 +6,14 @@ from contextlib import closing
 import pytest
 import torch
 
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import AfterDevice
-from tests.vllm.cores import LAYERS, PROMPT, Core, request_of
+from kvgrpc.integrations.vllm.geometry import strides_of
+from kvgrpc.integrations.vllm.meeting import Step
+from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.working import WorkerSide
+from tests.vllm.cores import BLOCK_TOKENS, BLOCKS, LAYERS, PROMPT, Core, request_of
 from tests.vllm.engines import PREFILL, pushed, wait_until
 
 KEY = b"k" * 16
@@ -95,6 +101,30 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, 
         wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
         assert not d.told.failed
         assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
+        while device.queue:
+            device.works()
+
+
+def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_it(device: Device) -> None:
+    """Of a draft's layer, which is computed more than once in a step, its first time counts."""
+    names, block_bytes = [["w0", "w1"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2
+    shape = (BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
+    groups = (Group("w", GroupKind.SLIDING_WINDOW, 2, *shape, window_tokens=32, space="kv"),
+              Group("f", GroupKind.FULL_ATTENTION, 2, *shape, space="kv"))  # fmt: skip
+    strides = strides_of(groups[0], 2)
+    regions = [Region(group, layer, 1, layer * BLOCKS * block_bytes, block_bytes, block_bytes, strides=strides)
+               for group in range(2) for layer in range(2)]  # fmt: skip
+    memory = torch.zeros(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
+    layout = PoolLayout(groups, tuple(regions), memory.nbytes)
+    options = Options(Defaults(), layers_per_part=1)
+    with closing(WorkerSide(options, layout, lambda _: device.mark)) as worker:
+        worker.register({name: memory[layer] for of in names for layer, name in enumerate(of)}, names)
+        marked = []
+        for number in (1, 2):
+            for name in ("w0", "w0", "w1", "f0", "f1"):
+                worker.layer_done(name, Step(number))
+                marked.append(device.marked)
+        assert marked == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4]
         while device.queue:
             device.works()
 

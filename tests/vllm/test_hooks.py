@@ -10,6 +10,7 @@ import torch
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.vllm.scheduling import blocks_of
 from tests.vllm.cores import PROMPT, Core, Cores, request_of, scheduled
 from tests.vllm.engines import PREFILL, pushed, runs, wait_until
 
@@ -316,3 +317,7 @@ def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(
     wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
     assert not d.told.failed
     assert all(torch.all(layer[blocks] == 40 + number) for number, layer in enumerate(d.memory.values()))
+
+
+def test_vllms_null_block_stands_for_no_block_of_any_group() -> None:
+    assert blocks_of(([0, 3], [0, 0, 4])) == [3, 4]

@@ -15,10 +15,11 @@ from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
+from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step, agreed_kernels
-from kvgrpc.integrations.vllm.options import REQUIRED_LAYOUT, Options, layout_of
+from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from kvgrpc.integrations.vllm.working import WorkerSide
@@ -44,7 +45,10 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         self._scheduling: SchedulerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            retain_windows(kv_cache_config)
         self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
 
     @classmethod
@@ -88,8 +92,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, tokens > 0
 
     def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
-        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
-        return groups
+        return tuple(range(len(self._groups)))
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         self._hooks.allocated(request, blocks.get_block_ids(), num_external_tokens)
@@ -121,11 +124,11 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return self._working
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._in.register(kv_caches)
+        self._in.register(kv_caches, self._groups)
 
     def get_handshake_metadata(self) -> Met:
-        layers = self._kv_cache_config.kv_cache_groups[0].layer_names
         self._in.attach()
+        layers = [name for names in self._groups for name in names]
         return Met(str(self._in.folder), kernels_of(self._vllm_config, layers))
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.vllm.meeting import Step
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.scheduling import SchedulerSide, blocks_of
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -82,7 +82,7 @@ class Hooks:
         unserved = request_id in self._unserved
         self._unserved.discard(request_id)
         if external_tokens:
-            self._loading[request_id] = list(table[0])
+            self._loading[request_id] = blocks_of(table)
         known = not unserved and self._do(
             lambda: self._side.allocated(request_id, table, external_tokens), otherwise=False
         )
@@ -123,7 +123,7 @@ class Hooks:
     def _finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
         keep, params = self._side.finished(request, table)
         if keep and request.request_id not in self._loading:
-            blocks = [block for blocks in table for block in blocks]
+            blocks = blocks_of(table)
             self._side.hold(blocks)
             self._holding[request.request_id] = blocks
         return False, params

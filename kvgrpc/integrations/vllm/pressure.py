@@ -7,12 +7,14 @@ next step will need are looked for one step ahead.
 """
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+    from kvgrpc.core.values.layout import Group
     from kvgrpc.engine.scheduler import Scheduler
 
 AGAIN_S = 0.005
@@ -23,9 +25,11 @@ LONGEST_S = 0.1
 class Pressure:
     """Of one engine."""
 
-    def __init__(self, scheduler: "Scheduler", block_tokens: int) -> None:
+    def __init__(self, scheduler: "Scheduler", groups: Sequence["Group"], step_tokens: int) -> None:
+        """`step_tokens`: so many of a request are in steps that are not over."""
         self._scheduler = scheduler
-        self._block_tokens = block_tokens
+        self._groups = groups
+        self._step_tokens = step_tokens
         self._unplaced: tuple[Request, int] | None = None
         """The request that was asked for last and has no blocks, with the tokens of it that were found here."""
         self._ask_at = 0.0
@@ -61,10 +65,21 @@ class Pressure:
         if self._unplaced is None:
             return next_step - free
         request, computed_tokens = self._unplaced
-        whole = -(-int(request.num_tokens) // self._block_tokens)
-        if next_step + whole <= free:
+        if next_step + self._at_most(int(request.num_tokens)) <= free:
             return 0
-        return max(1, next_step + whole - computed_tokens // self._block_tokens - free)
+        return max(1, next_step + self._at_least(int(request.num_tokens), computed_tokens) - free)
+
+    def _at_most(self, tokens: int) -> int:
+        """Blocks that a request holds while it computes so many: of a window also those of steps that are not over."""
+        counts = [-(-tokens // group.block_tokens) for group in self._groups]
+        for at, group in enumerate(self._groups):
+            if group.window_tokens:
+                counts[at] = min(counts[at], -(-(group.window_tokens + self._step_tokens) // group.block_tokens) + 1)
+        return sum(counts)
+
+    def _at_least(self, tokens: int, computed_tokens: int) -> int:
+        """Blocks that it lacks when it has these."""
+        return sum(group.blocks_of(tokens) - group.held_of(tokens, computed_tokens) for group in self._groups)
 
     def _of_next_step(self, output: "SchedulerOutput") -> int:
         """Requests that compute and whose last block is full after this step."""
@@ -72,6 +87,7 @@ class Pressure:
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         return sum(
-            (computed.get(request_id, 0) + count) % self._block_tokens == 0
+            (computed.get(request_id, 0) + count) % group.block_tokens == 0
             for request_id, count in output.num_scheduled_tokens.items()
+            for group in self._groups
         )

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NULL_BLOCK = 0
-"""In vLLM's tables it stands for blocks that are not there. All requests share it: nothing may be read or written."""
+"""In vLLM's tables it stands for blocks that are not there, or not any more, since their tokens have left the window.
+All requests share it: nothing may be read or written.
+"""
 IDLE_S = 0.002
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
 LOOK_S = 0.1
@@ -67,7 +69,7 @@ class SchedulerSide:
         """When a step looks whether there is still a lead, though nothing is under way."""
         self._offers: dict[str, ScheduledRequest] = {}
         """What those offer for the next turn that decode here, once they have answered."""
-        count, layers = options.layers_per_part, layout.groups[0].layers
+        count, layers = options.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
@@ -76,7 +78,7 @@ class SchedulerSide:
         )  # fmt: skip
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
-        self.pressure = Pressure(self.scheduler, layout.groups[0].block_tokens)
+        self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
     @property
@@ -270,12 +272,12 @@ class SchedulerSide:
         """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""
         return self._number if self._overlap else 0
 
-    def hold(self, blocks: list[int]) -> None:
+    def hold(self, blocks: Sequence[int]) -> None:
         """Keeps these out of use, one reference for each time that they are listed."""
         pool = self.blocks.block_pool
         pool.touch([pool.blocks[block] for block in blocks])
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Drops a reference of each. The prompt's end is evicted first, as where vLLM frees."""
         pool = self.blocks.block_pool
         pool.free_blocks([pool.blocks[block] for block in reversed(blocks)])
@@ -302,6 +304,11 @@ def _items(request: "Request") -> tuple[Item, ...]:
         digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
         found.append(Item(digest, feature.mm_position.offset, feature.mm_position.length))
     return tuple(found)
+
+
+def blocks_of(table: tuple[list[int], ...]) -> list[int]:
+    """The blocks of all groups."""
+    return [block for ids in table for block in ids if block != NULL_BLOCK]
 
 
 def _without_null(table: tuple[list[int], ...]) -> Table:

@@ -4,7 +4,7 @@ import json
 import logging
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import torch
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, marks_of
+from kvgrpc.integrations.vllm.geometry import memory_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
-from kvgrpc.integrations.vllm.options import OTHER_MODEL, Options
+from kvgrpc.integrations.vllm.options import Options
 
 _log = logging.getLogger(__name__)
 
@@ -33,30 +34,23 @@ class WorkerSide:
         self._over = False
         self._marks = marks
         self._after: AfterDevice | None = None
-        self._tensors: list[torch.Tensor] = []
+        self._memory = torch.empty(0)
         self._number: dict[str, int] = {}
-        """Of each layer, by its name."""
+        """Of each layer within its group, by its name."""
+        self._layers: list[set[str]] = []
+        """The layers of each number, one of a group at most."""
+        self._done: set[str] = set()
+        """Layers that the step `_done_in` has computed."""
+        self._done_in = 0
 
-    def register(self, caches: dict[str, torch.Tensor]) -> None:
-        """Raises ValueError for tensors that are not what the pool says."""
-        group = self._layout.groups[0]
-        nbytes = self._layout.total_bytes // group.layers
-        if len(caches) != group.layers:
-            raise ValueError(
-                f"KVGrpcConnector serves layers that have KV of their own; this model has {len(caches)} layers with "
-                f"the KV of {group.layers}. To do: {OTHER_MODEL}"
-            )
-        for name, tensor in caches.items():
-            # vLLM shows heads before tokens, in whatever order they are stored.
-            stored = tensor.transpose(1, 2) if group.order == "token_major" and tensor.dim() > 2 else tensor
-            if tensor.shape[0] != group.blocks or not stored.is_contiguous() or tensor.nbytes != nbytes:
-                raise ValueError(
-                    f"KVGrpcConnector takes one run of {nbytes} bytes with {group.blocks} {group.order} blocks for "
-                    f"each layer; {name} is {tuple(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
-                )
-        self._number = {name: number for number, name in enumerate(caches)}
-        self._tensors = list(caches.values())
-        mark = self._marks(self._tensors[0].device)
+    def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> None:
+        """`layers`: the names of each group's. Raises ValueError for tensors that are not where the pool says."""
+        self._memory = memory_of(self._layout, caches, layers)
+        self._number = {name: number for names in layers for number, name in enumerate(names)}
+        self._layers = [
+            {name for name, number in self._number.items() if number == of} for of in range(max(map(len, layers)))
+        ]
+        mark = self._marks(self._memory.device)
         self._after = AfterDevice(mark) if mark is not None else None
 
     def attach(self) -> None:
@@ -72,7 +66,7 @@ class WorkerSide:
             (self.folder / TICKET).unlink()  # it has a secret, and is for one
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
             self._rank = Rank(
-                RankTicket(**row, secret=secret), rank, self._tensors, data_paths=self._options.data_paths,
+                RankTicket(**row, secret=secret), rank, [self._memory], data_paths=self._options.data_paths,
                 copy_threads=self._options.copy_threads,
             )  # fmt: skip
             (self.folder / ATTACHED).touch()
@@ -80,29 +74,39 @@ class WorkerSide:
             _log.exception("kvgrpc: the worker could not attach")
 
     def layer_done(self, layer: str, step: Step) -> None:
-        if step.report and self._options.layers_per_part:
-            self._say(step, layer)
+        """A layer is computed, or computed on: that of a draft comes more than once. A number is done when it is in all
+        groups.
+        """
+        if not (step.report and self._options.layers_per_part):
+            return
+        if self._done_in != step.number:
+            self._done_in = step.number
+            self._done.clear()
+        self._done.add(layer)
+        number = self._number[layer]
+        if self._layers[number] <= self._done:
+            self._say(step, number)
 
     def step_done(self, step: Step) -> None:
         if step.report:
             self._say(step)
 
-    def _say(self, step: Step, layer: str = "") -> None:
+    def _say(self, step: Step, layer: int | None = None) -> None:
         """Reports it when it is there: no hook waits for a device."""
         if self._after is None:
             self._report(step, layer)
         else:
             self._after.say(partial(self._report, step, layer))
 
-    def _report(self, step: Step, layer: str) -> None:
+    def _report(self, step: Step, layer: int | None) -> None:
         """Never raises: vLLM ends an engine whose worker does. Where its session is over, the scheduler knows."""
         if self._rank is None or self._over:
             return
         try:
-            if layer:
-                self._rank.layers_done(step.number, self._number[layer], 1)
-            else:
+            if layer is None:
                 self._rank.step_done(step.number)
+            else:
+                self._rank.layers_done(step.number, layer, 1)
         except LeadDied as error:
             _log.warning("kvgrpc is over in this worker: %s", error)
             self._over = True

@@ -1,0 +1,203 @@
+"""What vLLM's KV cache looks like as a pool.
+
+vLLM has one storage a worker, and one range of block ids for all groups. Layers of different groups lie on the same
+bytes: a block belongs to one group at a time. Block 0 stands for blocks that are not there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region, Strides
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+REQUIRED_LAYOUT = "LBHNC"
+"""Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
+ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major"}
+"""Within a block, of the layouts of vLLM that are served: each layer has memory of its own, and each block is whole."""
+KINDS = {
+    "FullAttentionSpec": GroupKind.FULL_ATTENTION,
+    "SlidingWindowSpec": GroupKind.SLIDING_WINDOW,
+    "MLAAttentionSpec": GroupKind.MLA,
+}
+"""By vLLM's own names. Where its hybrid manager is off, layers with a window are full attention: blocks are there for
+all tokens, and all of them go.
+"""
+SPLITS = {
+    "pipeline_parallel_size": "pipeline stages, each with layers of its own; vLLM's scheduler knows the first's",
+    "prefill_context_parallel_size": "ranks that have the KV of other tokens",
+    "decode_context_parallel_size": "ranks that have the KV of other tokens",
+    "nnodes": "hosts, and workers reach their lead by a socket of its host",
+}
+"""Ways to split an engine that are not served, and what each of so many would be."""
+OTHER_MODEL = (
+    "serve this model without a connector, or another one whose layers have full attention, sliding windows or MLA"
+)
+SPACE = "kv"
+RETAINED_TOKENS = 1
+"""vLLM frees a window's first block when the next token does not read it. An engine that takes the KV computes the last
+token once more, which does.
+"""
+
+
+def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
+    """The pool. Raises ValueError for one that this connector does not serve, with the reason and what would do."""
+    _check_engine(config, cache)
+    groups: list[Group] = []
+    regions: list[Region] = []
+    for number, of in enumerate(cache.kv_cache_groups):
+        group, tensor = _group(config, cache, number, of), _tensor(cache, of)
+        item_bytes, page_bytes = of.kv_cache_spec.dtype.itemsize, of.kv_cache_spec.unpadded_page_size_bytes
+        for layer in range(group.layers):
+            at = tensor.offset + layer * tensor.layer_stride
+            regions.append(
+                Region(number, layer, 1, at, tensor.block_stride, page_bytes, WHOLE[group.kind],
+                       strides_of(group, item_bytes))
+            )  # fmt: skip
+        groups.append(group)
+    return PoolLayout(tuple(groups), tuple(regions), cache.kv_cache_tensors[0].size)
+
+
+def retain_windows(cache: "KVCacheConfig") -> None:
+    """Makes vLLM keep what the last token reads of each window, as it does for drafts that compute it once more. To be
+    called before it makes its block manager.
+    """
+    for group in cache.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if type(spec).__name__ == "SlidingWindowSpec":
+            retained = max(spec.extra_retained_tokens, RETAINED_TOKENS)
+            group.kv_cache_spec = replace(spec, extra_retained_tokens=retained)
+
+
+def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> torch.Tensor:
+    """A worker's one storage, as bytes. `layers`: the names of each group's.
+
+    Raises ValueError for tensors that are not where the pool says.
+    """
+    owners = sum(map(len, layers))
+    if len(caches) != owners:
+        raise _unserved(
+            f"layers that have KV of their own; this model has {len(caches)} layers with the KV of {owners}",
+            OTHER_MODEL,
+        )
+    storage = caches[layers[0][0]].untyped_storage()
+    for region in layout.regions:
+        name = layers[region.group][region.first_layer]
+        tensor, group = caches[name], layout.groups[region.group]
+        there = tensor.untyped_storage().data_ptr(), tensor.data_ptr(), _extent(tensor)
+        if there != (storage.data_ptr(), storage.data_ptr() + region.offset, _expected(group, region, tensor)):
+            raise _unserved(
+                f"{group.blocks} {group.order} blocks of {region.block_bytes} bytes for each layer, from byte "
+                f"{region.offset} of a worker's one storage on for {name}, which is {tuple(tensor.shape)} "
+                f"{tensor.dtype} with strides {tensor.stride()} from byte {there[1] - storage.data_ptr()} on",
+                "leave --block-size and VLLM_KV_CACHE_LAYOUT unset",
+            )
+    if storage.nbytes() < layout.total_bytes:
+        raise _unserved(f"a storage of {layout.total_bytes} bytes; this one has {storage.nbytes()}", OTHER_MODEL)
+    made = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return made.set_(storage)[: layout.total_bytes]
+
+
+def strides_of(group: Group, item_bytes: int) -> Strides | None:
+    """A block of a layer holds one head after the other where heads come first. How a head's keys and values are ordered
+    is a matter of the attention backend's, which may interleave tokens to suit its processor. Latents are in a row.
+    """
+    if group.kind is GroupKind.MLA:
+        return None
+    head_bytes = 2 * group.block_tokens * group.head_dim * item_bytes
+    return Strides(0, 0, head_bytes if group.order == "head_major" else 0, 0)
+
+
+def _extent(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """(elements, bytes from one to the next) of each dimension that has more than one."""
+    rows = zip(tensor.shape, tensor.stride(), strict=True)
+    return [(count, stride * tensor.element_size()) for count, stride in rows if count > 1]
+
+
+def _expected(group: Group, region: Region, tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Of a layer as vLLM shows it: blocks, heads, tokens, keys and values."""
+    item_bytes, parts = tensor.element_size(), 2 if group.kind is not GroupKind.MLA else 1
+    content = parts * group.head_dim
+    head_bytes, token_bytes = group.block_tokens * content * item_bytes, content * item_bytes
+    if group.order == "token_major":
+        head_bytes, token_bytes = content * item_bytes, group.kv_heads * content * item_bytes
+    found = [
+        (group.blocks, region.stride_bytes),
+        (group.kv_heads, head_bytes),
+        (group.block_tokens, token_bytes),
+        (content, item_bytes),
+    ]
+    return [row for row in found if row[0] > 1]
+
+
+def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
+    parallel = config.parallel_config
+    for split, what in SPLITS.items():
+        if (count := getattr(parallel, split)) != 1:
+            raise _unserved(
+                f"engines on one host whose ranks split nothing but heads; this one has {count} {what}",
+                f"leave {split} at 1 and split the model by --tensor-parallel-size, or start it without a connector",
+            )
+    # Of models without experts, each rank of a data-parallel engine is told that it is alone, and its index.
+    if parallel.data_parallel_size != 1 or parallel.data_parallel_index:
+        raise _unserved(
+            "no data-parallel engines, whose ranks would all listen at one address",
+            "start an engine of its own for each rank, with its own `listen`, and let the router choose",
+        )
+    if config.cache_config.cache_dtype == "int8_per_token_head":
+        raise _unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
+    if not cache.kv_cache_groups:
+        raise _unserved("models with a KV cache; this one has none", OTHER_MODEL)
+    for group in cache.kv_cache_groups:
+        if (kind := type(group.kv_cache_spec).__name__) not in KINDS:
+            raise _unserved(f"full attention, sliding windows and MLA; this model has layers with {kind}", OTHER_MODEL)
+    if (cache.kv_cache_layout or "") not in ORDERS:
+        raise _unserved(
+            f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
+            f"set VLLM_KV_CACHE_LAYOUT to {REQUIRED_LAYOUT}, or leave it unset",
+        )
+
+
+def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
+    spec: Any = of.kv_cache_spec
+    kind, heads = KINDS[type(spec).__name__], spec.num_kv_heads
+    plain_bytes = spec.block_size * heads * spec.head_size * spec.dtype.itemsize
+    what = "latents"
+    if kind is not GroupKind.MLA:
+        plain_bytes, what = 2 * plain_bytes, "keys and values"
+    if spec.unpadded_page_size_bytes != plain_bytes:
+        raise _unserved(
+            f"blocks of {what} alone; one of a layer has {spec.unpadded_page_size_bytes} bytes, and they take "
+            f"{plain_bytes}",
+            "choose another --kv-cache-dtype or --block-size",
+        )
+    return Group(
+        f"{kind.value}-{number}", kind, len(of.layer_names), spec.block_size, cache.num_blocks, heads, spec.head_size,
+        str(spec.dtype).removeprefix("torch."), order=ORDERS[cache.kv_cache_layout or ""],
+        window_tokens=spec.sliding_window if kind is GroupKind.SLIDING_WINDOW else 0,
+        total_kv_heads=_total_heads(config, heads) if kind is not GroupKind.MLA else 0, space=SPACE,
+    )  # fmt: skip
+
+
+def _total_heads(config: "VllmConfig", heads: int) -> int:
+    """Several heads of a rank are no other's; a lone one may be."""
+    ranks: int = config.parallel_config.tensor_parallel_size
+    of_model: int = config.model_config.get_total_num_kv_heads()
+    return heads * ranks if heads > 1 else min(ranks, of_model)
+
+
+def _tensor(cache: "KVCacheConfig", of: "KVCacheGroupSpec") -> "KVCacheTensor":
+    """Where the layers of a group lie."""
+    for tensor in cache.kv_cache_tensors:
+        if tensor.layers == of.layer_names:
+            return tensor
+    raise _unserved("groups whose layers are alike; this model has one with layers of several shapes", OTHER_MODEL)
+
+
+def _unserved(what: str, instead: str) -> ValueError:
+    return ValueError(f"KVGrpcConnector serves {what}. To do: {instead}")

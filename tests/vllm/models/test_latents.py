@@ -1,0 +1,61 @@
+"""MLA: each token has one latent vector for all heads, which every rank has."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, START_S, VOCABULARY, Engines, Pair, prompt_of
+
+pytestmark = pytest.mark.timeout(START_S)
+
+LENGTHS = [20, 5 * BLOCK_TOKENS, 333]
+
+
+def write_model(folder: Path) -> None:
+    """A DeepSeek V3 without experts, with random weights and latents of the one size that vLLM has kernels for."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    config = DeepseekV3Config(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, kv_lora_rank=512, q_lora_rank=128, qk_rope_head_dim=64, qk_nope_head_dim=128,
+        v_head_dim=128, first_k_dense_replace=3, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        moe_intermediate_size=64, max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, initializer_range=0.08,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=[(1, 1), (2, 2), (1, 2), (2, 1)], ids="{0[0]}-to-{0[1]}".format)
+def pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
+    folder = engines.folder / "latents"
+    if not folder.exists():
+        write_model(folder)
+    more: dict[str, Any] = {
+        "model": str(folder), "dtype": "float32", "attention_config": {"backend": "CPU_MLA"},
+        "max_num_batched_tokens": 2048,
+    }  # fmt: skip
+    each = {name: {"tensor_parallel_size": count} for name, count in zip("PD", request.param, strict=True)}
+    with closing(Pair(engines, more=more, each=each, layers_per_part=1)) as pair:
+        pair.start()
+        yield pair
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_latents_give_the_tokens_of_one_engine(pair: Pair, mode: str, length: int) -> None:
+    """vLLM's kernels for processors that prefill and that decode do not agree, and an engine that takes the KV decodes
+    the last token of its prompt. So that is one that the other engine had decoded.
+    """
+    prompt = prompt_of(length - 1, seed=31)
+    decoded, *expected = pair.p.ask(prompt, None, 1 + MAX_TOKENS).tokens
+    before = pair.d.counts().get("received_tokens", 0)
+    prompt.append(decoded)
+    answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
+    assert answer.tokens == expected, answer
+    assert pair.d.counts()["received_tokens"] - before == length
+    pair.at_rest()

@@ -1,0 +1,196 @@
+"""Models whose layers have sliding windows, all or some: the tokens are those of one engine, and what has left a window
+does not move.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import (
+    BLOCK_TOKENS,
+    CHUNK_TOKENS,
+    MAX_TOKENS,
+    START_S,
+    VOCABULARY,
+    Engine,
+    Engines,
+    Pair,
+    prompt_of,
+    wait_until,
+)
+
+pytestmark = pytest.mark.timeout(START_S)
+
+WINDOW = 128
+LENGTHS = [20, WINDOW + 2 * BLOCK_TOKENS - 1, 2 * CHUNK_TOKENS + 77]
+"""Of the second one the last token alone reads the window's first block."""
+BLOCK_BYTES = 2 * 4 * BLOCK_TOKENS * 32 * 4
+"""Of one layer, in float32."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which of its layers have a window, and how bytes move."""
+
+    windows: tuple[bool, ...]
+    path: str
+
+    def blocks(self, tokens: int) -> int:
+        """Of all layers, those that move."""
+        every, within = -(-tokens // BLOCK_TOKENS), max(tokens - WINDOW, 0) // BLOCK_TOKENS
+        return sum(every - within * windowed for windowed in self.windows)
+
+
+MODELS = {
+    "all": Model((True,) * 4, "nixl"),
+    "alternating": Model((True, False) * 2, "cma"),
+    "one-layer-groups": Model((True,) * 5 + (False, True), "cma"),
+}
+
+
+def write_model(folder: Path, model: Model) -> None:
+    """A Mistral or a Gemma 3 with random weights."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 8,
+        "num_hidden_layers": len(model.windows), "num_key_value_heads": 4, "head_dim": 32, "bos_token_id": 1,
+        "eos_token_id": 2, "max_position_embeddings": 4096, "sliding_window": WINDOW, "initializer_range": 0.08,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    made: Any
+    if all(model.windows):
+        made = MistralForCausalLM(MistralConfig(**common))
+    else:
+        layers = ["sliding_attention" if windowed else "full_attention" for windowed in model.windows]
+        made = Gemma3ForCausalLM(Gemma3TextConfig(**common, layer_types=layers, query_pre_attn_scalar=32))
+    made.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Engines with such a model."""
+
+    model: Model
+    pair: Pair
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def windows(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Windows]:
+    model = MODELS[request.param]
+    folder = engines.folder / f"windows-{request.param}"
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
+    with closing(Pair(engines, more=more, data_paths=[model.path], layers_per_part=1, offer_ttl_s=60.0)) as pair:
+        pair.start()
+        yield Windows(model, pair)
+
+
+def received(engine: Engine) -> int:
+    return engine.counts().get("received_tokens", 0)
+
+
+def moved(engine: Engine) -> dict[str, int]:
+    """Bytes of each transfer that its lead remembers."""
+    with engine.lead() as lead:
+        return {row.transfer_id: row.moved_bytes for row in lead.list_transfers().transfers}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_what_is_read_of_each_window_moves_and_the_tokens_are_those_of_one_engine(
+    windows: Windows, mode: str, length: int
+) -> None:
+    pair, prompt = windows.pair, prompt_of(length, seed=21)
+    expected, before, known = pair.expected(prompt), received(pair.d), moved(pair.d)
+    answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
+    assert answer.tokens == expected, answer
+    assert received(pair.d) - before == length
+    came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
+    assert max(came) == windows.model.blocks(length) * BLOCK_BYTES, came
+    pair.at_rest()
+
+
+def test_what_decode_has_of_a_prompt_does_not_come_again(windows: Windows) -> None:
+    """It has the window of the first prompt's end, and so of what both begin with."""
+    pair, shared = windows.pair, prompt_of(11 * BLOCK_TOKENS, seed=40)
+    prompts = [shared + prompt_of(count, seed=41 + count) for count in (6, 70)]
+    expected = [pair.expected(prompt) for prompt in prompts]
+    came = []
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        before = pair.d.counts().get("external_hits", 0)
+        assert pair.pull(prompt).tokens == tokens
+        came.append(pair.d.counts()["external_hits"] - before)
+    assert came == [len(prompts[0]), 70]
+    pair.at_rest()
+
+
+@pytest.mark.parametrize("length", [5 * BLOCK_TOKENS, WINDOW + BLOCK_TOKENS - MAX_TOKENS])
+def test_the_next_turn_takes_its_history_from_the_engine_that_decoded(windows: Windows, length: int) -> None:
+    """Also where what was computed ends so that the next token reads one block less of the window."""
+    pair, prompt = windows.pair, prompt_of(length, seed=60)
+    expected = pair.expected(prompt)
+    turn = [*prompt, *expected, *prompt_of(40, seed=61)]
+    expected_then = pair.expected(turn)
+    answer = pair.pull(prompt)
+    assert answer.tokens == expected
+    wait_until(pair.p.rests)
+    before = pair.p.counts().get("external_hits", 0)
+    relayed = pair.p.ask(turn, answer.params, 1)
+    history = len(prompt) + len(expected) - 1  # the last token of an answer was never computed
+    assert pair.p.counts()["external_hits"] - before == history
+    assert pair.d.ask(turn, relayed.params).tokens == expected_then
+    pair.at_rest()
+
+
+def test_hand_overs_that_nobody_comes_for_are_taken_back_where_blocks_lack(engines: Engines) -> None:
+    folder, model = engines.folder / "windows-small", MODELS["alternating"]
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False, "max_model_len": 512,
+            "num_gpu_blocks_override": 40, "enable_prefix_caching": False}  # fmt: skip
+    with closing(Pair(engines, more=more, data_paths=[model.path], ttl_s=600.0, firm_ttl_s=0.3)) as pair:
+        pair.start()
+        for seed in range(5):
+            pair.prefilled(prompt_of(10 * BLOCK_TOKENS, seed=80 + seed))  # its client hangs up: nobody comes
+        prompt = prompt_of(10 * BLOCK_TOKENS, seed=90)
+        answer = pair.pull(prompt)
+        assert answer.tokens == pair.p.ask(prompt).tokens
+        assert pair.p.counts().get("preempted", 0) == 0
+        pair.at_rest()
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids="{0[0]}-to-{0[1]}".format)
+def test_engines_with_other_numbers_of_ranks_take_what_is_read_of_each_window(
+    engines: Engines, ranks: tuple[int, int]
+) -> None:
+    folder, model = engines.folder / "windows-unlike", MODELS["alternating"]
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
+    each = {name: {"tensor_parallel_size": count} for name, count in zip("PD", ranks, strict=True)}
+    with closing(Pair(engines, more=more, each=each, data_paths=[model.path], layers_per_part=1)) as pair:
+        pair.start()
+        for length in LENGTHS:
+            prompt = prompt_of(length, seed=95)
+            expected, before = pair.expected(prompt), received(pair.d)
+            assert pair.pull(prompt).tokens == expected
+            assert pair.d.forgets()
+            assert pair.push(prompt).tokens == expected
+            assert received(pair.d) - before == 2 * length
+            pair.at_rest()
+
+
+def test_engines_with_blocks_of_other_sizes_exchange_nothing(engines: Engines) -> None:
+    folder, model = engines.folder / "windows-unlike", MODELS["alternating"]
+    write_model(folder, model)
+    more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
+    with closing(Pair(engines, more=more, each={"P": {"block_size": 64}}, data_paths=[model.path])) as pair:
+        pair.start()
+        assert pair.pull(prompt_of(LENGTHS[-1], seed=95)).failed
+        assert "got no KV: LAYOUT_MISMATCH" in pair.d.log()
+        pair.at_rest()
