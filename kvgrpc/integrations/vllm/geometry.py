@@ -104,8 +104,9 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
 
 
 def strides_of(group: Group, item_bytes: int) -> Strides | None:
-    """A block of a layer holds one head after the other where heads come first. How a head's keys and values are ordered
-    is a matter of the attention backend's, which may interleave tokens to suit its processor. Latents are in a row.
+    """A block of a layer holds one head after the other where heads come first. How a head's keys and values are
+    ordered is a matter of the attention backend's, which may interleave tokens to suit its processor. Latents lie
+    token by token.
     """
     if group.kind is GroupKind.MLA:
         return None

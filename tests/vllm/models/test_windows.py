@@ -192,5 +192,5 @@ def test_engines_with_blocks_of_other_sizes_exchange_nothing(engines: Engines) -
     with closing(Pair(engines, more=more, each={"P": {"block_size": 64}}, data_paths=[model.path])) as pair:
         pair.start()
         assert pair.pull(prompt_of(LENGTHS[-1], seed=95)).failed
-        assert "got no KV: LAYOUT_MISMATCH" in pair.d.log()
+        assert "got no KV: INCOMPATIBLE_POOLS" in pair.d.log()
         pair.at_rest()
