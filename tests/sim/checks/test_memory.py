@@ -77,6 +77,7 @@ def seen() -> tuple[Ends, list[Event]]:
 @pytest.mark.parametrize("first", ["looks", "ends"])
 def test_a_rank_sees_the_end_of_a_process_for_which_it_was_asked_to_look(first: str) -> None:
     ends, events = seen()
+    ends.look(AwaitEnd(1, LIFE))
     if first == "looks":
         ends.look(AwaitEnd(0, LIFE))
     ends.ended(LIFE, drained=False)

@@ -24,7 +24,7 @@ from kvgrpc.core.values.content import chain
 from kvgrpc.sim import Violated
 from kvgrpc.sim.checks.rest import Rest, Word
 from kvgrpc.sim.checks.writers import WriterAudit
-from tests.core.nodes import Lead
+from tests.core.nodes import Lead, describe
 
 ACCESS, LATER = b"a" * 16, b"b" * 16
 NAME, LATER_NAME = f"w-{ACCESS.hex()}", f"w-{LATER.hex()}"
@@ -141,7 +141,9 @@ def test_blocks_come_back_only_when_no_write_is_expected() -> None:
 
 
 def lead_that_expects() -> tuple[WriterAudit, NodeState]:
-    proven, state = WriterAudit(), Lead().state
+    lead = Lead()
+    lead.admit(describe("p"))
+    proven, state = WriterAudit(), lead.state
     proven.hears(opens(ACCESS), state)
     proven.expects(Expect(NAME, open=True, writes=True))
     proven.granted(ACCESS, "t", "p@0000000000000001")
