@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,15 @@ def test_a_readiness_file_of_an_earlier_life_ends_at_the_next_start(serve: Serve
     assert not process.ready_file.exists()
 
 
+def says_where_it_serves(engine: Engine) -> bool:
+    return f"kvgrpc serving {engine.address} engine {engine.engine_id}" in engine.process.log
+
+
 def test_port_0_takes_a_free_port_and_says_which(source: Engine, destination: Engine) -> None:
     assert source.address != destination.address
     for engine in (source, destination):
         assert not engine.address.endswith(":0")
-        assert f"kvgrpc serving {engine.address} engine {engine.engine_id}" in engine.process.log
+        wait_until(partial(says_where_it_serves, engine))  # after it has written its readiness file
 
 
 def test_a_signal_ends_it_in_order_though_clients_watch_and_wait(start: Start) -> None:
