@@ -26,9 +26,11 @@ UNSCRIPTED = {
     "checksums are waited for without an end",
     "a renewal comes before what was due",
     "a queue is waited for without an end",
+    "every rank reads the first heads of its source",
+    "what one pair of ranks has moved all of a rank have",
 }
-"""For the random worlds: no script silences a rank, renews at a lead that is stopped, or fills a lead with work. Nor do
-leads lie in one.
+"""For the random worlds: no script silences a rank, renews at a lead that is stopped, fills a lead with work, or has
+engines of other numbers of ranks. Nor do leads lie in one.
 """
 SCRIPTED = [mutant for mutant in MUTANTS if not mutant.liars and mutant.what not in UNSCRIPTED]
 
