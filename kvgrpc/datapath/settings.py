@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-STAGING_BYTES = 64 << 20
+from kvgrpc.core.values.bridge import STAGING_BYTES
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ TOKENS_MAX = 1 << 20
 """Tokens of one content that is stated by them; a digest chain may be longer."""
 ITEMS_MAX = 8_192
 """Multimodal items of one content."""
-STRIPS_MAX = 65_536
-"""Strips of one re-pack."""
+STRIPS_MAX = 131_072
+"""Strips of one re-pack: no more than a posting has runs."""
 NAMES_MAX = 64
 """Short lists of names: features, states to filter by."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024

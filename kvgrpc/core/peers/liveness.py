@@ -49,6 +49,8 @@ class PeerLiveness:
             raise Aborted(
                 Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
             )
+        if known is not None and _lasting(known.description) != _lasting(description):
+            raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
         if known is None or known.state is PeerState.DEAD:
             self._make_room(others, caller)
             state.peers.pop(key, None)  # so that the newest is last
@@ -57,8 +59,6 @@ class PeerLiveness:
             if weights_unknown(state.pool, description):
                 state.emit(WeightsUnknown(key))
             state.react.peer_back(known)
-        elif _lasting(known.description) != _lasting(description):
-            raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
         elif known.description.memory_generation != description.memory_generation:
             # Registered anew: what is read at the old addresses now is nothing.
             state.react.memory_changed(known)

@@ -39,21 +39,16 @@ def check_key(stated: bytes, key: bytes, what: str) -> None:
         raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
 
 
-def check_destination(
-    state: NodeState, destination: Destination, tokens: int, prefix: str = "destination."
-) -> tuple[Blocks, list[int]]:
-    """The destination's blocks and how many of the source's each group skips. `prefix`: where its fields are in the
-    request.
-    """
+def check_destination(state: NodeState, destination: Destination, tokens: int, prefix: str = "destination.") -> Blocks:
+    """The destination's blocks. `prefix`: where its fields are in the request."""
     have = destination.have_tokens
     if have < 0:
         raise invalid(f"{prefix}have_tokens", f"counts tokens; got {have}")
     groups = state.pool.pool.groups
     blocks = state.resolve(destination.blocks, f"{prefix}blocks")
-    skip = [group.held_of(tokens, have) for group in groups]
     if any(len(ids) for ids in blocks):
         for i, group in enumerate(groups):
-            needed = max(group.blocks_of(tokens) - skip[i], 0)
+            needed = max(group.blocks_of(tokens) - group.held_of(tokens, have), 0)
             if len(blocks[i]) != needed:
                 raise InvalidRequest(
                     Reason.BLOCK_COUNT_MISMATCH,
@@ -63,7 +58,7 @@ def check_destination(
                 )
     state.check_owned(blocks, destination.allocation_id)
     state.pins.check_free_for(PinKind.TARGET, blocks)
-    return blocks, skip
+    return blocks
 
 
 def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:

@@ -36,10 +36,10 @@ class PullCourse(Course[P]):
         self._renewals = Renewals(state)
         self.retries[Timer.RENEW] = self._renewals.due
 
-    def take(self, pull: P, blocks: Blocks, skip: list[int], after_step: int) -> None:
+    def take(self, pull: P, blocks: Blocks, after_step: int) -> None:
         """The destination's blocks are the transfer's until they are returned."""
         state = self._state
-        pull.destination, pull.skip, pull.after_step = blocks, skip, after_step
+        pull.destination, pull.after_step = blocks, after_step
         if not pull.moves_nothing:
             state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
 

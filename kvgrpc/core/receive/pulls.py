@@ -57,7 +57,7 @@ class Pulls:
             peer_incarnation=claims.incarnation,
             peer_address=claims.address,
             use_tokens=claim.tokens,
-            nbytes=0 if taken is None else state.bytes_of([len(ids) for ids in taken[0]]),
+            nbytes=0 if taken is None else state.bytes_of([len(ids) for ids in taken]),
             waiting_for="handshake",
             phases=(Phase("handshake", state.now),),
             priority=event.priority,
@@ -70,7 +70,7 @@ class Pulls:
         state.receives[transfer.id] = pull
         state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         if taken is not None:
-            self._course.take(pull, *taken, event.after_step)
+            self._course.take(pull, taken, event.after_step)
         state.reply(event.call.id, Pulling(transfer))
         self._course.connect(pull, connection)
 
@@ -87,10 +87,10 @@ class Pulls:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, f"transfer {transfer.id} is over{why}")
         if pull.destination is not None:
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, f"transfer {transfer.id} has its blocks already")
-        blocks, skip = check_destination(state, event.destination, pull.claim.tokens)
+        blocks = check_destination(state, event.destination, pull.claim.tokens)
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
-            self._course.take(pull, blocks, skip, event.after_step)
+            self._course.take(pull, blocks, event.after_step)
             state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in blocks]))
             state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.name)

@@ -69,7 +69,7 @@ class Reservations:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
         claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
         where = Destination(event.blocks, event.have_tokens, event.allocation_id)
-        blocks, skip = check_destination(state, where, claim.tokens, prefix="")
+        blocks = check_destination(state, where, claim.tokens, prefix="")
         limits = state.limits
         timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
@@ -118,7 +118,7 @@ class Reservations:
         )  # fmt: skip
         state.moves.add(reservation)
         state.receives[transfer.id] = state.targets[target_id] = reservation
-        self._course.take(reservation, blocks, skip, event.after_step)
+        self._course.take(reservation, blocks, event.after_step)
         self._course.await_part(reservation)
         state.reply(event.call.id, Reserved(transfer, token))
         if source.address:

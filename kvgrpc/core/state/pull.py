@@ -23,8 +23,6 @@ class Pull(Move):
     claim: Claim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
     destination: Blocks | None = field(default=None, kw_only=True)
-    skip: list[int] = field(default_factory=list, kw_only=True)
-    """Blocks of each group that the destination holds already."""
 
     @property
     def moves_nothing(self) -> bool:

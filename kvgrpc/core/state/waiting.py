@@ -118,7 +118,9 @@ class Proofs:
     """What is known of writes into this engine's memory that may go on, and the re-key that ends them."""
 
     processes_ended: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
-    """For each life the ranks whose process is gone, and whether nothing that it sent arrives any more."""
+    """For each life the pairs, our rank and its, of which the process of its rank is gone, and whether nothing that it
+    sent arrives any more.
+    """
     rekeying_ranks: set[int] = field(default_factory=set)
     """Ranks that have not reported of the re-key."""
     unproved: set[int] = field(default_factory=set)

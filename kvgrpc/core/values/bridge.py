@@ -14,7 +14,7 @@ import numpy as np
 
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Size
-from kvgrpc.core.values.descriptors import Ids, check_ids, holds
+from kvgrpc.core.values.descriptors import Ids, Runs, check_ids, holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
@@ -105,25 +105,32 @@ class Bridge:
         return max(source.block_tokens, _tokens(source, destination))
 
     def size_of_block(self, group: int, layers: LayerRange | None) -> Size:
-        """What `block_tokens` tokens of a group cost each rank of the destination, in some layers: the bytes that it
-        reads, with what it only reads to pick from, and the runs, over all its pairs.
+        """What `block_tokens` tokens of a group cost a rank of the destination, in some layers: the bytes that it
+        reads, with what it only reads to pick from, and the runs, over all its pairs. That of the rank with most, which
+        reads from more ranks than others do.
         """
         key = group, layers
         if key not in self._sizes:
-            tokens = self.block_tokens(group)
-            units, blocks = tokens // self._unit_tokens[group], tokens // self._source.pool.groups[group].block_tokens
-            nbytes = runs = 0
-            for share in (share for of, share in self._shares_of(0) if of == group):
-                found = self._within(group, share, layers)
-                if group in self.repacked:
-                    regions = regions_of(found)
-                    nbytes += blocks * sum(region.block_bytes for region in regions)
-                    runs += blocks * len(regions)
-                else:
-                    nbytes += units * sum(pattern.nbytes for pattern in found)
-                    runs += units * sum(pattern.runs for pattern in found)
-            self._sizes[key] = Size(nbytes, 1, runs)
+            each: dict[Share, tuple[int, int]] = {}
+            ranks: dict[int, tuple[int, int]] = {}
+            for pair in self.pairs:
+                for share in (share for of, share in self._shares[pair] if of == group):
+                    alike = share._replace(rank=0, source_rank=0)
+                    if alike not in each:
+                        each[alike] = self._cost(group, self._within(group, share, layers))
+                    nbytes, runs = ranks.get(pair.rank, (0, 0))
+                    ranks[pair.rank] = nbytes + each[alike][0], runs + each[alike][1]
+            self._sizes[key] = Size(max(row[0] for row in ranks.values()), 1, max(row[1] for row in ranks.values()))
         return self._sizes[key]
+
+    def _cost(self, group: int, found: Sequence[Pattern]) -> tuple[int, int]:
+        """Bytes and runs that are moved with `block_tokens` tokens for these patterns."""
+        tokens = self.block_tokens(group)
+        if group in self.repacked:
+            regions, blocks = regions_of(found), tokens // self._source.pool.groups[group].block_tokens
+            return blocks * sum(region.block_bytes for region in regions), max(blocks * len(regions), len(found))
+        units = tokens // self._unit_tokens[group]
+        return units * sum(pattern.nbytes for pattern in found), units * sum(pattern.runs for pattern in found)
 
     def size_of(self, chunks: Sequence[Chunk]) -> Size:
         """What all of the chunks cost each rank of the destination."""
@@ -189,17 +196,15 @@ class Bridge:
         """
         units = [self._units(chunk) for chunk in chunks]
         staged = any(group in self.repacked for some in units for group in some)
-        drafts: dict[tuple[tuple[int, Share], ...], Draft] = {}
+        drafts: dict[tuple[tuple[int, Share], ...], tuple[Runs, Repack | None] | None] = {}
         found = []
         for pair in self.pairs:
             # Ranks that have like shares move alike.
             key = tuple((group, share._replace(rank=0, source_rank=0)) for group, share in self._shares[pair])
             if key not in drafts:
                 drafts[key] = self._draft(pair, chunks, units, staged=staged)
-            draft = drafts[key]
-            if draft.columns:
-                repack = Repack(tuple(draft.strips), draft.staging_bytes) if staged else None
-                found.append(PairRuns(pair, draft.runs(), repack))
+            if (moves := drafts[key]) is not None:
+                found.append(PairRuns(pair, *moves))
         return found
 
     def _groups(self) -> Iterator[tuple[Group, Group]]:
@@ -245,14 +250,19 @@ class Bridge:
                 found[i] = _units(source, destination, chunk, i, extent)
         return found
 
-    def _draft(self, pair: Pair, chunks: Sequence[Chunk], units: list[dict[int, Units]], *, staged: bool) -> Draft:
+    def _draft(
+        self, pair: Pair, chunks: Sequence[Chunk], units: list[dict[int, Units]], *, staged: bool
+    ) -> tuple[Runs, Repack | None] | None:
+        """What a pair moves; None: nothing."""
         draft = Draft()
         for chunk, some in zip(chunks, units, strict=True):
             for group, share in self._shares[pair]:
                 if group in some:
                     found = self._within(group, share, chunk.layers)
                     (stage if staged else list_runs)(draft, found, some[group])
-        return draft
+        if not draft.columns:
+            return None
+        return draft.runs(), Repack(tuple(draft.strips), draft.staging_bytes) if staged else None
 
 
 def _tokens(source: Group, destination: Group) -> int:

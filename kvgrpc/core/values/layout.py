@@ -83,7 +83,8 @@ class PoolLayout:
     def fingerprint(self) -> str:
         """Hex digest of everything that two pools must share to exchange blocks without conversion.
 
-        Names, offsets, strides, block counts and block spaces are left out: each side has its own.
+        Names, offsets, distances between blocks, block counts and block spaces are left out: each side has its own. So
+        are heads of the model, which are compared by themselves: how many ranks there are is a part of that.
         """
         parts = [
             repr((g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order, g.window_tokens))
@@ -220,9 +221,11 @@ def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
         return f"lie between 0 and {region.block_bytes}, the bytes of a block"
     parts = len(PARTS[region.tensor])
     counts = (region.layers, parts, group.kv_heads, group.block_tokens)
+    if not any(strides):
+        return ""
     if not strides.token:
         if strides.part or (group.kv_heads > 1 and not strides.head):
-            return "" if not any(strides) else "with 0 for tokens or heads all that is inside of these is 0, too"
+            return "with 0 for tokens or heads all that is inside of these is 0, too"
         end, counts = end * parts * group.block_tokens, (region.layers, 1, group.kv_heads, 1)
     for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
         if stride < end:

@@ -77,16 +77,22 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
     """What differs in a group of which every head of every token can be found in a block."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     low, high = sorted((a.block_tokens, b.block_tokens))
-    heads, others = total_heads(a, here.ranks), total_heads(b, there.ranks)
     tokens = "" if high % low == 0 else "; choose sizes of which one is a multiple of the other"
     found = [
         _differs(index, "block_tokens", a, b, f"{SPLIT_FIELDS['block_tokens']}{tokens}", bridgeable=not tokens),
         _differs(index, "order", a, b, SPLIT_FIELDS["order"], bridgeable=True),
     ]
+    other_heads = _heads_differ(index, here, there)
+    return [*found, other_heads or _differs(index, "kv_heads", a, b, SPLIT_FIELDS["kv_heads"], bridgeable=True)]
+
+
+def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
+    """Both models have as many heads: with other numbers each engine would find them on other ranks."""
+    heads, others = (total_heads(side.pool.groups[index], side.ranks) for side in (here, there))
     if heads == others:
-        return [*found, _differs(index, "kv_heads", a, b, SPLIT_FIELDS["kv_heads"], bridgeable=True)]
+        return None
     why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_heads where ranks have the same ones"
-    return [*found, Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)]
+    return Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)
 
 
 def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
@@ -102,14 +108,22 @@ def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
 
 
 def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
-    """Heads hold keys and values together on both sides, or on none."""
-    tensors = [
-        sorted({region.tensor.value for region in side.pool.regions if region.group == index}) for side in (here, there)
-    ]
-    if tensors[0] == tensors[1]:
+    """In each layer heads hold keys and values together on both sides, or on none."""
+    mine, theirs = _layers_by_tensor(here.pool, index), _layers_by_tensor(there.pool, index)
+    if mine == theirs:
         return None
     why = f"of group {here.pool.groups[index].name} it is not known where keys and values of a head are"
-    return Difference("pool.regions", ", ".join(tensors[0]), ", ".join(tensors[1]), False, why)
+    return Difference("pool.regions", str(mine), str(theirs), False, why)
+
+
+def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int, int]]]:
+    """Which layers of a group are in regions of each kind, as first and end of those without a gap."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for region in sorted((r for r in pool.regions if r.group == index), key=lambda r: (r.tensor.value, r.first_layer)):
+        spans = found.setdefault(region.tensor.value, [])
+        first = spans.pop()[0] if spans and spans[-1][1] == region.first_layer else region.first_layer
+        spans.append((first, region.first_layer + region.layers))
+    return found
 
 
 def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
@@ -119,9 +133,10 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
     found = [
         _differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in SPLIT_FIELDS.items()
     ]
-    if here.ranks != there.ranks and a.kind is not GroupKind.MLA:
-        ranks = str(here.ranks), str(there.ranks)
-        found.append(Difference("world_size", ranks[0], ranks[1], False, because))
+    if here.ranks == there.ranks:
+        return [*found, _heads_differ(index, here, there) if a.kv_heads == b.kv_heads else None]
+    if a.kind is not GroupKind.MLA:
+        found.append(Difference("world_size", str(here.ranks), str(there.ranks), False, because))
     return found
 
 

@@ -66,7 +66,7 @@ def unit_tokens(source: Group, destination: Group) -> int:
 def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: Share) -> list[Pattern]:
     """Everything that a unit of a group brings within a share, each byte of the destination's heads once.
 
-    The pools are ones that `bridge.obstacles` has nothing against.
+    The pools are ones between which `kvgrpc.core.values.obstacles` finds none.
     """
     here, there = source.groups[group], destination.groups[group]
     found = []
@@ -80,6 +80,7 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
             if view is None or into is None or _alike(here, there, region, to, share):
                 found.append(_whole(region, to))
             else:
+                assert view.run_bytes == into.run_bytes, "both tell tokens apart, and keys and values, or none"
                 tokens = unit_tokens(here, there) if view.tells_tokens else 1
                 found.append(_common(region, view, to, into, share, tokens))
     return found

@@ -68,14 +68,10 @@ class Draft:
     staging_bytes: int = 0
 
     def runs(self) -> Runs:
+        """All of them, of which there are some."""
         if len(self.columns) == 1:
             return Runs(*self.columns[0])
-        nothing = np.empty(0, dtype=np.int64)
-        return (
-            Runs(*(np.concatenate(column) for column in zip(*self.columns, strict=True)))
-            if self.columns
-            else Runs(nothing, nothing, nothing)
-        )
+        return Runs(*(np.concatenate(column) for column in zip(*self.columns, strict=True)))
 
 
 def regions_of(patterns: Sequence[Pattern]) -> list[Region]:

@@ -7,11 +7,9 @@ token. What an engine's ranks have of a model's heads follows from their number.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvgrpc.core.values.groups import PARTS
 from kvgrpc.core.values.layout import ITEM_BYTES, Group, GroupKind, PoolLayout, Region, Strides, TensorKind
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
-
-_PARTS = {TensorKind.KV: (0, 2), TensorKind.K: (0, 1), TensorKind.V: (1, 1)}
-"""Of keys (0) and values (1), the first that a region holds, and how many. Latents are one part."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def view_of(group: Group, region: Region) -> View | None:
     """The view of a block of a region; None: nothing is known of its inside, and it is moved whole."""
     if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
         return None
-    first_part, parts = _PARTS.get(region.tensor, (0, 1))
+    first_part, parts = int(region.tensor is TensorKind.V), len(PARTS[region.tensor])
     run_bytes = group.head_dim * ITEM_BYTES[group.dtype]
     strides = region.strides or _packed(group, parts, run_bytes)
     if not strides.token:

@@ -200,8 +200,12 @@ def test_ranks_are_told_for_whom_an_endpoint_is_and_when_that_life_is_over(lead:
     assert lead.one(MakeOffer).peer == "dial q:1"
 
 
-def test_what_an_engine_is_does_not_change_within_its_life(lead: Lead) -> None:
+@pytest.mark.parametrize("silent_s", [0.0, 10.0])
+def test_what_an_engine_is_does_not_change_within_its_life(lead: Lead, silent_s: float) -> None:
+    """Also not while it was taken for dead: what was planned for the life holds for it afterwards."""
     lead.admit(P)
+    lead.feed(PeerSilent(key_of(P)))
+    lead.tick(silent_s)
     before = snapshot(lead.node)
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         lead.answer(introduce(lead, describe("p", 1, pool=type(P.pool)(P.pool.groups, P.pool.regions, 9999))))

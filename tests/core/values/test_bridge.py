@@ -27,11 +27,10 @@ def layouts(draw: st.DrawFn, kind: GroupKind, total: int, block_tokens: int) -> 
     group = Group(
         "g", kind, LAYERS, block_tokens, blocks, heads, DIM, "uint8", order, total_kv_heads=0 if latent else total
     )
-    apart = [[TensorKind.KV], [TensorKind.K, TensorKind.V]]
-    tensors = [TensorKind.LATENT] if latent else draw(st.sampled_from(apart))
+    kinds = [[TensorKind.LATENT]] if latent else [[TensorKind.KV], [TensorKind.K, TensorKind.V]]
     regions, at = [], 0
     for first, layers in draw(st.sampled_from(LAYER_SETS)):
-        for tensor in tensors:
+        for tensor in draw(st.sampled_from(kinds)):
             parts, gap = 2 if tensor is TensorKind.KV else 1, draw(st.sampled_from([0, 5]))
             nbytes = packed(group, parts).layer * layers
             # Keys and values of a token side by side, as some engines have them.

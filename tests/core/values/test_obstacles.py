@@ -88,6 +88,15 @@ def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same
     assert Bridge(opaque(1, GroupKind.MLA), opaque(2, GroupKind.MLA)).run_bytes(0) == 656
 
 
+@pytest.mark.parametrize(("ranks", "totals"), [(2, (1, 0)), (4, (1, 2))])
+def test_blocks_that_move_whole_move_between_ranks_with_the_same_heads(ranks: int, totals: tuple[int, int]) -> None:
+    """Else a rank would read from one that there is not, or from one with other heads."""
+    groups = [replace(GROUP, dtype="fp8_with_scales", kv_heads=1, total_kv_heads=total) for total in totals]
+    here, there = (Side(uniform_layout(group, 656), ranks) for group in groups)
+    for a, b in ((here, there), (there, here)):
+        assert named(differences(a, b), bridgeable=False) == ["pool.groups[0].total_kv_heads"]
+
+
 def by_heads(
     ranks: int, tokens: int = 16, *, apart: bool = False, known: bool = True, order: str = "head_major"
 ) -> Side:
@@ -124,6 +133,26 @@ def test_heads_move_whole_where_nothing_is_known_of_their_tokens() -> None:
 def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, field: str) -> None:
     for a, b in ((by_heads(1), there), (there, by_heads(1))):
         assert field in named(differences(a, b), bridgeable=False) or a.pool == b.pool
+
+
+def test_heads_that_are_together_in_some_layers_stay_so_in_these() -> None:
+    """Else keys of one head would be written over those of the next, or over another block."""
+
+    def mixed(together: int) -> Side:
+        """Keys and values are together in one of two layers."""
+        group = replace(GROUP, kv_heads=4, total_kv_heads=4)
+        half = 4 * 16 * 64 * 2
+        regions, at = [], 0
+        for layer in range(2):
+            for tensor in [TensorKind.KV] if layer == together else [TensorKind.K, TensorKind.V]:
+                nbytes = 2 * half if tensor is TensorKind.KV else half
+                strides = Strides(0, 0, nbytes // 4, 0)
+                regions.append(Region(0, layer, 1, at, nbytes, nbytes, tensor, strides))
+                at += 8 * nbytes
+        return Side(PoolLayout((group,), tuple(regions), at), 1)
+
+    assert not differences(mixed(0), mixed(0))
+    assert named(differences(mixed(0), mixed(1)), bridgeable=False) == ["pool.regions"]
 
 
 def test_states_move_between_equal_ranks_only() -> None:
@@ -185,6 +214,13 @@ def test_strides_say_where_the_elements_of_a_block_are() -> None:
     assert view is not None
     assert (view.parts, view.heads, view.tokens, view.run_bytes, view.strides) == (2, 2, 2, 4, strides)
     assert pool.fingerprint() != strided(Strides(0, 16, 8, 4)).fingerprint()
+
+
+def test_an_engine_may_say_that_nothing_is_known_of_the_inside_of_its_blocks() -> None:
+    for heads in (1, 2):
+        group = replace(GROUP, kv_heads=heads)
+        pool = uniform_layout(group, 100, 2, Strides(0, 0, 0, 0))
+        assert view_of(pool.groups[0], pool.regions[0]) is None
 
 
 @pytest.mark.parametrize(
