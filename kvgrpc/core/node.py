@@ -307,13 +307,9 @@ class Node:
         state = self.state
         if state.description is None:
             return
-        layers = max(group.layers for group in state.pool.pool.groups)
-        first, count = event.layers or (0, layers)
-        steps = state.steps.setdefault(event.rank, [0] * layers)
-        before = state.step_done()
-        for layer in range(max(first, 0), min(first + count, layers)):
-            steps[layer] = max(steps[layer], event.step)
-        if state.step_done() > before:
+        before = state.steps.done()
+        state.steps.finish(event.rank, event.step, event.layers)
+        if state.steps.done() > before:
             self._serving.retry_step()
             self._prefetch.go_on()
         self._moves.step_done(event)

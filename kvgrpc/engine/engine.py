@@ -63,6 +63,9 @@ class Engine:
         self.engine_id = attached.header.engine_id
         self.pool = pool_from_proto(attached.pool, "pool")
         self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
+        if (stages := self.pool.stages) > 1:
+            each = (request.world_size or 1) // stages
+            self.ticket = replace(self.ticket, stage_bytes=self.pool.stage_bytes, stage_ranks=each)
         self._request = request
         self._lead: LeadProcess | None = None
         self._lives = Sessions((connection, attached, page))

@@ -73,10 +73,11 @@ class Rank:
         self._ticket = ticket
         self._tensors = tensors
         self._data_paths, self._copy_threads, self._limit = data_paths, copy_threads, bandwidth_limit_bytes_per_s
-        if tensors and (nbytes := PrivateMemory.of(*tensors).nbytes) != ticket.memory_bytes:
+        if tensors and not ticket.fits(rank, nbytes := PrivateMemory.of(*tensors).nbytes):
+            least = f"{ticket.stage_bytes} to " if ticket.stage_bytes else ""
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
-                f"the tensors have {nbytes} bytes; the pool has {ticket.memory_bytes} on each rank",
+                f"the tensors have {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank",
             )
         self._connection = self._next = Connection(ticket.socket_path)
         self._lock = threading.Lock()  # who sends

@@ -292,6 +292,7 @@ class Region(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
     STRIDES_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Index of the group."""
     first_layer: _builtins.int
@@ -307,6 +308,11 @@ class Region(_message.Message):
     tensor: Global___TensorKind.ValueType
     """Required. What of its layers. The regions of a group hold each of its layers once: latents for MLA, states for
     STATE, else keys and values, together or in regions of their own.
+    """
+    stage: _builtins.int
+    """The pipeline stage whose ranks have it. Ranks are numbered stage by stage: of 2 stages of 4 ranks each, ranks 4 to 7
+    are stage 1. Every stage has as many ranks and at least one region; each layer is in one stage. Layers may be staged
+    in another way on each side, or not at all.
     """
     @_builtins.property
     def strides(self) -> Global___BlockStrides:
@@ -327,10 +333,11 @@ class Region(_message.Message):
         block_bytes: _builtins.int = ...,
         tensor: Global___TensorKind.ValueType = ...,
         strides: Global___BlockStrides | None = ...,
+        stage: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["strides", b"strides"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layer_count", b"layer_count", "offset", b"offset", "stride_bytes", b"stride_bytes", "strides", b"strides", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layer_count", b"layer_count", "offset", b"offset", "stage", b"stage", "stride_bytes", b"stride_bytes", "strides", b"strides", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,7 +345,7 @@ Global___Region: _TypeAlias = Region  # noqa: Y015
 
 @_typing.final
 class PoolDescription(_message.Message):
-    """A pool: the same on every rank of an engine."""
+    """A pool: on every rank of an engine the same, but that ranks of each pipeline stage have the regions of their own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,7 +357,7 @@ class PoolDescription(_message.Message):
     kind: Global___PoolKind.ValueType
     """Who manages its blocks."""
     total_bytes: _builtins.int
-    """Bytes of one rank's memory."""
+    """Bytes of one rank's memory; of the one with most, where stages differ."""
     fingerprint: _builtins.str
     """Digest of all that two pools must share to exchange whole blocks as they are. A quick pairing test for routers;
     CheckCompatibility gives reasons.

@@ -118,6 +118,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 block_bytes=r.block_bytes,
                 tensor=TENSOR_KINDS[r.tensor],
                 strides=None if r.strides is None else pool_types_pb2.BlockStrides(**_named(r.strides)),
+                stage=r.stage,
             )
             for r in layout.regions
         ],
@@ -162,7 +163,9 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
             raise invalid(f"{field}.regions[{i}].tensor", "is required, and must be one that this server knows")
         strides = Strides(*(getattr(r.strides, name) for name in _STRIDES)) if r.HasField("strides") else None
         regions.append(
-            Region(r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor, strides)
+            Region(
+                r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor, strides, r.stage
+            )
         )
     return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
 

@@ -42,13 +42,18 @@ class SplitKV:
     memories: list[Memory] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memories = [np.empty(self.side.pool.total_bytes, dtype=np.uint8) for _ in range(self.side.ranks)]
+        sizes = [self.side.pool.stage_bytes[self.stage(rank)] for rank in range(self.side.ranks)]
+        self.memories = [np.empty(nbytes, dtype=np.uint8) for nbytes in sizes]
         self.clear()
 
     def clear(self) -> None:
         """Nothing was written anywhere."""
         for memory in self.memories:
             memory[:] = CANARY
+
+    def stage(self, rank: int) -> int:
+        """Ranks are numbered stage by stage."""
+        return rank // self.side.stage_ranks
 
     @property
     def group(self) -> Group:
@@ -58,10 +63,11 @@ class SplitKV:
         """Where a rank has what these blocks hold, of which the first begins with token `begin`."""
         group, pool = self.group, self.side.pool
         total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads
-        copies = self.side.ranks * group.kv_heads // total
-        first = rank // copies * group.kv_heads
+        ranks = self.side.stage_ranks
+        copies = ranks * group.kv_heads // total
+        first = rank % ranks // copies * group.kv_heads
         found = {}
-        for region in pool.regions:
+        for region in (region for region in pool.regions if region.stage == self.stage(rank)):
             parts = _PARTS[region.tensor]
             strides = region.strides or packed(group, len(parts))
             for i, block in enumerate(blocks):

@@ -130,9 +130,15 @@ def opaque(ranks: int = 1, nbytes: int = 656, **changes: Any) -> Side:
     return plainly(ranks, nbytes, dtype="with_scales", **changes)
 
 
-def of_groups(count: int) -> Side:
-    groups = tuple(replace(GROUP, name=str(i), layers=1, blocks=1) for i in range(count))
-    return Side(PoolLayout(groups, tuple(Region(i, 0, 1, i * 16384, 16384, 16384) for i in range(count)), 1 << 20), 1)
+def of_groups(count: int, **changes: Any) -> Side:
+    groups = tuple(replace(GROUP, name=str(i), layers=1, blocks=1, **changes) for i in range(count))
+    nbytes = groups[0].kv_heads * 4096
+    return Side(
+        PoolLayout(groups, tuple(Region(i, 0, 1, i * nbytes, nbytes, nbytes) for i in range(count)), count * nbytes), 1
+    )
+
+
+ONE_HEAD = {"kv_heads": 1, "total_kv_heads": 1}
 
 
 LARGE: dict[str, Any] = {"block_tokens": 4096, "layers": 64, "blocks": 2}
@@ -157,6 +163,13 @@ REFUSED: list[list[tuple[str, Side, Side]]] = [
         ("order", opaque(), opaque(order="token_major")),
         ("world_size", opaque(), opaque(2)),
         ("pool.regions", opaque(), opaque(nbytes=664)),
+    ],
+    [
+        (
+            "world_size",
+            of_groups(ROWS_MAX // 256, **ONE_HEAD),
+            of_groups(ROWS_MAX // 256, **ONE_HEAD)._replace(ranks=256),
+        )
     ],
     [("pool.regions", plainly(kv_heads=16, **MANY), plainly(16, kv_heads=1, **MANY))],
     [("pool.regions", plainly(**LARGE), plainly(order="token_major", **LARGE))],

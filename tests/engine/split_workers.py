@@ -1,6 +1,6 @@
 """Workers whose ranks have shares of one model's KV in their own layouts, driven by JSON lines.
 
-{"op": "attach", "socket_path", "secret", "rank", "data_paths", "split"}   `split`: arguments of `made_split`
+{"op": "attach", "ticket", "rank", "data_paths", "split"}   `split`: arguments of `made_split`
 {"op": "fill", "blocks", "begin"}
 {"op": "check", "blocks", "begin", "tokens"}    "" or what is wrong
 {"op": "step_done", "step"}
@@ -8,10 +8,11 @@
 {"op": "detach"}
 """
 
+from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.engine import Rank, RankTicket
 from tests.core.split_kv import SplitKV
 from tests.engine.forked import fork_for_each
@@ -21,13 +22,23 @@ LAYERS, BLOCKS = 2, 24
 
 
 def made_split(
-    ranks: int = 1, tokens: int = 16, order: str = "head_major", total: int = 4, dim: int = 16, latent: bool = False
+    ranks: int = 1,
+    tokens: int = 16,
+    order: str = "head_major",
+    total: int = 4,
+    dim: int = 16,
+    latent: bool = False,
+    stages: int = 1,
 ) -> SplitKV:
-    """An engine whose elements are bytes."""
+    """An engine whose elements are bytes. `ranks`: of each stage."""
     kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
     heads = 1 if latent else max(total // ranks, 1)
     group = Group("kv", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total)
-    return SplitKV(Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * dim), ranks))
+    pool = uniform_layout(group, (1 if latent else 2) * tokens * heads * dim)
+    if stages == 1:
+        return SplitKV(Side(pool, ranks))
+    apart = [replace(region, offset=64 * region.first_layer, stage=region.first_layer) for region in pool.regions]
+    return SplitKV(Side(PoolLayout(pool.groups, tuple(apart), pool.total_bytes), LAYERS * ranks))
 
 
 class SplitWorker:
@@ -39,7 +50,7 @@ class SplitWorker:
     def attach(self, line: dict[str, Any]) -> str:
         self.kv, self.number = made_split(**line["split"]), line["rank"]
         memory = self.kv.memories[self.number]
-        ticket = RankTicket(line["socket_path"], bytes.fromhex(line["secret"]), len(memory))
+        ticket = RankTicket(**line["ticket"] | {"secret": bytes.fromhex(line["ticket"]["secret"])})
         self.rank = Rank(ticket, self.number, [memory], data_paths=tuple(line["data_paths"]))
         return "attached"
 

@@ -26,6 +26,7 @@ from kvgrpc.errors import (
     PermissionDenied,
     PreconditionFailed,
     Reason,
+    Unimplemented,
 )
 
 WAITING_MAX = 4_096
@@ -63,6 +64,9 @@ class ChecksumCalls:
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         _check_open(access)
+        if state.pool.pool.stages > 1:
+            what = "ranks of several pipeline stages compute no checksums: pull without them"
+            raise Unimplemented(Reason.FEATURE_UNAVAILABLE, what)
         self._check_room(access)
         wanted = [(state.resolve(lists, f"blocks[{i}]"), layers) for i, (lists, layers) in enumerate(event.blocks)]
         _check_granted(wanted, state.pins.blocks(access.owner, PinKind.ACCESS))

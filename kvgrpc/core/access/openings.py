@@ -211,7 +211,7 @@ class AccessOpenings:
             raise ended_error(lease)
         if access.state is AccessState.OPEN:
             return lease
-        if lease.after_step > state.step_done():
+        if lease.after_step > state.steps.done():
             access.waiting_for = STEP
         elif state.peers[access.peer].state is PeerState.SUSPECT:
             access.waiting_for = LIVENESS

@@ -265,8 +265,7 @@ class Serving:
     def _account(self, access: Access, nbytes: int) -> None:
         """Bytes that a reader says it moved: shown, and never more than there were."""
         lease = self._state.leases.get(access.lease_id)
-        pool = self._state.pool
-        moved = min(nbytes, pool.world_size * pool.pool.bytes_of([len(ids) for ids in lease.blocks]))
+        moved = min(nbytes, self._state.bytes_of([len(ids) for ids in lease.blocks]))
         lease.nbytes_done += moved
         self._state.bytes_sent += moved
 

@@ -247,7 +247,7 @@ class Course(ABC, Generic[M]):
     def _post_when_ready(self, move: M) -> None:
         """The end of `try_post`: what is left to wait for is the engine's step and the mapping of the peer."""
         state = self._state
-        if move.after_step > state.step_done():
+        if move.after_step > state.steps.done():
             self._state.moves.await_step(move)
             self._wait_for(move, "step")
         elif not state.peers[move.peer].reachable:
@@ -292,7 +292,7 @@ class Course(ABC, Generic[M]):
             waiting_for="",
             phases=self._phase(move, "wire"),
             blocks=move.block_count,
-            nbytes=max(move.expected, move.planned * bridge.ranks),
+            nbytes=max(move.expected, move.planned),
             paths=self._paths(move),
         )
         self._post_slice(move)

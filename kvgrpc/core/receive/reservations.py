@@ -147,7 +147,7 @@ class Reservations:
     def misses_step(self, access: Access) -> bool:
         """Whether an opening must wait for the engine's step: the source would write too early."""
         reservation = self._reservation_of(access)
-        return not access.opening.reverse_access_id and reservation.after_step > self._state.step_done()
+        return not access.opening.reverse_access_id and reservation.after_step > self._state.steps.done()
 
     def misses_postings(self, access: Access) -> bool:
         """Whether an opening must wait for our own postings, of parts that it replaces."""
@@ -254,10 +254,10 @@ class Reservations:
             return Verdict(True)
         reservation = self._state.targets[access.lease_id]
         access.settled = row.part + 1
-        pool, target = self._state.pool, reservation.destination
+        target = reservation.destination
         assert target is not None
         # What a peer says is shown only, and never more than there is.
-        most = pool.world_size * pool.pool.bytes_of([len(ids) for ids in target])
+        most = self._state.bytes_of([len(ids) for ids in target])
         moved = min(row.nbytes, most - reservation.nbytes)
         reservation.nbytes += moved
         self._state.bytes_received += moved

@@ -62,7 +62,7 @@ class ChecksumPrefetch:
 
     def announced(self, lease: Lease) -> None:
         """A lease stands."""
-        if self._state.checksums:
+        if self._state.checksums and self._state.pool.pool.stages == 1:
             self._prefetch.queue[lease.id] = lease
             self.go_on()
 
@@ -71,7 +71,7 @@ class ChecksumPrefetch:
         state = self._state
         while self._prefetch.turn is None and self._prefetch.queue:
             lease = next(iter(self._prefetch.queue.values()))
-            if lease.after_step > state.step_done():
+            if lease.after_step > state.steps.done():
                 return
             del self._prefetch.queue[lease.id]
             if self._prefetch.nbytes + self._size(lease) <= AHEAD_BYTES_MAX:

@@ -157,7 +157,7 @@ class PushCourse(Course[Registration]):
         """
         state = self._state
         fresh = move.parts.batch(done)
-        late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
+        late = next((i for i, part in enumerate(fresh) if part.after_step > state.steps.done(part.layers)), len(fresh))
         move.ready = done + late
         if late < len(fresh):
             self._state.moves.await_step(move)

@@ -42,12 +42,13 @@ from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.tables.soft_leases import SoftLeases
+from kvgrpc.core.tables.steps import RankSteps
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.tombstones import Tombstone, digest_of, remember, too_late
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
 from kvgrpc.core.tables.turns import Turns
-from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
+from kvgrpc.core.values.calls import BlockLists, Call
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks, check_ids, check_spaces
 from kvgrpc.core.values.grants import signing_key
@@ -142,8 +143,7 @@ class NodeState:
         self.refused_leases: dict[str, None] = {}
         """Tombstones: leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
-        self.steps: dict[int, list[int]] = {}
-        """For each rank and layer the last engine step that it has finished."""
+        self.steps = RankSteps(description)
         self.soft_leases = SoftLeases()
         self.bytes_received = 0
         self.bytes_sent = 0
@@ -258,7 +258,7 @@ class NodeState:
     def bytes_of(self, counts: Sequence[int]) -> int:
         """Bytes of so many blocks of each group, over all ranks."""
         assert self.description is not None, "only a pool has blocks"
-        return self.description.world_size * self.description.pool.bytes_of(counts)
+        return self.description.stage_ranks * self.description.pool.bytes_of(counts)
 
     def check_life(self, incarnation: int) -> None:
         """Raises Aborted (INCARNATION_CHANGED) when block ids are of another life than this one; 0 is not checked."""
@@ -278,12 +278,6 @@ class NodeState:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out these blocks: state no allocation"
             )
-
-    def step_done(self, layers: LayerRange | None = None) -> int:
-        """The last engine step that every rank has finished, in all layers or in these."""
-        within = slice(None) if layers is None else slice(layers[0], sum(layers))
-        ranks = range(self.pool.world_size)
-        return min((min(self.steps.get(rank, [0])[within], default=0) for rank in ranks), default=0)
 
     def check_key(self, key: bytes, *, begins: bool = True) -> None:
         """Raises PreconditionFailed for a transfer key under which nothing may come for a while: CANCELLED,

@@ -36,6 +36,11 @@ class Side(NamedTuple):
     pool: PoolLayout
     ranks: int
 
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of each pipeline stage, which share heads among them."""
+        return self.ranks // self.pool.stages
+
 
 class Bridge:
     """How blocks of a source become blocks of a destination. The two were found compatible."""
@@ -45,19 +50,13 @@ class Bridge:
         self._destination = destination
         self._run_bytes_min = run_bytes_min
         self._shares: dict[Pair, list[tuple[int, Share]]] = {}
-        for group, (here, there) in enumerate(self._groups()):
-            for share in shares(here, source.ranks, there, destination.ranks):
-                self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
+        for group, share in self._all_shares():
+            self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
         self.pairs = tuple(sorted(self._shares))
-        self._patterns: dict[tuple[int, int, int, int], list[Pattern]] = {}
+        self._patterns: dict[tuple[int, Share], list[Pattern]] = {}
         self._sizes: dict[tuple[int, LayerRange | None], Size] = {}
-        self._arriving: dict[tuple[int, LayerRange | None], int] = {}
+        self._arriving: dict[tuple[int, LayerRange | None], list[int]] = {}
         self._unit_tokens = [unit_tokens(here, there) for here, there in self._groups()]
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of the destination."""
-        return self._destination.ranks
 
     @cached_property
     def repacked(self) -> frozenset[int]:
@@ -77,27 +76,29 @@ class Bridge:
         found = (pattern for of, some in self._all_patterns() if of == group for pattern in some)
         return any(pattern.run_bytes < pattern.source.block_bytes for pattern in found)
 
-    def bytes_of_unit(self, group: int, layers: LayerRange | None) -> int:
-        """Bytes that arrive in each rank of the destination with a unit of tokens of a group, in some layers."""
-        key = group, layers
-        if key not in self._arriving:
-            shares = [share for of, share in self._shares_of(0) if of == group]
-            found = (pattern for share in shares for pattern in self._within(group, share, layers))
-            self._arriving[key] = sum(pattern.nbytes for pattern in found)
-        return self._arriving[key]
-
     def bytes_of_block(self, group: int) -> int:
-        """Bytes that arrive in each rank of the destination with `block_tokens` tokens of a group."""
-        return self.block_tokens(group) // self._unit_tokens[group] * self.bytes_of_unit(group, None)
+        """Bytes that arrive with `block_tokens` tokens of a group in a rank of the destination, the one with most."""
+        return self.block_tokens(group) // self._unit_tokens[group] * max(self._bytes_of_unit(group, None))
 
     def bytes_of(self, chunks: Sequence[Chunk]) -> int:
-        """Bytes that arrive in each rank of the destination."""
+        """Bytes that arrive in all ranks of the destination."""
         return sum(
-            len(self.extent(chunk, group)) // self._unit_tokens[group] * self.bytes_of_unit(group, chunk.layers)
+            len(self.extent(chunk, group)) // self._unit_tokens[group] * sum(self._bytes_of_unit(group, chunk.layers))
             for chunk in chunks
             for group in range(len(chunk.source))
             if self.extent(chunk, group)
         )
+
+    def _bytes_of_unit(self, group: int, layers: LayerRange | None) -> list[int]:
+        """Bytes that arrive in each rank of the destination with a unit of tokens of a group, in some layers."""
+        key = group, layers
+        if key not in self._arriving:
+            arriving = [0] * self._destination.ranks
+            for pair in self.pairs:
+                for share in (share for of, share in self._shares[pair] if of == group):
+                    arriving[pair.rank] += sum(pattern.nbytes for pattern in self._within(group, share, layers))
+            self._arriving[key] = arriving
+        return self._arriving[key]
 
     def block_tokens(self, group: int) -> int:
         """Tokens that are never split between postings: those of the larger one of both sides' blocks."""
@@ -115,7 +116,7 @@ class Bridge:
             ranks: dict[int, tuple[int, int]] = {}
             for pair in self.pairs:
                 for share in (share for of, share in self._shares[pair] if of == group):
-                    alike = share._replace(rank=0, source_rank=0)
+                    alike = _alike(share)
                     if alike not in each:
                         each[alike] = self._cost(group, self._within(group, share, layers))
                     nbytes, runs = ranks.get(pair.rank, (0, 0))
@@ -200,7 +201,7 @@ class Bridge:
         found = []
         for pair in self.pairs:
             # Ranks that have like shares move alike.
-            key = tuple((group, share._replace(rank=0, source_rank=0)) for group, share in self._shares[pair])
+            key = tuple((group, _alike(share)) for group, share in self._shares[pair])
             if key not in drafts:
                 drafts[key] = self._draft(pair, chunks, units, staged=staged)
             if (moves := drafts[key]) is not None:
@@ -210,11 +211,18 @@ class Bridge:
     def _groups(self) -> Iterator[tuple[Group, Group]]:
         return zip(self._source.pool.groups, self._destination.pool.groups, strict=True)
 
-    def _shares_of(self, rank: int) -> Iterator[tuple[int, Share]]:
-        """Those of one rank of the destination, with their groups."""
-        for pair in self.pairs:
-            if pair.rank == rank:
-                yield from self._shares[pair]
+    def _all_shares(self) -> Iterator[tuple[int, Share]]:
+        """Who gets which heads from whom, stage by stage, of each group. Stages without a layer in common exchange
+        nothing.
+        """
+        source, destination = self._source, self._destination
+        for group, (here, there) in enumerate(self._groups()):
+            found = shares(here, source.stage_ranks, there, destination.stage_ranks)
+            for here_in, there_in in common_stages(source.pool, destination.pool, group):
+                for share in found:
+                    rank = share.rank + there_in * destination.stage_ranks
+                    source_rank = share.source_rank + here_in * source.stage_ranks
+                    yield group, Share(rank, source_rank, *share[2:5], there_in, here_in)
 
     def _all_patterns(self) -> Iterator[tuple[int, list[Pattern]]]:
         for rows in self._shares.values():
@@ -222,7 +230,7 @@ class Bridge:
                 yield group, self._of_share(group, share)
 
     def _of_share(self, group: int, share: Share) -> list[Pattern]:
-        key = group, share.first, share.source_first, share.heads
+        key = group, _alike(share)
         if key not in self._patterns:
             self._patterns[key] = patterns_of(self._source.pool, self._destination.pool, group, share)
         return self._patterns[key]
@@ -263,6 +271,22 @@ class Bridge:
         if not draft.columns:
             return None
         return draft.runs(), Repack(tuple(draft.strips), draft.staging_bytes) if staged else None
+
+
+def _alike(share: Share) -> Share:
+    """The same of all pairs of ranks that move the same."""
+    return share._replace(rank=0, source_rank=0)
+
+
+def common_stages(source: PoolLayout, destination: PoolLayout, group: int) -> list[tuple[int, int]]:
+    """The stages of both that have layers of a group in common."""
+    mine, theirs = source.stage_spans(group), destination.stage_spans(group)
+    found, here, there = set(), 0, 0
+    while here < len(mine) and there < len(theirs):
+        (_, end, stage), (_, other_end, other) = mine[here], theirs[there]
+        found.add((stage, other))
+        here, there = here + (end <= other_end), there + (other_end <= end)
+    return sorted(found)
 
 
 def _tokens(source: Group, destination: Group) -> int:

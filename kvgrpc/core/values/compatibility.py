@@ -40,6 +40,11 @@ class EngineDescription:
     def __post_init__(self) -> None:
         check_heads(self.pool, self.world_size)
 
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of each pipeline stage."""
+        return self.world_size // self.pool.stages
+
 
 REASONS: dict[str, Reason] = {
     "protocol_max": Reason.PROTOCOL_UNSUPPORTED,
@@ -106,7 +111,8 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
                 " ".join(sorted(here.required_features)),
                 " ".join(sorted(there.required_features)),
                 False,
-                "blocks are compared by checksums, which takes ranks and layouts that are the same on both sides",
+                "blocks are compared by checksums, which takes ranks and layouts that are the same on both sides, and "
+                "one pipeline stage",
             )
         )
     return found
@@ -118,8 +124,9 @@ def side_of(engine: EngineDescription) -> Side:
 
 
 def _plain(here: EngineDescription, there: EngineDescription) -> bool:
-    """Whether each rank moves whole blocks of the peer's rank with its own number."""
-    return here.world_size == there.world_size and here.pool.fingerprint() == there.pool.fingerprint()
+    """Whether each rank moves whole blocks of all layers of the peer's rank with its own number."""
+    alike = here.world_size == there.world_size and here.pool.fingerprint() == there.pool.fingerprint()
+    return alike and here.pool.stages == 1
 
 
 def check_compatible(here: EngineDescription, there: EngineDescription) -> None:

@@ -157,3 +157,5 @@ class Region:
     """Where the elements of a block stand; None: side by side, layer after layer, keys before values, and then in the
     group's order.
     """
+    stage: int = 0
+    """The pipeline stage whose ranks have it."""

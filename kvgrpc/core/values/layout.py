@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from kvgrpc.core.values.groups import (
     BYTES_MAX,
@@ -33,7 +34,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The groups of a pool and where each block of each layer lies; the same for every rank of an engine.
+    """The groups of a pool and where each block of each layer lies; the same for every rank of an engine, but that the
+    ranks of each pipeline stage have the regions of theirs.
 
     Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory. A block
     id of a space that several groups share is one block: in these groups it may lie on the same bytes.
@@ -42,7 +44,7 @@ class PoolLayout:
     groups: tuple[Group, ...]
     regions: tuple[Region, ...]
     total_bytes: int
-    """Bytes of one rank's memory."""
+    """Bytes of one rank's memory; of the one with most, where stages differ."""
 
     def __post_init__(self) -> None:
         violations = [*_group_violations(self.groups), *_region_violations(self)]
@@ -64,8 +66,40 @@ class PoolLayout:
         return tuple(tuple(some) for some in groups.values() if len(some) > 1)
 
     @cached_property
+    def stages(self) -> int:
+        """Pipeline stages of the engine. Each has as many of its ranks, in the order of their numbers."""
+        return max((region.stage for region in self.regions), default=0) + 1
+
+    def stage_spans(self, group: int) -> list[tuple[int, int, int]]:
+        """The layers of a group as (first, end, stage), in their order: neighbours in one stage are one row."""
+        found: list[tuple[int, int, int]] = []
+        for region in sorted((r for r in self.regions if r.group == group), key=lambda r: r.first_layer):
+            first, end, stage = region.first_layer, region.first_layer + region.layers, region.stage
+            if found and found[-1][2] == stage:
+                last = found.pop()
+                first, end = last[0], max(last[1], end)
+            found.append((first, end, stage))
+        return found
+
+    @cached_property
+    def stage_layers(self) -> tuple[frozenset[int], ...]:
+        """For each stage the numbers of its layers, of whatever group."""
+        found: list[set[int]] = [set() for _ in range(self.stages)]
+        for region in self.regions:
+            found[region.stage].update(range(region.first_layer, region.first_layer + region.layers))
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def stage_bytes(self) -> tuple[int, ...]:
+        """For each stage, how many bytes of a rank's memory its regions reach."""
+        ends = [0] * self.stages
+        for region in self.regions:
+            ends[region.stage] = max(ends[region.stage], _end(self.groups, region))
+        return tuple(ends)
+
+    @cached_property
     def block_sizes(self) -> tuple[tuple[int, int], ...]:
-        """For one block of each group: its bytes over all layers, and how many regions have some of them."""
+        """For one block of each group: its bytes over all layers and stages, and how many regions have some of them."""
         sizes = [(0, 0)] * len(self.groups)
         for region in self.regions:
             nbytes, regions = sizes[region.group]
@@ -77,7 +111,7 @@ class PoolLayout:
         return self.block_sizes[group][0]
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
-        """Bytes of `blocks[group]` blocks of each group over all their layers."""
+        """Bytes of `blocks[group]` blocks of each group over all their layers, on one rank of each stage."""
         return sum(count * nbytes for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True))
 
     def fingerprint(self) -> str:
@@ -91,7 +125,7 @@ class PoolLayout:
             for g in self.groups
         ]
         parts += [
-            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, *(r.strides or ())))
+            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *(r.strides or ())))
             for r in self.regions
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -177,21 +211,39 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
         return [FieldViolation("total_bytes", f"lies between 1 and {BYTES_MAX}")]
     if len(layout.regions) > REGIONS_MAX:
         return [FieldViolation("regions", f"are at most {REGIONS_MAX}")]
+    stages = {region.stage for region in layout.regions}
+    if stages != set(range(len(stages))):
+        return [FieldViolation("regions", "each stage from 0 on has some: of the engine's last one, too")]
     found = []
     usable = []
-    spans = []
+    spans: dict[int, list[tuple[int, int, int]]] = {}
     for i, region in enumerate(layout.regions):
         violation = _shape_violation(layout.groups, region, i)
         if violation is not None:
             found.append(violation)
             continue
         usable.append(region)
-        blocks = layout.groups[region.group].blocks
-        end = region.offset + (blocks - 1) * region.stride_bytes + region.block_bytes
+        end = _end(layout.groups, region)
         if end > layout.total_bytes:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
-        spans.append((region.offset, end, i))
-    return found + _coverage_violations(layout.groups, usable) + _overlaps(layout, spans)
+        spans.setdefault(region.stage, []).append((region.offset, end, i))
+    overlaps = [violation for some in spans.values() for violation in _overlaps(layout, some)]
+    return found + _coverage_violations(layout.groups, usable) + _parted(layout) + overlaps
+
+
+def _parted(layout: PoolLayout) -> list[FieldViolation]:
+    """Groups with a layer that is in two stages."""
+    found = []
+    for i in range(len(layout.groups) if layout.stages > 1 else 0):
+        spans = layout.stage_spans(i)
+        if any(first < end for (_, end, _), (first, _, _) in pairwise(spans)):
+            found.append(FieldViolation(f"groups[{i}].layers", "each layer is in one stage"))
+    return found
+
+
+def _end(groups: tuple[Group, ...], region: Region) -> int:
+    """The byte behind its last block."""
+    return region.offset + (groups[region.group].blocks - 1) * region.stride_bytes + region.block_bytes
 
 
 def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> FieldViolation | None:

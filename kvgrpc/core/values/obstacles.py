@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
+from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side, common_stages
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.views import total_heads, view_of
 
@@ -88,7 +88,7 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
 
 def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
     """Both models have as many heads: with other numbers each engine would find them on other ranks."""
-    heads, others = (total_heads(side.pool.groups[index], side.ranks) for side in (here, there))
+    heads, others = (total_heads(side.pool.groups[index], side.stage_ranks) for side in (here, there))
     if heads == others:
         return None
     why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_heads where ranks have the same ones"
@@ -133,10 +133,10 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
     found = [
         _differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in SPLIT_FIELDS.items()
     ]
-    if here.ranks == there.ranks:
+    if here.stage_ranks == there.stage_ranks:
         return [*found, _heads_differ(index, here, there) if a.kv_heads == b.kv_heads else None]
     if a.kind is not GroupKind.MLA:
-        found.append(Difference("world_size", str(here.ranks), str(there.ranks), False, because))
+        found.append(Difference("world_size", _split_as(here), _split_as(there), False, because))
     return found
 
 
@@ -158,11 +158,17 @@ def _differs(index: int, field: str, a: Group, b: Group, why: str, *, bridgeable
 def _costs(here: Side, there: Side) -> list[Difference]:
     """What moving between unlike pools costs; not bridgeable where it is too much."""
     found = []
-    if here.ranks != there.ranks:
-        why = "each rank reads its heads from the ranks that have them"
-        found.append(Difference("world_size", str(here.ranks), str(there.ranks), True, why))
+    if _split_as(here) != _split_as(there):
+        why = "each rank reads its layers and heads from the ranks that have them"
+        found.append(Difference("world_size", _split_as(here), _split_as(there), True, why))
     elif here.pool.fingerprint() == there.pool.fingerprint():
         return []
+    pairs = (here.stage_ranks + there.stage_ranks) * sum(
+        len(common_stages(here.pool, there.pool, group)) for group in range(len(here.pool.groups))
+    )
+    if pairs > ROWS_MAX:
+        why = f"there are more than {ROWS_MAX} pairs of ranks, counted for each group"
+        return [*found, Difference("world_size", _split_as(here), _split_as(there), False, why)]
     counts = [len(side.pool.regions) for side in (here, there)]
     both = Bridge(there, here), Bridge(here, there)
     if sum(counts) * max(len(bridge.pairs) for bridge in both) > ROWS_MAX:
@@ -178,6 +184,11 @@ def _costs(here: Side, there: Side) -> list[Difference]:
             why, fits = f"{why}: more than the {STAGING_BYTES} bytes of a staging buffer; choose smaller blocks", False
         found.append(Difference("pool.regions", _told(mine), _told(theirs), fits, why))
     return found
+
+
+def _split_as(side: Side) -> str:
+    """Its ranks, as text."""
+    return str(side.ranks) if side.pool.stages == 1 else f"{side.pool.stages} stages of {side.stage_ranks}"
 
 
 def _cost(bridge: Bridge, group: int) -> str:
@@ -210,7 +221,9 @@ _Shape = tuple[int, int, str, int, Strides | None]
 
 def _shapes(pool: PoolLayout, index: int) -> list[_Shape]:
     """What each region of a group holds, and how: layers, tensor, bytes of a block, strides."""
-    found = [region for region in pool.regions if region.group == index]
+    found = sorted(
+        (region for region in pool.regions if region.group == index), key=lambda r: (r.first_layer, r.tensor.value)
+    )
     return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.strides) for r in found]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.core.values.views import Share, View, view_of
 
 
@@ -70,9 +70,9 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
     """
     here, there = source.groups[group], destination.groups[group]
     found = []
-    regions = _Regions([region for region in source.regions if region.group == group], here)
+    regions = _Regions([r for r in source.regions if (r.group, r.stage) == (group, share.source_stage)], here)
     for to in destination.regions:
-        if to.group != group:
+        if (to.group, to.stage) != (group, share.stage):
             continue
         into = view_of(there, to)
         for region in regions.overlapping(to, into):
@@ -93,26 +93,31 @@ class _Regions:
         self._by_part: dict[int, list[Region]] = {}
         for region in sorted(regions, key=lambda region: region.first_layer):
             view = view_of(group, region)
-            for part in _parts(view):
+            for part in _parts(region, view):
                 self._by_part.setdefault(part, []).append(region)
         self._firsts = {part: [region.first_layer for region in some] for part, some in self._by_part.items()}
 
     def overlapping(self, region: Region, view: View | None) -> list[Region]:
-        """Those with some of the layers and keys or values of a region, each once. All of a part hold its layers
-        without a gap.
-        """
+        """Those with some of the layers and keys or values of a region, each once."""
         found: dict[int, Region] = {}
-        for part in _parts(view):
+        for part in _parts(region, view):
             some = self._by_part.get(part, [])
             at = max(bisect_right(self._firsts.get(part, []), region.first_layer) - 1, 0)
             while at < len(some) and some[at].first_layer < region.first_layer + region.layers:
-                found[id(some[at])] = some[at]
+                if some[at].first_layer + some[at].layers > region.first_layer:
+                    found[id(some[at])] = some[at]
                 at += 1
         return list(found.values())
 
 
-def _parts(view: View | None) -> range:
-    return range(1) if view is None else range(view.first_part, view.first_part + view.parts)
+def _parts(region: Region, view: View | None) -> range:
+    """Of keys (0) and values (1) those that a region is found by. Where nothing is known of its inside, both sides
+    have them in regions of the same kind.
+    """
+    if view is None:
+        part = int(region.tensor is TensorKind.V)
+        return range(part, part + 1)
+    return range(view.first_part, view.first_part + view.parts)
 
 
 def _alike(source: Group, destination: Group, region: Region, to: Region, share: Share) -> bool:

@@ -71,20 +71,28 @@ class Share(NamedTuple):
     source_first: int
     """The same, among the heads of the source's."""
     heads: int
+    stage: int = 0
+    """The destination's pipeline stage."""
+    source_stage: int = 0
 
 
 def total_heads(group: Group, ranks: int) -> int:
-    """KV heads of the model, of which an engine's `ranks` ranks have their shares. Of latents there is one."""
+    """KV heads of the model, of which the `ranks` ranks of a stage have their shares. Of latents there is one."""
     if group.kind is GroupKind.MLA:
         return group.kv_heads
     return group.total_kv_heads or group.kv_heads * ranks
 
 
 def check_heads(pool: PoolLayout, ranks: int) -> None:
-    """Raises InvalidRequest (INVALID_FIELD) unless the heads of each group can be those of so many ranks: as many on
-    each of them, or one on each, which as many ranks have as any other.
+    """Raises InvalidRequest (INVALID_FIELD) unless so many ranks form equal pipeline stages, and the heads of each
+    group can be those of the ranks of a stage: as many on each of them, or one on each, which as many ranks have as
+    any other.
     """
     found = []
+    if ranks % pool.stages:
+        why = f"{ranks} ranks form no {pool.stages} stages of as many ranks each"
+        raise InvalidRequest(Reason.INVALID_FIELD, why, violations=(FieldViolation("regions", why),))
+    ranks //= pool.stages
     for i, group in enumerate(pool.groups):
         total = group.total_kv_heads
         shared = ranks % total == 0 and group.kv_heads == 1 if total else True

@@ -128,9 +128,10 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         return reply
 
     def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:
-        """The regions that hold the wanted layers of a group. Raises InvalidRequest for layers that it lacks."""
-        layout = self._lead.node.state.pool.pool
+        """The rank's regions that hold the wanted layers of a group. Raises InvalidRequest for layers that it lacks."""
+        engine = self._lead.node.state.pool
+        layout, stage = engine.pool, request.rank // engine.stage_ranks
         layers = layer_range(request) or (0, layout.groups[group].layers)
         if layers[1] > layout.groups[group].layers - layers[0]:
             raise invalid("layers", f"lie within the group's {layout.groups[group].layers}")
-        return [r for r in layout.regions if r.group == group and holds(r, layers)]
+        return [r for r in layout.regions if (r.group, r.stage) == (group, stage) and holds(r, layers)]

@@ -115,8 +115,11 @@ def test_layers_packed_in_another_way_are_refused() -> None:
     there = replace(HERE, pool=uniform_layout(GROUP, 64, layers_per_region=2))
     (found,) = compare(HERE, there)
     assert found.field == "pool.regions"
+
+
+def test_regions_are_what_they_hold_in_whatever_order_they_are_listed() -> None:
     swapped = PoolLayout((GROUP,), (Region(0, 1, 1, 0, 64, 64), Region(0, 0, 1, 512, 64, 64)), 1024)
-    assert [d.field for d in compare(HERE, replace(HERE, pool=swapped))] == ["pool.regions"]
+    assert compare(HERE, replace(HERE, pool=swapped)) == []
 
 
 def test_keys_and_values_that_stand_in_another_way_are_refused() -> None:
@@ -126,21 +129,18 @@ def test_keys_and_values_that_stand_in_another_way_are_refused() -> None:
 
     apart, crossed = pool(TensorKind.K, TensorKind.V), pool(TensorKind.V, TensorKind.K)
     assert compare(replace(HERE, pool=apart), replace(HERE, pool=apart)) == []
-    for there, told in ((crossed, "k, v"), (HERE.pool, "kv")):
-        (found,) = compare(replace(HERE, pool=apart), replace(HERE, pool=there))
-        assert (found.field, found.bridgeable) == ("pool.regions", False)
-        assert "k, v" in found.here
-        assert told in found.there
+    assert compare(replace(HERE, pool=apart), replace(HERE, pool=crossed)) == []
+    (found,) = compare(replace(HERE, pool=apart), HERE)
+    assert (found.field, found.bridgeable) == ("pool.regions", False)
+    assert "k, v" in found.here
+    assert "kv" in found.there
 
 
 def test_layers_packed_in_another_way_are_refused_in_pools_of_different_sizes_too() -> None:
-    larger = replace(GROUP, blocks=9)
-    swapped = PoolLayout((larger,), (Region(0, 1, 1, 0, 64, 64), Region(0, 0, 1, 576, 64, 64)), 1152)
-    for pool in (swapped, uniform_layout(larger, 64, layers_per_region=2)):
-        there = replace(HERE, pool=pool)
-        assert [d.field for d in compare(HERE, there)] == ["pool.groups[0].blocks", "pool.regions"]
-        with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
-            check_compatible(HERE, there)
+    there = replace(HERE, pool=uniform_layout(replace(GROUP, blocks=9), 64, layers_per_region=2))
+    assert [d.field for d in compare(HERE, there)] == ["pool.groups[0].blocks", "pool.regions"]
+    with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
+        check_compatible(HERE, there)
 
 
 def test_pools_of_different_sizes_are_told_and_bridged() -> None:

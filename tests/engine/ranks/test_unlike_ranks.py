@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -24,6 +25,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smaller blocks": ({"tokens": 32}, {"tokens": 16}),
     "larger blocks, fewer ranks": ({"ranks": 2, "tokens": 16}, {"tokens": 48}),
     "another order": ({}, {"order": "token_major"}),
+    "two stages": ({"stages": 2}, {"stages": 2}),
+    "two stages to one": ({"stages": 2}, {}),
+    "one stage to two": ({}, {"stages": 2}),
+    "stages to shares of heads": ({"stages": 2}, {"ranks": 2}),
+    "shares of heads to stages of them": ({"ranks": 2}, {"stages": 2, "ranks": 2, "tokens": 32}),
     "all of it": ({"tokens": 32}, {"ranks": 2, "order": "token_major"}),
 }
 ALL = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -58,10 +64,8 @@ class WorkersSide(SharedSide):
         self.workers = workers[:ranks]
         ticket = self.engine.ticket
         for rank, worker in enumerate(self.workers):
-            worker.send(
-                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(), rank=rank,
-                data_paths=[data_path], split=split,
-            )  # fmt: skip
+            row = asdict(ticket) | {"secret": ticket.secret.hex()}
+            worker.send(op="attach", ticket=row, rank=rank, data_paths=[data_path], split=split)
         assert [worker.answer() for worker in self.workers] == ["attached"] * ranks
 
     def fill_kv(self, blocks: Sequence[int]) -> None:

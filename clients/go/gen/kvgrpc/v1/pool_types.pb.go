@@ -563,7 +563,11 @@ type Region struct {
 	// group's order; if `block_bytes` is not what these elements take, nothing is known of the inside of a block, and two
 	// pools exchange such blocks only if their regions list the same. Where it is known, layers, keys and values may lie
 	// in another way on each side: CheckCompatibility says what that costs. Never set for STATE.
-	Strides       *BlockStrides `protobuf:"bytes,8,opt,name=strides,proto3" json:"strides,omitempty"`
+	Strides *BlockStrides `protobuf:"bytes,8,opt,name=strides,proto3" json:"strides,omitempty"`
+	// The pipeline stage whose ranks have it. Ranks are numbered stage by stage: of 2 stages of 4 ranks each, ranks 4 to 7
+	// are stage 1. Every stage has as many ranks and at least one region; each layer is in one stage. Layers may be staged
+	// in another way on each side, or not at all.
+	Stage         uint32 `protobuf:"varint,9,opt,name=stage,proto3" json:"stage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -654,7 +658,14 @@ func (x *Region) GetStrides() *BlockStrides {
 	return nil
 }
 
-// A pool: the same on every rank of an engine.
+func (x *Region) GetStage() uint32 {
+	if x != nil {
+		return x.Stage
+	}
+	return 0
+}
+
+// A pool: on every rank of an engine the same, but that ranks of each pipeline stage have the regions of their own.
 type PoolDescription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who manages its blocks.
@@ -663,7 +674,7 @@ type PoolDescription struct {
 	Groups []*Group `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
 	// Its regions; at most 4,096.
 	Regions []*Region `protobuf:"bytes,3,rep,name=regions,proto3" json:"regions,omitempty"`
-	// Bytes of one rank's memory.
+	// Bytes of one rank's memory; of the one with most, where stages differ.
 	TotalBytes uint64 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Digest of all that two pools must share to exchange whole blocks as they are. A quick pairing test for routers;
 	// CheckCompatibility gives reasons.
@@ -1253,7 +1264,7 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
 	"head_bytes\x18\x03 \x01(\x04R\theadBytes\x12\x1f\n" +
 	"\vtoken_bytes\x18\x04 \x01(\x04R\n" +
-	"tokenBytes\"\x9e\x02\n" +
+	"tokenBytes\"\xb4\x02\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
@@ -1265,7 +1276,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\vblock_bytes\x18\x06 \x01(\x04R\n" +
 	"blockBytes\x12-\n" +
 	"\x06tensor\x18\a \x01(\x0e2\x15.kvgrpc.v1.TensorKindR\x06tensor\x121\n" +
-	"\astrides\x18\b \x01(\v2\x17.kvgrpc.v1.BlockStridesR\astrides\"\xd4\x01\n" +
+	"\astrides\x18\b \x01(\v2\x17.kvgrpc.v1.BlockStridesR\astrides\x12\x14\n" +
+	"\x05stage\x18\t \x01(\rR\x05stage\"\xd4\x01\n" +
 	"\x0fPoolDescription\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12(\n" +
 	"\x06groups\x18\x02 \x03(\v2\x10.kvgrpc.v1.GroupR\x06groups\x12+\n" +
