@@ -45,7 +45,7 @@ class Core:
         self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
-        self.side.meet([self.worker.folder])
+        self.side.meet([(self.worker.folder, [0])])
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
         self.tables: dict[str, list[int]] = {}
         """Of requests that are pushed."""

@@ -182,7 +182,8 @@ class Engine:
             },
             **more,
         }  # fmt: skip
-        cores = [(core + rank) % (os.cpu_count() or 1) for rank in range(more.get("tensor_parallel_size", 1))]
+        ranks = more.get("tensor_parallel_size", 1) * more.get("pipeline_parallel_size", 1)
+        cores = [(core + rank) % (os.cpu_count() or 1) for rank in range(ranks)]
         bound = "|".join(map(str, cores))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
         # Each rank on one processor: two engines whose threads share both take many times as long.

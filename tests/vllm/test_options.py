@@ -1,19 +1,23 @@
 """What vLLM's configuration says of kvgrpc, against what is documented."""
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
+from kvgrpc.config import PoolConfig
 from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
-from kvgrpc.integrations.vllm.meeting import Met, agreed_kernels
+from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options
 from tests.docs.pages import DOCS, plain, section, tables
+
+POOL = PoolConfig().layout()
 
 
 def options_of(policy: str = "fail", **extra: Any) -> Options:
@@ -62,7 +66,17 @@ def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
 
 
 def test_ranks_agree_on_how_they_compute_or_the_engine_does_not_start() -> None:
-    usual, other = [["CPU_ATTN", "amx", ""]], [["CPU_ATTN", "vec", ""]]
-    assert agreed_kernels([Met("/a", usual), Met("/b", usual)]) == usual
+    usual, other = [[["CPU_ATTN", "amx", ""]]], [[["CPU_ATTN", "vec", ""]]]
+    assert agreed([[Met("/a", usual, POOL), Met("/b", usual, POOL)]]) == [Met("/a", usual, POOL)]
     with pytest.raises(ValueError, match=r"rank 0 has the kernels .*amx.*, rank 1 has .*vec.* To do: "):
-        agreed_kernels([Met("/a", usual), Met("/b", other)])
+        agreed([[Met("/a", usual, POOL)], [Met("/b", usual, POOL), Met("/c", other, POOL)]])
+    larger = replace(POOL, total_bytes=2 * POOL.total_bytes)
+    with pytest.raises(ValueError, match="stage 0 rank 0 has the kernels"):
+        agreed([[Met("/a", usual, POOL), Met("/b", usual, larger)]])
+
+
+def test_an_engine_has_the_kernels_of_all_its_stages_as_one_without_stages() -> None:
+    window, full, draft = ["CPU_ATTN", "amx", ""], ["CPU_ATTN", "vec", ""], ["CPU_ATTN", "vec16", ""]
+    whole = Met("/", [[window], [full, draft]], POOL)
+    stages = [Met("/a", [[window], [full]], POOL), Met("/b", [[window], [full, draft]], POOL)]
+    assert kernels_of_groups(stages) == kernels_of_groups([whole]) == [window, full, draft]

@@ -18,9 +18,10 @@ from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
-from kvgrpc.integrations.vllm.meeting import Met, Step, agreed_kernels
+from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from kvgrpc.integrations.vllm.working import WorkerSide
 
@@ -66,22 +67,27 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         self._blocks = kv_cache_manager
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Met]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Met]) -> None:
         """The last of the start: what only workers know of the KV is a part of what it is of."""
-        config = self._vllm_config
-        ranks = [metadata[rank] for rank in range(config.parallel_config.tensor_parallel_size)]
-        factors = factors_of(config, self._options.weights_revision, agreed_kernels(ranks))
+        config, parallel = self._vllm_config, self._vllm_config.parallel_config
+        ranks = range(parallel.tensor_parallel_size)
+        met = [[metadata[stage, rank] for rank in ranks] for stage in range(parallel.pipeline_parallel_size)]
+        stages = agreed(met)
+        factors = factors_of(config, self._options.weights_revision, kernels_of_groups(stages))
         identity = identity_of(factors)
         _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
         engine_id = config.kv_transfer_config.engine_id or ""
         # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
+        layouts = [first.layout for first in stages]
         self._scheduling = SchedulerSide(
-            engine_id, self._options, self._layout, identity, overlap=overlap, ranks=len(ranks)
+            engine_id, self._options, joined(layouts), identity, overlap=overlap, ranks=len(ranks) * len(stages)
         )
         self._scheduling.blocks = self._blocks
         self._hooks = Hooks(self._scheduling, self._options.on_loss)
-        self._scheduling.meet([Path(met.folder) for met in ranks])
+        self._scheduling.meet(
+            [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
+        )
         tell_of_loads(self._hooks.adapter_loaded)
 
     def on_new_request(self, request: "Request") -> None:
@@ -128,8 +134,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> Met:
         self._in.attach()
-        layers = [name for names in self._groups for name in names]
-        return Met(str(self._in.folder), kernels_of(self._vllm_config, layers))
+        kernels = [kernels_of(self._vllm_config, names) for names in self._groups]
+        return Met(str(self._in.folder), kernels, self._layout)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads run beside the steps."""

@@ -29,7 +29,6 @@ KINDS = {
 all tokens, and all of them go.
 """
 SPLITS = {
-    "pipeline_parallel_size": "pipeline stages, each with layers of its own; vLLM's scheduler knows the first's",
     "prefill_context_parallel_size": "ranks that have the KV of other tokens",
     "decode_context_parallel_size": "ranks that have the KV of other tokens",
     "nnodes": "hosts, and workers reach their lead by a socket of its host",
@@ -46,7 +45,9 @@ token once more, which does.
 
 
 def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
-    """The pool. Raises ValueError for one that this connector does not serve, with the reason and what would do."""
+    """The pool, as one pipeline stage sees it. Raises ValueError for one that this connector does not serve, with the
+    reason and what would do.
+    """
     _check_engine(config, cache)
     groups: list[Group] = []
     regions: list[Region] = []
@@ -81,7 +82,7 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
     """
     owners = sum(map(len, layers))
     if len(caches) != owners:
-        raise _unserved(
+        raise unserved(
             f"layers that have KV of their own; this model has {len(caches)} layers with the KV of {owners}",
             OTHER_MODEL,
         )
@@ -91,14 +92,14 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
         tensor, group = caches[name], layout.groups[region.group]
         there = tensor.untyped_storage().data_ptr(), tensor.data_ptr(), _extent(tensor)
         if there != (storage.data_ptr(), storage.data_ptr() + region.offset, _expected(group, region, tensor)):
-            raise _unserved(
+            raise unserved(
                 f"{group.blocks} {group.order} blocks of {region.block_bytes} bytes for each layer, from byte "
                 f"{region.offset} of a worker's one storage on for {name}, which is {tuple(tensor.shape)} "
                 f"{tensor.dtype} with strides {tensor.stride()} from byte {there[1] - storage.data_ptr()} on",
                 "leave --block-size and VLLM_KV_CACHE_LAYOUT unset",
             )
     if storage.nbytes() < layout.total_bytes:
-        raise _unserved(f"a storage of {layout.total_bytes} bytes; this one has {storage.nbytes()}", OTHER_MODEL)
+        raise unserved(f"a storage of {layout.total_bytes} bytes; this one has {storage.nbytes()}", OTHER_MODEL)
     made = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return made.set_(storage)[: layout.total_bytes]
 
@@ -140,25 +141,26 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     parallel = config.parallel_config
     for split, what in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
-            raise _unserved(
-                f"engines on one host whose ranks split nothing but heads; this one has {count} {what}",
-                f"leave {split} at 1 and split the model by --tensor-parallel-size, or start it without a connector",
+            raise unserved(
+                f"engines on one host whose ranks split layers and heads alone; this one has {count} {what}",
+                f"leave {split} at 1 and split the model by --tensor-parallel-size or --pipeline-parallel-size, or "
+                "start it without a connector",
             )
     # Of models without experts, each rank of a data-parallel engine is told that it is alone, and its index.
     if parallel.data_parallel_size != 1 or parallel.data_parallel_index:
-        raise _unserved(
+        raise unserved(
             "no data-parallel engines, whose ranks would all listen at one address",
             "start an engine of its own for each rank, with its own `listen`, and let the router choose",
         )
     if config.cache_config.cache_dtype == "int8_per_token_head":
-        raise _unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
+        raise unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
     if not cache.kv_cache_groups:
-        raise _unserved("models with a KV cache; this one has none", OTHER_MODEL)
+        raise unserved("models with a KV cache; this one has none", OTHER_MODEL)
     for group in cache.kv_cache_groups:
         if (kind := type(group.kv_cache_spec).__name__) not in KINDS:
-            raise _unserved(f"full attention, sliding windows and MLA; this model has layers with {kind}", OTHER_MODEL)
+            raise unserved(f"full attention, sliding windows and MLA; this model has layers with {kind}", OTHER_MODEL)
     if (cache.kv_cache_layout or "") not in ORDERS:
-        raise _unserved(
+        raise unserved(
             f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
             f"set VLLM_KV_CACHE_LAYOUT to {REQUIRED_LAYOUT}, or leave it unset",
         )
@@ -172,7 +174,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
     if kind is not GroupKind.MLA:
         plain_bytes, what = 2 * plain_bytes, "keys and values"
     if spec.unpadded_page_size_bytes != plain_bytes:
-        raise _unserved(
+        raise unserved(
             f"blocks of {what} alone; one of a layer has {spec.unpadded_page_size_bytes} bytes, and they take "
             f"{plain_bytes}",
             "choose another --kv-cache-dtype or --block-size",
@@ -197,8 +199,9 @@ def _tensor(cache: "KVCacheConfig", of: "KVCacheGroupSpec") -> "KVCacheTensor":
     for tensor in cache.kv_cache_tensors:
         if tensor.layers == of.layer_names:
             return tensor
-    raise _unserved("groups whose layers are alike; this model has one with layers of several shapes", OTHER_MODEL)
+    raise unserved("groups whose layers are alike; this model has one with layers of several shapes", OTHER_MODEL)
 
 
-def _unserved(what: str, instead: str) -> ValueError:
+def unserved(what: str, instead: str) -> ValueError:
+    """The error of an engine that this connector does not serve."""
     return ValueError(f"KVGrpcConnector serves {what}. To do: {instead}")

@@ -1,11 +1,15 @@
 """What the two sides of the connector tell each other, and how they meet."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.integrations.vllm.identity import Kernels
 
 MEET_S = 60.0
 """So long worker and scheduler wait for each other at the start."""
@@ -18,8 +22,10 @@ class Met(KVConnectorHandshakeMetadata):
     """Where one worker waits for its ticket, and what only it knows of its KV."""
 
     folder: str
-    kernels: list[list[str]]
-    """See `kernels_of`."""
+    kernels: list[Kernels]
+    """For each group; see `kernels_of`."""
+    layout: PoolLayout
+    """Of its pipeline stage."""
 
 
 @dataclass
@@ -38,16 +44,30 @@ class Step(KVConnectorMetadata):
     """For the scheduler's side itself: what was handed over is done with."""
 
 
-def agreed_kernels(ranks: Sequence[Met]) -> list[list[str]]:
-    """What every rank computes its share of the KV with. Raises ValueError where one has other kernels."""
-    first, *others = [met.kernels for met in ranks]
-    for rank, kernels in enumerate(others, 1):
-        if kernels != first:
-            raise ValueError(
-                f"KVGrpcConnector serves ranks that compute alike; rank 0 has the kernels {first}, rank {rank} has "
-                f"{kernels}. To do: run all workers of this engine on the same kind of processor or device"
-            )
-    return first
+def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
+    """One rank of each pipeline stage: all compute and lay out their shares alike. Raises ValueError where one does
+    not.
+    """
+    for stage, (first, *others) in enumerate(stages):
+        for rank, met in enumerate(others, 1):
+            if (met.kernels, met.layout) != (first.kernels, first.layout):
+                raise ValueError(
+                    f"KVGrpcConnector serves ranks that compute alike; of stage {stage} rank 0 has the kernels "
+                    f"{first.kernels} and {first.layout}, rank {rank} has {met.kernels} and {met.layout}. To do: run "
+                    "all workers of this engine on the same kind of processor or device"
+                )
+    return [first for first, *_ in stages]
+
+
+def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
+    """Those of all layers, group by group, and within each stage by stage; each once where it follows itself."""
+    found = [
+        kernel
+        for of_group in zip(*(met.kernels for met in stages), strict=True)
+        for some in of_group
+        for kernel in some
+    ]
+    return [kernel for kernel, _ in itertools.groupby(found)]
 
 
 def wait_for(path: Path) -> None:

@@ -95,14 +95,17 @@ class SchedulerSide:
         """Where its lead serves."""
         return self._engine.address
 
-    def meet(self, folders: Sequence[Path]) -> None:
-        """Gives the worker of each rank its ticket, and waits until all of them are attached."""
+    def meet(self, ranks: Sequence[tuple[Path, Sequence[int]]]) -> None:
+        """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: where each one
+        waits, and the number of its first layer in each group.
+        """
         ticket = self._engine.ticket
-        for rank, folder in enumerate(folders):
+        for rank, (folder, first_layers) in enumerate(ranks):
             made = folder / f"{TICKET}.new"
-            made.write_text(json.dumps({**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank}))
+            row = {**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank, "first_layers": first_layers}
+            made.write_text(json.dumps(row))
             made.rename(folder / TICKET)
-        for folder in folders:
+        for folder, _ in ranks:
             wait_for(folder / ATTACHED)
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:

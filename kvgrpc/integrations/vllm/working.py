@@ -35,9 +35,10 @@ class WorkerSide:
         self._marks = marks
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
+        self._names: Sequence[Sequence[str]] = ()
         self._number: dict[str, int] = {}
-        """Of each layer within its group, by its name."""
-        self._layers: list[set[str]] = []
+        """Of each layer within its group, by its name. Those of earlier pipeline stages have the first numbers."""
+        self._layers: dict[int, set[str]] = {}
         """The layers of each number, one of a group at most."""
         self._done: set[str] = set()
         """Layers that the step `_done_in` has computed."""
@@ -46,10 +47,8 @@ class WorkerSide:
     def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> None:
         """`layers`: the names of each group's. Raises ValueError for tensors that are not where the pool says."""
         self._memory = memory_of(self._layout, caches, layers)
-        self._number = {name: number for names in layers for number, name in enumerate(names)}
-        self._layers = [
-            {name for name, number in self._number.items() if number == of} for of in range(max(map(len, layers)))
-        ]
+        self._names = layers
+        self._count([0] * len(layers))
         mark = self._marks(self._memory.device)
         self._after = AfterDevice(mark) if mark is not None else None
 
@@ -65,6 +64,7 @@ class WorkerSide:
             row = json.loads((self.folder / TICKET).read_text())
             (self.folder / TICKET).unlink()  # it has a secret, and is for one
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
+            self._count(row.pop("first_layers"))
             self._rank = Rank(
                 RankTicket(**row, secret=secret), rank, [self._memory], data_paths=self._options.data_paths,
                 copy_threads=self._options.copy_threads,
@@ -72,6 +72,14 @@ class WorkerSide:
             (self.folder / ATTACHED).touch()
         except Exception:  # noqa: BLE001 - logged: the scheduler waits for it in vain, and says so
             _log.exception("kvgrpc: the worker could not attach")
+
+    def _count(self, first_layers: Sequence[int]) -> None:
+        """Numbers the layers of each group from its first one here on."""
+        for first, names in zip(first_layers, self._names, strict=True):
+            self._number |= {name: first + number for number, name in enumerate(names)}
+        self._layers = {}
+        for name, number in self._number.items():
+            self._layers.setdefault(number, set()).add(name)
 
     def layer_done(self, layer: str, step: Step) -> None:
         """A layer is computed, or computed on: that of a draft comes more than once. A number is done when it is in all

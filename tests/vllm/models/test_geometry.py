@@ -28,6 +28,7 @@ from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.geometry import SPLITS, layout_of, retain_windows
 from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.working import WorkerSide
 
 BLOCKS, LAYERS = 10, 2
@@ -141,7 +142,6 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
 @pytest.mark.parametrize(
     ("specs", "parallel", "reason", "instead"),
     [
-        ([FULL], {"pipeline_parallel_size": 2}, "has 2 pipeline stages", "pipeline_parallel_size at 1"),
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
@@ -155,7 +155,6 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
         ([PACKED], {}, "17408 bytes, and they take 16384", "--block-size"),
     ],
     ids=[
-        "stages",
         "prefill_context",
         "decode_context",
         "hosts",
@@ -235,3 +234,22 @@ def test_layers_that_share_their_kv_are_refused() -> None:
     refused = pytest.raises(ValueError, match=r"3 layers with the KV of 2\. To do: .* another one")
     with worker_of(laid_out_as(cache)) as worker, refused:
         worker.register({**found, "layers.0.2": found["layers.0.0"]}, names(cache))
+
+
+def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all() -> None:
+    first = laid_out(FULL, WINDOW, tensor_parallel_size=1)
+    second = laid_out(FULL, WINDOW, tensor_parallel_size=1)
+    pool = joined([first, second])
+    assert [group.layers for group in pool.groups] == [2 * LAYERS] * 2
+    assert pool.stages == 2
+    assert {(r.group, r.first_layer, r.stage) for r in pool.regions} == {
+        (group, layer, layer // LAYERS) for group in range(2) for layer in range(2 * LAYERS)
+    }
+    assert first_layers([first, second], 1) == [LAYERS] * 2
+    assert joined([first]) == first
+    assert not [d for d in differences(Side(pool, 2), Side(joined([first, first]), 2)) if not d.bridgeable]
+
+
+def test_stages_with_layers_of_other_kinds_are_not_served() -> None:
+    with pytest.raises(ValueError, match="layers of every kind in each stage"):
+        joined([laid_out(FULL, WINDOW), laid_out(FULL)])

@@ -1,0 +1,34 @@
+"""Pipeline stages of vLLM: each worker knows the layers of its own stage only, and the engine is all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.integrations.vllm.geometry import unserved
+
+
+def joined(stages: Sequence[PoolLayout]) -> PoolLayout:
+    """The pool of an engine of these stages, each as its own workers see it: with its layers numbered from 0. Raises
+    ValueError where a stage's layers are not grouped as the first one's.
+    """
+    alike = [tuple(replace(group, layers=1) for group in layout.groups) for layout in stages]
+    if any(groups != alike[0] for groups in alike):
+        raise unserved(
+            "pipeline stages with layers of the same groups; of this engine they differ",
+            "choose a --pipeline-parallel-size that leaves layers of every kind in each stage",
+        )
+    regions = [
+        replace(region, first_layer=region.first_layer + first_layers(stages, stage)[region.group], stage=stage)
+        for stage, layout in enumerate(stages)
+        for region in layout.regions
+    ]
+    groups = tuple(
+        replace(group, layers=layers)
+        for group, layers in zip(stages[0].groups, first_layers(stages, len(stages)), strict=True)
+    )
+    return PoolLayout(groups, tuple(regions), max(layout.total_bytes for layout in stages))
+
+
+def first_layers(stages: Sequence[PoolLayout], stage: int) -> list[int]:
+    """For each group the number of the first layer that a stage has: how many are in those before it."""
+    return [sum(layout.groups[i].layers for layout in stages[:stage]) for i in range(len(stages[0].groups))]
