@@ -75,7 +75,7 @@ class WorkersSide(SharedSide):
     def close(self) -> None:
         self.engine.close()
         for worker in self.workers:
-            worker.ask(op="detach")
+            assert worker.ask(op="detach") == "detached"
 
 
 Both = tuple[SharedSide, SharedSide]
