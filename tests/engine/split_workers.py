@@ -10,24 +10,10 @@
 
 from typing import Any
 
-from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Rank, RankTicket
-from tests.core.split_kv import SplitKV
+from tests.core.split_kv import made_split
 from tests.engine.forked import fork_for_each
 from tests.engine.workers import serve_lines
-
-LAYERS, BLOCKS = 2, 24
-
-
-def made_split(
-    ranks: int = 1, tokens: int = 16, order: str = "head_major", total: int = 4, dim: int = 16, latent: bool = False
-) -> SplitKV:
-    """An engine whose elements are bytes."""
-    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
-    heads = 1 if latent else max(total // ranks, 1)
-    group = Group("kv", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total)
-    return SplitKV(Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * dim), ranks))
 
 
 class SplitWorker:

@@ -9,9 +9,8 @@ import pytest
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.engine import Engine, content
 from kvgrpc.v1 import transfer_pb2
-from tests.core.split_kv import SplitKV
+from tests.core.split_kv import SplitKV, made_split
 from tests.engine.conftest import Leads
-from tests.engine.split_workers import BLOCKS, made_split
 from tests.engine.support import Asked, Lead, Side, Workers, new_key, received, tokens
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -24,6 +23,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smaller blocks": ({"tokens": 32}, {"tokens": 16}),
     "larger blocks, fewer ranks": ({"ranks": 2, "tokens": 16}, {"tokens": 48}),
     "another order": ({}, {"order": "token_major"}),
+    "keys and values apart": ({"apart": True}, {"ranks": 2}),
+    "keys and values together": ({"ranks": 2}, {"apart": True, "tokens": 32}),
     "all of it": ({"tokens": 32}, {"ranks": 2, "order": "token_major"}),
 }
 ALL = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -111,7 +112,7 @@ def private(leads: Leads, kinds: Any, split_workers: list[Asked], request: pytes
 def blocks_of(kv: SplitKV, count: int, have: int = 0) -> list[int]:
     """Scattered blocks for the tokens that are not there."""
     each = kv.group.block_tokens
-    return [(7 * i + 5) % BLOCKS for i in range(-(-count // each) - have // each)]
+    return [(7 * i + 5) % kv.group.blocks for i in range(-(-count // each) - have // each)]
 
 
 def pulled(both: Both, have: int = 0) -> transfer_pb2.Transfer:

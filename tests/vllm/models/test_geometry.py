@@ -81,10 +81,11 @@ def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torc
     found: dict[str, torch.Tensor] = {}
     for tensor, group in zip(cache.kv_cache_tensors, cache.kv_cache_groups, strict=True):
         order = KVCacheLayout[layout or cache.kv_cache_layout or ""]
+        placed = tensor
         if layout is not None:
             layer_stride, block_stride, *_ = compute_layout_strides(group.kv_cache_spec, BLOCKS, LAYERS, order)
-            tensor = replace(tensor, layer_stride=layer_stride, block_stride=block_stride)
-        views = create_kv_cache_views(memory, group.kv_cache_spec, BLOCKS, order, tensor)
+            placed = replace(tensor, layer_stride=layer_stride, block_stride=block_stride)
+        views = create_kv_cache_views(memory, group.kv_cache_spec, BLOCKS, order, placed)
         found |= dict(zip(tensor.layers, views, strict=True))
     return found
 
@@ -255,7 +256,9 @@ def test_caches_are_taken_as_vllm_stores_them_and_described_so(specs: list[Any],
         worker.register(caches_of(cache), names(cache))
 
 
-@pytest.mark.parametrize(("layout", "other"), [("LBHNC", "LBNHC"), ("LBNHC", "LBHNC"), ("LBHNC", "LHBNC"), ("LBNHC", "LHBNC")])
+@pytest.mark.parametrize(
+    ("layout", "other"), [("LBHNC", "LBNHC"), ("LBNHC", "LBHNC"), ("LBHNC", "LHBNC"), ("LBNHC", "LHBNC")]
+)
 def test_caches_in_another_order_are_refused(layout: str, other: str) -> None:
     cache, order = cache_of(FULL, layout=layout), ORDERS[layout]
     with worker_of(laid_out_as(cache)) as worker, pytest.raises(ValueError, match=rf"10 {order} blocks of .* To do: "):
