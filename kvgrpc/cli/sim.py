@@ -68,7 +68,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
     liars: Annotated[bool, typer.Option("--liars", help="In each world one lead lies to the others.")] = False,
     unlike: Annotated[
-        bool, typer.Option("--unlike", help="In each world engines split their heads over other numbers of ranks.")
+        bool,
+        typer.Option("--unlike", help="In each world engines have 1, 2 or 4 ranks, and exchange blocks by bridges."),
     ] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")

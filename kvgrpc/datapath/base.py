@@ -191,7 +191,8 @@ class DataPath(Protocol):
         ...
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
-        """`endpoint` with this path's part filled in, for one peer (one-time tokens are minted here).
+        """`endpoint` with this path's part filled in, for one peer (tokens that are good once for each rank of the peer
+        are minted here).
 
         Raises DataPathUnavailable where this rank's memory cannot be reached this way.
         """

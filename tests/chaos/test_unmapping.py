@@ -12,11 +12,11 @@ from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from tests.e2e.conftest import PATHS
 from tests.e2e.slow_pulls import LIMITS, SLOW, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
-from tests.service.engines import Engine, wait_until
+from tests.service.engines import Engine, meet, wait_until
 from tests.service.footprint import footprint
 
-SOON_S = 5.0
-"""Eight times the grace of LIMITS."""
+SOON_S = 15.0
+"""Five times the grace of LIMITS."""
 
 
 def held(engine: Engine) -> tuple[int, int]:
@@ -34,6 +34,7 @@ def held(engine: Engine) -> tuple[int, int]:
 def test_the_memory_of_a_dead_peer_is_not_kept(start: Start, victim: str, moving: bool) -> None:
     source, destination = start(("--data-paths", "shm"), ("--data-paths", "shm", *SLOW), settings=LIMITS)
     alone = held(source), held(destination)
+    meet(source, destination)
     check_a_good_pull(source, destination)
     assert held(source) > alone[0]
     assert held(destination) > alone[1]
@@ -66,6 +67,7 @@ def test_what_nixl_has_of_a_dead_peer_is_not_kept(start: Start, victim: str, pat
     dead, survivor = (source, destination) if victim == "source" else (destination, source)
     offer_once(survivor)
     alone = connected(survivor)
+    meet(source, destination)
     check_a_good_pull(source, destination)
     met = connected(survivor) - alone
     assert met.total() > met["socket:"] > 0

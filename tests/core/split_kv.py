@@ -1,14 +1,14 @@
 """Engines that split and lay out the same KV in their own ways, with memories of bytes that say what they are of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.layout import Group, GroupKind, Strides, TensorKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.core.values.strips import Repack
 
@@ -121,3 +121,28 @@ def move(planned: Sequence[PairRuns], source: SplitKV, destination: SplitKV) -> 
     for some in planned:
         rank, source_rank = some.pair
         copy(some.runs, some.repack, source.memories[source_rank], destination.memories[rank], written[rank])
+
+
+def made_split(
+    ranks: int = 1, tokens: int = 16, order: str = "head_major", total: int = 4, *, dim: int = 16, blocks: int = 24,
+    latent: bool = False, apart: bool = False, stages: int = 1,
+) -> SplitKV:  # fmt: skip
+    """An engine of two layers; `total` heads of the model; `apart`: keys and values have regions of their own; `ranks`:
+    of each of the `stages`, one or two.
+    """
+    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
+    heads, of_model = (1, 0) if latent else (max(total // ranks, 1), total)
+    group = Group("kv", kind, 2, tokens, blocks, heads, dim, "uint8", order, total_kv_heads=of_model)
+    part = tokens * heads * dim
+    if stages == 2:
+        pool = uniform_layout(group, part if latent else 2 * part)
+        staged = tuple(replace(region, offset=64 * i, stage=i) for i, region in enumerate(pool.regions))
+        return SplitKV(Side(PoolLayout(pool.groups, staged, pool.total_bytes), 2 * ranks))
+    if not apart:
+        return SplitKV(Side(uniform_layout(group, part if latent else 2 * part), ranks))
+    regions = tuple(
+        Region(0, layer, 1, (2 * layer + i) * blocks * part, part, part, tensor)
+        for layer in range(2)
+        for i, tensor in enumerate((TensorKind.K, TensorKind.V))
+    )
+    return SplitKV(Side(PoolLayout((group,), regions, 4 * blocks * part), ranks))

@@ -19,10 +19,14 @@ SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM
 BLOCK_BYTES = 2 * 16 * 8 * 2
 PROMPT = list(range(40))
 WAIT_S = 60.0
+LAYOUT_PROGRAMS = 5
 
 
 def program() -> str:
-    return code(PAGE.read_text(), "python")[0]
+    """What an engine adds; the page's others, of layouts, are in `test_layouts`."""
+    added, *layouts = code(PAGE.read_text(), "python")
+    assert len(layouts) == LAYOUT_PROGRAMS
+    return added
 
 
 class OwnEngine:

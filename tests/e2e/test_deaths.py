@@ -6,15 +6,24 @@ import time
 import pytest
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
-from tests.e2e.slow_pulls import ACTIVE, BLOCKS, LIMITS, SLOW, TOKENS, begin_slow_pull, check_a_good_pull
+from tests.e2e.slow_pulls import (
+    BLOCKS,
+    LIMITS,
+    SLOW,
+    TOKENS,
+    begin_slow_pull,
+    check_a_good_pull,
+    limits,
+    wait_active,
+)
 from tests.service.conftest import Start
-from tests.service.engines import FAILED, QUARANTINED, RETURNED, SUCCEEDED, Engine, wait_until
+from tests.service.engines import FAILED, QUARANTINED, RETURNED, SUCCEEDED, Engine, meet, wait_until
 
 DEAD = handshake_pb2.PEER_STATE_DEAD
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
 SUSPECT = handshake_pb2.PEER_STATE_SUSPECT
 PATIENT_GRACE_S = 20.0
-PATIENT = LIMITS.replace("peer_grace_s = 0.6", f"peer_grace_s = {PATIENT_GRACE_S}")
+PATIENT = limits(peer_grace_s=PATIENT_GRACE_S)
 BEAT_S = 3.0
 """Less than from one beat to the next, where the grace is that long."""
 
@@ -48,7 +57,7 @@ def test_a_source_that_is_killed_while_it_is_read_fails_the_pull_in_time(start: 
 @pytest.mark.parametrize("data_path", ["shm", "cma"])
 def test_a_source_killed_on_the_same_host_is_lost_long_before_the_grace_ends(start: Start, data_path: str) -> None:
     paths = ("--data-paths", data_path)
-    settings = PATIENT.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 60.0")
+    settings = limits(peer_grace_s=PATIENT_GRACE_S, transfer_timeout_s=60.0)
     source, destination = start(paths, (*paths, "--bandwidth-limit-bytes-per-s", "1000"), settings=settings)
     _, pulled = begin_slow_pull(source, destination)
     source.process.kill()
@@ -61,6 +70,7 @@ def test_a_source_killed_on_the_same_host_is_lost_long_before_the_grace_ends(sta
 
 def test_a_source_that_is_killed_is_noticed_before_its_next_beat_is_due(start: Start) -> None:
     source, destination = start((), (), settings=PATIENT)
+    meet(source, destination)
     check_a_good_pull(source, destination)
     source.process.kill()
     # It is suspect until it is proved gone, which may be at once.
@@ -69,6 +79,7 @@ def test_a_source_that_is_killed_is_noticed_before_its_next_beat_is_due(start: S
 
 def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:
     source, destination = start((), (), settings=LIMITS)
+    meet(source, destination)
     pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, None)
     wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     source.process.kill()
@@ -104,6 +115,7 @@ def restart(start: Start, engine: Engine, *flags: str) -> Engine:
 
 def test_a_grant_of_an_earlier_life_is_refused_and_a_new_one_works(start: Start) -> None:
     source, destination = start(("--engine-id", "p"), (), settings=PATIENT)
+    meet(source, destination)
     check_a_good_pull(source, destination)
     old = source.hand_over(TOKENS).grant
     source.process.kill()
@@ -140,7 +152,7 @@ def test_a_source_that_restarts_while_it_is_read_is_not_believed(start: Start) -
 
 
 def test_a_source_that_is_stopped_before_the_handshake_is_unreachable(start: Start) -> None:
-    source, destination = start((), (), settings=LIMITS)
+    source, destination = start((), (), settings=limits(connect_timeout_s=1.0))
     grant = source.hand_over(TOKENS).grant
     with source.process.stopped():
         pulled = destination.pull(grant, TOKENS, destination.allocate(BLOCKS))
@@ -149,11 +161,13 @@ def test_a_source_that_is_stopped_before_the_handshake_is_unreachable(start: Sta
     assert end.failure.phase == common_pb2.TRANSFER_PHASE_HANDSHAKE
     assert end.failure.next == common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER
     assert all_free(destination)
+    meet(source, destination)
     check_a_good_pull(source, destination)
 
 
 def test_a_pull_from_a_source_that_is_stopped_at_the_opening_fails(start: Start) -> None:
     source, destination = start((), (), settings=LIMITS)
+    meet(source, destination)
     check_a_good_pull(source, destination)
     handed = source.hand_over(TOKENS)
     with source.process.stopped():
@@ -181,8 +195,9 @@ def test_without_the_verdict_of_a_stopped_source_a_pull_fails(start: Start) -> N
 
 def test_blocks_stay_in_quarantine_until_a_nixl_read_from_a_stopped_source_ends(start: Start) -> None:
     paths = ("--data-paths", "nixl")
-    settings = LIMITS.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 0.6")
+    settings = limits(transfer_timeout_s=2.0)
     source, destination = start(paths, (*paths, *SLOW), settings=settings, UCX_TLS="tcp")
+    meet(source, destination)
     check_a_good_pull(source, destination)
     with source.process.stopped():
         pass
@@ -204,6 +219,7 @@ def test_blocks_stay_in_quarantine_until_a_nixl_read_from_a_stopped_source_ends(
 
 def test_a_cancel_reaches_a_source_that_stood_still(start: Start) -> None:
     source, destination = start((), (), settings=PATIENT)
+    meet(source, destination)
     handed = source.hand_over(TOKENS)
     pulled = destination.pull(handed.grant, TOKENS, None)
     wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
@@ -225,11 +241,12 @@ def test_a_consumer_that_stood_still_beyond_the_grace_never_gets_a_valid_verdict
 
 def test_a_server_that_is_told_to_end_lets_a_transfer_finish_and_exits_with_0(start: Start) -> None:
     source, destination = start(("--drain-s", "15"), SLOW, settings=LIMITS)
+    meet(source, destination)
     blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
     written = source.write(blocks, seed=3)
     grant = source.hand_over(TOKENS, blocks).grant
     pulled = destination.pull(grant, TOKENS, target)
-    wait_until(lambda: destination.get(pulled.transfer_id).state == ACTIVE)
+    wait_active(destination, pulled.transfer_id)
     source.process.signal(signal.SIGTERM)
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
     assert destination.read(target) == written

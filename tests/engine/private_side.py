@@ -44,5 +44,7 @@ class PrivateSide(Side):
         """Of a worker that was killed there is nothing to close."""
         self.engine.close()
         for worker in self.workers:
+            answer = None
             with suppress(AssertionError, OSError):
-                worker.ask(op="detach")
+                answer = worker.ask(op="detach")
+            assert answer in (None, "detached"), answer

@@ -8,37 +8,12 @@
 {"op": "detach"}
 """
 
-from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.engine import Rank, RankTicket
-from tests.core.split_kv import SplitKV
+from tests.core.split_kv import made_split
 from tests.engine.forked import fork_for_each
 from tests.engine.workers import serve_lines
-
-LAYERS, BLOCKS = 2, 24
-
-
-def made_split(
-    ranks: int = 1,
-    tokens: int = 16,
-    order: str = "head_major",
-    total: int = 4,
-    dim: int = 16,
-    latent: bool = False,
-    stages: int = 1,
-) -> SplitKV:
-    """An engine whose elements are bytes. `ranks`: of each stage."""
-    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
-    heads = 1 if latent else max(total // ranks, 1)
-    group = Group("kv", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total)
-    pool = uniform_layout(group, (1 if latent else 2) * tokens * heads * dim)
-    if stages == 1:
-        return SplitKV(Side(pool, ranks))
-    apart = [replace(region, offset=64 * region.first_layer, stage=region.first_layer) for region in pool.regions]
-    return SplitKV(Side(PoolLayout(pool.groups, tuple(apart), pool.total_bytes), LAYERS * ranks))
 
 
 class SplitWorker:

@@ -72,7 +72,7 @@ class LargeSide(Side):
 
     def close(self) -> None:
         self.engine.close()
-        self.worker.ask(op="detach")
+        assert self.worker.ask(op="detach") == "detached"
 
 
 def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(patient: Leads, workers: Workers) -> None:

@@ -3,6 +3,7 @@ overlooks.
 """
 
 import socket
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class Lead:
         pool = layout()
         attached = session_pb2.AttachRankResponse(pool=pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
         self._reader = FrameReader(session_pb2.ClientFrame)
+        self._reports: deque[events.Event] = deque()
         with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
             listener.bind(path)
             listener.listen()
@@ -82,12 +84,15 @@ class Lead:
 
     def report(self) -> events.Event:
         """The next one."""
-        while True:
-            for frame in self._reader.feed(self._worker.recv(1 << 16)):
+        while not self._reports:
+            received = self._worker.recv(1 << 16)
+            assert received, "the worker ended its connection"
+            for frame in self._reader.feed(received):
                 for report in frame.reports.reports:
                     event = session.report_to_event(0, report)
                     assert event is not None
-                    return event
+                    self._reports.append(event)
+        return self._reports.popleft()
 
     def close(self) -> None:
         self._worker.close()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +190,15 @@ def test_what_is_no_hand_over_raises_and_nothing_was_asked(pair: Pair) -> None:
         source.engine.pull(b"no grant", content(PROMPT))
     source.round_trip()
     assert not source.lead.leases()
+
+
+@pytest.mark.parametrize(
+    "more", [{"token_ids": np.array(PROMPT)}, {"items": [Item(b"i", 0, 1)]}, {"adapter": "a"}, {"cache_salt": "s"}]
+)
+def test_an_opaque_id_stands_alone_nothing_beside_it_is_dropped(more: dict[str, Any]) -> None:
+    assert content(opaque_id=b"o", tokens=40).tokens == 40
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        content(opaque_id=b"o", tokens=40, **more)
 
 
 def test_blocks_that_do_not_fit_end_the_pull_and_release_the_source(pair: Pair) -> None:

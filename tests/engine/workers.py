@@ -79,7 +79,7 @@ def serve_lines(worker: Any, fd: int) -> None:
         for text in lines:
             line = json.loads(text)
             test.sendall(json.dumps(getattr(worker, line["op"])(line)).encode() + b"\n")
-    worker.detach({})
+    assert worker.detach({}) == "detached"
 
 
 if __name__ == "__main__":

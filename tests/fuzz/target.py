@@ -21,7 +21,7 @@ from tests.fuzz.scene import Scene
 from tests.fuzz.weights import Scales
 from tests.service.api import read_refusal
 from tests.service.contract import errors_of
-from tests.service.engines import SUCCEEDED, Engine, wait_until
+from tests.service.engines import SUCCEEDED, Engine, meet, wait_until
 from tests.service.footprint import footprint
 from tests.service.values import ids_of, prompt
 
@@ -177,6 +177,7 @@ class Target:
         """A real pull brings its bytes, either way."""
         self._seed += 1
         tokens = prompt(32, seed=self._seed)
+        meet(self.engine, self.peer)
         for source, destination in ((self.engine, self.peer), (self.peer, self.engine)):
             blocks, target = source.allocate(2), destination.allocate(2)
             written = source.write(blocks, self._seed)

@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
-from tests.service.api import Api, without
+from tests.service.api import Api, read_refusal, without
 from tests.service.forks import Forked, Forker
 from tests.service.values import content, dur, for_readers, group, ids_of, named_blocks, new_key
 
@@ -350,6 +350,22 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S, what: C
     while not condition():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
         time.sleep(0.005)
+
+
+def meet(one: Engine, other: Engine) -> None:
+    """Connects two engines, each to the other, though a busy machine answers no handshake within their timeouts."""
+
+    def connected(engine: Engine, peer: Engine) -> bool:
+        request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=peer.address))
+        try:
+            engine.api.handshake.ConnectPeer(request)
+        except grpc.RpcError as error:
+            if read_refusal(engine.api.last_method, error).reason != "PEER_UNREACHABLE":
+                raise
+            return False
+        return True
+
+    wait_until(lambda: connected(one, other) and connected(other, one))
 
 
 @contextlib.contextmanager

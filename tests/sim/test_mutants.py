@@ -9,6 +9,7 @@ from kvgrpc.sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
 SOUND = 30
+WORLDS = {"honest": {}, "with a liar": {"liars": True}, "unlike": {"unlike": True}}
 
 
 @pytest.mark.timeout(900)  # up to 400 worlds, each of which takes seconds on a busy machine
@@ -25,7 +26,7 @@ def test_a_bug_is_planted_in_one_place_and_gone_afterwards(mutant: Mutant) -> No
     assert vars(mutant.place).get(mutant.name) is sound
 
 
-@pytest.mark.parametrize("liars", [False, True], ids=["honest", "with a liar"])
+@pytest.mark.parametrize("kind", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("seed", range(SOUND))
-def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int, liars: bool) -> None:
-    assert run(drawn(seed, STEPS, liars=liars)).violations == []
+def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int, kind: dict[str, bool]) -> None:
+    assert run(drawn(seed, STEPS, **kind)).violations == []

@@ -52,6 +52,8 @@ class Counting(StatLoggerBase):
         COUNTS.update(scheduler_stats.kv_connector_stats or {})
         hits = scheduler_stats.connector_prefix_cache_stats
         COUNTS["external_hits"] += hits.hits if hits is not None else 0
+        drafts = scheduler_stats.spec_decoding_stats
+        COUNTS["draft_tokens"] += drafts.num_draft_tokens if drafts is not None else 0
         COUNTS["busy_steps"] += scheduler_stats.num_running_reqs > 0
         if iteration_stats is not None:
             COUNTS["preempted"] += iteration_stats.num_preempted_reqs

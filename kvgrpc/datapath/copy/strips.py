@@ -17,7 +17,7 @@ from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.copy import copying, rows
-from kvgrpc.datapath.host.addresses import Rows, addresses_of, to_rows, within_one
+from kvgrpc.datapath.host.addresses import Rows, addresses_of, groups, to_rows, within_one
 
 RUNS_MAX = 1 << 22
 """Runs of one re-pack: 64 MiB in runs of 16 bytes."""
@@ -68,8 +68,8 @@ def works_of(repack: Repack, buffer: Segment, own: Sequence[Segment], work_bytes
 def _works(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[Callable[[], None]]:
     """Sources of the strip are addresses already."""
     each = strip.runs_each * strip.run_bytes
-    if strip.shape and each > work_bytes:
-        yield from _works(_taken_apart(strip), own, work_bytes)
+    if each > work_bytes:
+        yield from _works(_taken_apart(strip), own, work_bytes) if strip.shape else _across(strip, own, work_bytes)
         return
     one = within_one(strip.dst, _extent(strip, strip.dst_steps), own)
     if not one.all():
@@ -90,8 +90,8 @@ def _across(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[C
     runs = strip.runs()
     # The one segment of its source is all of memory.
     cut = to_rows(runs, [Segment(0, 1 << 62)], own, max(work_bytes, 1))
-    for first in range(0, len(cut), LISTED_MAX):
-        yield partial(_copy_rows, cut[first : first + LISTED_MAX])
+    for first, end in groups(cut[:, 2], work_bytes, LISTED_MAX):
+        yield partial(_copy_rows, cut[first:end])
 
 
 def _taken_apart(strip: Strip) -> Strip:

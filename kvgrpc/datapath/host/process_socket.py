@@ -2,9 +2,8 @@
 
 One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake, a challenge of the peer's and
 the number of its rank that asks, and for them what the data path that minted the token answers, or the reason why not.
-Each rank of the peer is answered once. One thread serves all: it is
-blocked while no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client
-sends can stop it.
+Each rank of the peer is answered once. One thread serves all: it is blocked while no client asks, drops clients that
+stay silent, keeps few of them at a time, and nothing that a client sends can stop it.
 
 The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when
 the process is killed, no cleaner of temporary files removes it, and the containers of one pod, which

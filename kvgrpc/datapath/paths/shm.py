@@ -1,8 +1,9 @@
 """Path `shm`: the destination maps the source's pool read-only and copies runs out of it.
 
 For pools in `SharedMemory` on one host; the destination may be any memory that the processor can
-address. Connecting fetches a descriptor with a one-time token, refuses one that a reader could die
-of, and proves by a nonce, read through the new mapping, that it is the pool the peer spoke of.
+address. Connecting fetches a descriptor with a token, which is good once for each rank of the peer,
+refuses one that a reader could die of, and proves by a nonce, read through the new mapping, that it
+is the pool the peer spoke of.
 
 The mapping outlives the peer: when its process is gone, reads still find the bytes that it left and
 end DONE. Whether they were still valid is for the settle after the last byte to say, not for this

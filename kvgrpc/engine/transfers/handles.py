@@ -54,9 +54,12 @@ def content(
     """The content of `token_ids`, among which the placeholders of multimodal `items` are; or, for an engine that has
     none, an opaque id for `tokens` tokens. Items beyond the last token do not count.
 
-    Raises InvalidRequest or OutOfRange for what are no token ids.
+    Raises InvalidRequest or OutOfRange for what are no token ids, and for an opaque id with anything beside it.
     """
     if opaque_id:
+        if len(token_ids) or adapter or cache_salt or items:
+            what = "an opaque id stands for all of a content: let it tell adapters, salts and items apart"
+            raise InvalidRequest(Reason.INVALID_FIELD, what)
         return Content(common_pb2.Content(opaque_id=opaque_id, opaque_tokens=tokens))
     if len(token_ids) > IDS_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{len(token_ids)} token ids in one content; at most {IDS_MAX}")

@@ -4,7 +4,7 @@ vLLM has one storage a worker, and one range of block ids for all groups. Layers
 bytes: a block belongs to one group at a time. Block 0 stands for blocks that are not there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -188,10 +188,20 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
 
 
 def _total_heads(config: "VllmConfig", heads: int) -> int:
-    """Several heads of a rank are no other's; a lone one may be."""
+    """Several heads of a rank are no other's; a lone one may be. Which layers a group has does not tell then how many
+    heads they have in all: where layers have other numbers of them, the most are stated, so that ranks with different
+    heads never count as having the same.
+    """
     ranks: int = config.parallel_config.tensor_parallel_size
-    of_model: int = config.model_config.get_total_num_kv_heads()
-    return heads * ranks if heads > 1 else min(ranks, of_model)
+    return heads * ranks if heads > 1 else min(ranks, max(_heads_of_layers(config)))
+
+
+def _heads_of_layers(config: "VllmConfig") -> Iterator[int]:
+    """The most of any layer of the model, and of its draft; vLLM's number leaves out layers with a window."""
+    draft = config.speculative_config and config.speculative_config.draft_model_config
+    for model in filter(None, (config.model_config, draft)):
+        yield model.get_total_num_kv_heads()
+        yield getattr(model.hf_text_config, "swa_num_key_value_heads", None) or 0
 
 
 def _tensor(cache: "KVCacheConfig", of: "KVCacheGroupSpec") -> "KVCacheTensor":

@@ -103,7 +103,7 @@ class HandMover(Mover):
         door = self._mapped[action.rank, action.peer, action.peer_rank]
         own, theirs = self._memories[action.rank], door.memory
         source, sink = (own, theirs) if action.operation is Operation.WRITE else (theirs, own)
-        cells = cells_of(action)
+        cells = cells_of(action, own.cell_bytes)
         owner = action.fills or action.transfer_id
         fills = [dst for _, dst in cells]
         bytes_s, can = self._hand.bytes_s, lambda: door.open

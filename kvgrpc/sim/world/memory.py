@@ -169,7 +169,7 @@ class KvStore:
         )
 
 
-def cells_of(post: Post, cell_bytes: int = 1) -> list[tuple[int, int]]:
+def cells_of(post: Post, cell_bytes: int) -> list[tuple[int, int]]:
     """The cells of its source that a posting copies, and of its destination into which: run by run."""
     moved = _pairs(post.runs, cell_bytes)
     if post.repack is None:
@@ -179,7 +179,9 @@ def cells_of(post: Post, cell_bytes: int = 1) -> list[tuple[int, int]]:
 
 
 def _pairs(runs: Runs, cell_bytes: int) -> list[tuple[int, int]]:
-    rows = zip(*((column // cell_bytes).tolist() for column in (runs.src, runs.dst, runs.nbytes)), strict=True)
+    columns = runs.src, runs.dst, runs.nbytes
+    assert not any((column % cell_bytes).any() for column in columns), f"runs that cut cells of {cell_bytes} bytes"
+    rows = zip(*((column // cell_bytes).tolist() for column in columns), strict=True)
     return [(src + i, dst + i) for src, dst, count in rows for i in range(count)]
 
 

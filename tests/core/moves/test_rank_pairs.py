@@ -8,25 +8,10 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, access_id, content, describe, endpoint, key_of, lists
 from tests.core.pairs import MODES, Pair, Writers
-from tests.core.split_kv import SplitKV, copy
-
-LAYERS, BLOCKS = 2, 12
-
-
-def engine(
-    ranks: int, tokens: int = 16, order: str = "head_major", total: int = 4, *, latent: bool = False, dim: int = 8
-) -> SplitKV:
-    kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
-    heads = 1 if latent else max(total // ranks, 1)
-    group = Group(
-        "g", kind, LAYERS, tokens, BLOCKS, heads, dim, "uint8", order, total_kv_heads=0 if latent else total
-    )  # fmt: skip
-    return SplitKV(Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * dim), ranks))
+from tests.core.split_kv import SplitKV, copy, made_split
 
 
 class Unlike(Pair):
@@ -64,6 +49,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smaller blocks": ({"ranks": 1, "tokens": 32}, {"ranks": 1, "tokens": 16}),
     "larger blocks": ({"ranks": 2, "tokens": 16}, {"ranks": 1, "tokens": 48}),
     "another order": ({"ranks": 1}, {"ranks": 1, "order": "token_major"}),
+    "keys and values apart": ({"ranks": 1, "apart": True}, {"ranks": 2}),
+    "keys and values together": ({"ranks": 2}, {"ranks": 1, "apart": True}),
+    "two stages to one": ({"ranks": 1, "stages": 2}, {"ranks": 1}),
+    "shares of heads to stages of them": ({"ranks": 2}, {"ranks": 2, "stages": 2}),
     "all of it": ({"ranks": 1, "tokens": 32}, {"ranks": 2, "tokens": 16, "order": "token_major"}),
 }
 ALL = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -71,13 +60,13 @@ LONG_AND_SHORT = pytest.mark.parametrize("dim", [1024, 8], ids=["long runs", "sh
 
 
 def both(kinds: tuple[dict[str, Any], dict[str, Any]], dim: int = 8) -> tuple[SplitKV, SplitKV]:
-    return engine(**kinds[0], dim=dim), engine(**kinds[1], dim=dim)
+    return made_split(**kinds[0], dim=dim), made_split(**kinds[1], dim=dim)
 
 
 def blocks_of(kv: SplitKV, tokens: int, have: int = 0) -> list[int]:
     """Scattered blocks for the tokens that are not there."""
     count = -(-tokens // kv.group.block_tokens) - have // kv.group.block_tokens
-    return [(5 * i + 3) % BLOCKS for i in range(count)]
+    return [(5 * i + 3) % kv.group.blocks for i in range(count)]
 
 
 @LONG_AND_SHORT
@@ -113,8 +102,8 @@ def test_a_push_in_parts_brings_each_rank_its_heads(kinds: Any, writers: Writers
     pair.register(pair.reserve(96, taken).token)
     half = len(given) // 2
     for part in (given[:half], given[half:]):
-        for layer in range(LAYERS):
-            last = part[-1:] == given[-1:] and layer == LAYERS - 1
+        for layer in range(2):
+            last = part[-1:] == given[-1:] and layer == 1
             pair.finish(96, part, layers=(layer, 1), last=last)
             posts = pair.move()
             assert all(post.repack is None for post in posts if post.operation is actions.Operation.WRITE)
@@ -148,8 +137,8 @@ def test_a_rank_that_fails_fails_the_transfer_and_the_blocks_wait_for_all_others
 
 
 def test_every_rank_of_the_peer_is_mapped_before_anything_moves_and_each_end_is_waited_for() -> None:
-    lead = Lead(describe("d", 2, pool=engine(2).side.pool, world_size=2))
-    peer = describe("p", 1, pool=engine(4).side.pool, world_size=4)
+    lead = Lead(describe("d", 2, pool=made_split(2).side.pool, world_size=2))
+    peer = describe("p", 1, pool=made_split(4).side.pool, world_size=4)
     lead.admit(peer)
     life = key_of(peer)
     asked = sorted(lead.state.peers[life].paths)
@@ -163,8 +152,8 @@ def test_every_rank_of_the_peer_is_mapped_before_anything_moves_and_each_end_is_
 
 
 def test_a_pair_that_cannot_be_reached_is_named() -> None:
-    lead = Lead(describe("d", 2, pool=engine(1).side.pool))
-    peer = describe("p", 1, pool=engine(2).side.pool, world_size=2)
+    lead = Lead(describe("d", 2, pool=made_split(1).side.pool))
+    peer = describe("p", 1, pool=made_split(2).side.pool, world_size=2)
     number = lead.ask(lambda c: events.ConnectPeer(c, peer.address))
     lead.feed(events.EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
     lead.feed(events.PeerAnswered(peer.address, peer, (endpoint(0), endpoint(1))))

@@ -96,6 +96,20 @@ def test_strips_are_copied_run_for_run(form: str, work_bytes: int, sizes: list[i
     assert np.array_equal(found, want)
 
 
+@pytest.mark.parametrize("sizes", [[1 << 20], [300_000, (1 << 20) - 300_000]], ids=["one segment", "two segments"])
+@pytest.mark.parametrize("form", [(), ((1,), (0,), (0,))], ids=["no dimensions", "one"])
+def test_a_long_run_is_cut_so_that_several_threads_copy_it(sizes: list[int], form: tuple[Any, ...]) -> None:
+    nbytes, work_bytes = (1 << 20) - 64, 1 << 16
+    long = Repack((strip([64], [0], *(form or ((), (), ())), nbytes),), 1 << 20)
+    assert np.array_equal(*repacked(long, sizes, work_bytes))
+    places, at = [], 0
+    for size in sizes:
+        places.append(Segment(at, size))
+        at += size
+    works = works_of(long, Segment(0, 1 << 20), places, work_bytes)
+    assert nbytes / (2 * work_bytes) <= len(works) <= nbytes / work_bytes + 2
+
+
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 300)), max_size=4)
 
 

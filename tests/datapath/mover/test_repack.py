@@ -243,6 +243,17 @@ def test_room_of_a_lost_posting_is_never_handed_on_and_refusals_say_so() -> None
     rank.mover.close(0.0)
 
 
+def begins_anew(rank: Rank, held: Held) -> None:
+    """The data path has begun anew: all of the arena is free again."""
+    rank.next(Rekeyed)
+    rank.mover.connect("h", RankEndpoint(0), ["held"])
+    rank.mapped()
+    held.state = DONE
+    post(rank, "a", 8)
+    assert rank.next(PostingEnded).done
+    assert rank.mover.close(0.0)
+
+
 def test_room_of_a_lost_posting_is_good_again_once_its_data_path_began_anew() -> None:
     held = HeldWritten()
     rank = held_rank(held)
@@ -253,13 +264,7 @@ def test_room_of_a_lost_posting_is_good_again_once_its_data_path_began_anew() ->
     rank.mover.rekey()
     rank.next(Disconnected)
     assert rank.next(PostingEnded).quiesced
-    rank.next(Rekeyed)
-    rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.mapped()
-    held.state = DONE
-    post(rank, "a", 8)
-    assert rank.next(PostingEnded).done
-    assert rank.mover.close(0.0)
+    begins_anew(rank, held)
 
 
 def test_a_rekey_ends_what_is_read_and_what_waits_and_frees_its_room() -> None:
@@ -274,13 +279,7 @@ def test_a_rekey_ends_what_is_read_and_what_waits_and_frees_its_room() -> None:
         ("waits", False, True),
     ]
     rank.next(Disconnected)
-    rank.next(Rekeyed)
-    rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.mapped()
-    held.state = DONE
-    post(rank, "a", 8)
-    assert rank.next(PostingEnded).done
-    assert rank.mover.close(0.0)
+    begins_anew(rank, held)
 
 
 def test_a_disconnected_peer_s_postings_still_get_room_and_end() -> None:

@@ -24,7 +24,7 @@ PROMPT, SOURCE, TARGET = tokens(40), [1, 2, 9], [30, 31, 5]
 LONG, MANY = tokens(16 * (BLOCKS - 4), seed=1), list(range(BLOCKS - 4))
 """Long enough to be in the middle of."""
 OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
-SLOW_BYTES_PER_S = 40e3
+SLOW_BYTES_PER_S = 10e3
 """Of what is long, every rank moves 120 kB, 4 kB at a time."""
 LOST = {Reason.DATA_PATH_FAILED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.SOURCE_FAILED}
 

@@ -10,9 +10,8 @@ import pytest
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.engine import Engine, content
 from kvgrpc.v1 import transfer_pb2
-from tests.core.split_kv import SplitKV
+from tests.core.split_kv import SplitKV, made_split
 from tests.engine.conftest import Leads
-from tests.engine.split_workers import BLOCKS, made_split
 from tests.engine.support import Asked, Lead, Side, Workers, new_key, received, tokens
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -30,6 +29,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one stage to two": ({}, {"stages": 2}),
     "stages to shares of heads": ({"stages": 2}, {"ranks": 2}),
     "shares of heads to stages of them": ({"ranks": 2}, {"stages": 2, "ranks": 2, "tokens": 32}),
+    "keys and values apart": ({"apart": True}, {"ranks": 2}),
+    "keys and values together": ({"ranks": 2}, {"apart": True, "tokens": 32}),
     "all of it": ({"tokens": 32}, {"ranks": 2, "order": "token_major"}),
 }
 ALL = pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -79,7 +80,7 @@ class WorkersSide(SharedSide):
     def close(self) -> None:
         self.engine.close()
         for worker in self.workers:
-            worker.ask(op="detach")
+            assert worker.ask(op="detach") == "detached"
 
 
 Both = tuple[SharedSide, SharedSide]
@@ -115,7 +116,7 @@ def private(leads: Leads, kinds: Any, split_workers: list[Asked], request: pytes
 def blocks_of(kv: SplitKV, count: int, have: int = 0) -> list[int]:
     """Scattered blocks for the tokens that are not there."""
     each = kv.group.block_tokens
-    return [(7 * i + 5) % BLOCKS for i in range(-(-count // each) - have // each)]
+    return [(7 * i + 5) % kv.group.blocks for i in range(-(-count // each) - have // each)]
 
 
 def pulled(both: Both, have: int = 0) -> transfer_pb2.Transfer:

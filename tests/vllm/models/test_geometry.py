@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config.model_arch import ModelArchitectureConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -19,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
+    compute_layout_strides,
     create_kv_cache_views,
 )
 
@@ -26,7 +28,7 @@ from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
 from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.geometry import SPLITS, layout_of, retain_windows
+from kvgrpc.integrations.vllm.geometry import ORDERS, SPLITS, layout_of, retain_windows
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.working import WorkerSide
@@ -57,11 +59,19 @@ def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", cache_dtype: str
     return laid_out_as(cache_of(*specs, layout=layout), cache_dtype, heads=4, **parallel)
 
 
-def laid_out_as(cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, **parallel: int) -> PoolLayout:
+def model_of(heads: int, **more: int | None) -> SimpleNamespace:
+    """As vLLM states a model with so many heads; `more`: of its configuration."""
+    return SimpleNamespace(get_total_num_kv_heads=lambda: heads, hf_text_config=SimpleNamespace(**more))
+
+
+def laid_out_as(
+    cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, *, model: Any = None, draft: Any = None,
+    **parallel: int,
+) -> PoolLayout:  # fmt: skip
     one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
     config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
-        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads),
+        model_config=model or model_of(heads), speculative_config=draft,
     )  # fmt: skip
     return layout_of(config, cache)
 
@@ -72,7 +82,11 @@ def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torc
     found: dict[str, torch.Tensor] = {}
     for tensor, group in zip(cache.kv_cache_tensors, cache.kv_cache_groups, strict=True):
         order = KVCacheLayout[layout or cache.kv_cache_layout or ""]
-        views = create_kv_cache_views(memory, group.kv_cache_spec, BLOCKS, order, tensor)
+        placed = tensor
+        if layout is not None:
+            layer_stride, block_stride, *_ = compute_layout_strides(group.kv_cache_spec, BLOCKS, LAYERS, order)
+            placed = replace(tensor, layer_stride=layer_stride, block_stride=block_stride)
+        views = create_kv_cache_views(memory, group.kv_cache_spec, BLOCKS, order, placed)
         found |= dict(zip(tensor.layers, views, strict=True))
     return found
 
@@ -99,6 +113,42 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
 def test_of_fewer_heads_than_ranks_several_ranks_have_the_same() -> None:
     (group,) = laid_out_as(cache_of(replace(FULL, num_kv_heads=1)), heads=2, tensor_parallel_size=4).groups
     assert (group.kv_heads, group.total_kv_heads) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "total"),
+    [
+        (model_of(2), None, 2),
+        (model_of(2), SimpleNamespace(draft_model_config=None), 2),
+        (model_of(2), SimpleNamespace(draft_model_config=model_of(1)), 2),
+        (model_of(8), SimpleNamespace(draft_model_config=model_of(16)), 16),
+        (model_of(4, swa_num_key_value_heads=8), None, 8),
+        (model_of(8, swa_num_key_value_heads=4), None, 8),
+        (model_of(4, swa_num_key_value_heads=None), None, 4),
+        (model_of(1), SimpleNamespace(draft_model_config=model_of(1, swa_num_key_value_heads=32)), 16),
+    ],
+)
+def test_where_layers_have_other_numbers_of_heads_no_two_ranks_are_said_to_have_the_same(
+    model: Any, draft: Any, total: int
+) -> None:
+    """Which layers a group has is not known by their heads, where each rank has one."""
+    cache = cache_of(replace(FULL, num_kv_heads=1))
+    (group,) = laid_out_as(cache, model=model, draft=draft, tensor_parallel_size=16).groups
+    assert (group.kv_heads, group.total_kv_heads) == (1, total)
+
+
+def test_vllm_states_the_most_heads_of_a_model_s_layers() -> None:
+    few, many = (
+        ModelArchitectureConfig(
+            architectures=[], model_type="", text_model_type=None, hidden_size=64, total_num_hidden_layers=2,
+            total_num_attention_heads=8, head_size=8, vocab_size=8, total_num_kv_heads=heads, num_experts=0,
+            num_experts_per_token=0, quantization_config=None, is_deepseek_mla=False, is_mm_prefix_lm=False,
+            rswa_window=None, derived_max_model_len_and_key=(64, None),
+        )
+        for heads in (4, 8)
+    )  # fmt: skip
+    model = ModelArchitectureConfig.from_layers([many, few])
+    assert [model.total_num_kv_heads, *(model[layer].total_num_kv_heads for layer in range(2))] == [8, 8, 4]
 
 
 @pytest.mark.parametrize("kind", [FULL, WINDOW], ids=["full", "window"])
@@ -205,10 +255,12 @@ def test_caches_are_taken_as_vllm_stores_them_and_described_so(specs: list[Any],
         worker.register(caches_of(cache), names(cache))
 
 
-@pytest.mark.parametrize(("layout", "other"), [("LBHNC", "LBNHC"), ("LBNHC", "LBHNC")])
+@pytest.mark.parametrize(
+    ("layout", "other"), [("LBHNC", "LBNHC"), ("LBNHC", "LBHNC"), ("LBHNC", "LHBNC"), ("LBNHC", "LHBNC")]
+)
 def test_caches_in_another_order_are_refused(layout: str, other: str) -> None:
-    cache = cache_of(FULL, layout=layout)
-    with worker_of(laid_out_as(cache)) as worker, pytest.raises(ValueError, match=r"10 \w+ blocks of .* To do: "):
+    cache, order = cache_of(FULL, layout=layout), ORDERS[layout]
+    with worker_of(laid_out_as(cache)) as worker, pytest.raises(ValueError, match=rf"10 {order} blocks of .* To do: "):
         worker.register(caches_of(cache, other), names(cache))
 
 

@@ -16,10 +16,19 @@ DRAFT = "draft"
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
     "fp8_e5m2": {"kv_cache_dtype": "fp8_e5m2"},
-    "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    "ngram": {
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 3,
+        }
+    },
     "eagle": {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2, "model": DRAFT}},
     "async_scheduling": {"async_scheduling": True},
 }
+CACHES = {"fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
+"""What vLLM keeps them in; which of the two it is, is part of what engines compare as their weights."""
 LENGTHS = [20, 3 * CHUNK_TOKENS + 77]
 
 
@@ -47,8 +56,14 @@ def write_draft(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
-def pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
-    more = dict(SETTINGS[request.param])
+def setting(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def pair(setting: str, engines: Engines) -> Iterator[Pair]:
+    more = dict(SETTINGS[setting])
     if (speculative := more.get("speculative_config", {})).get("model") == DRAFT:
         write_draft(engines.folder / DRAFT)
         more["speculative_config"] = {**speculative, "model": str(engines.folder / DRAFT)}
@@ -65,4 +80,20 @@ def test_what_came_gives_the_tokens_of_one_engine(pair: Pair, mode: str, length:
     answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
     assert answer.tokens == expected, answer
     assert pair.d.counts()["received_tokens"] - before == length
+    pair.at_rest()
+
+
+def test_the_cache_is_of_the_type_that_was_set(pair: Pair, setting: str) -> None:
+    for engine in (pair.p, pair.d):
+        with engine.lead() as lead:
+            groups = lead.capabilities().engine.pool.groups
+        assert [group.dtype for group in groups] == [CACHES.get(setting, "bfloat16")]
+
+
+def test_the_engine_that_decodes_drafts_tokens_where_that_is_set(pair: Pair, setting: str) -> None:
+    prompt = prompt_of(LENGTHS[-1], seed=13)
+    expected, before = pair.expected(prompt), pair.d.counts().get("draft_tokens", 0)
+    assert pair.pull(prompt).tokens == expected
+    drafted = pair.d.counts()["draft_tokens"] - before
+    assert drafted > 0 if "speculative_config" in SETTINGS[setting] else drafted == 0
     pair.at_rest()
