@@ -12,6 +12,9 @@ from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
 
+LATE_WRITE = "Internal error from Core"
+"""What grpc.aio says, with INTERNAL, of a stream that its peer had ended when it was written to: no peer sent that."""
+
 
 def readable(reply: Any, who: str) -> Any:
     """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None."""
@@ -36,6 +39,8 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
     match error:
         case KVGrpcError():
             return error.untraced()
+        case grpc.aio.AioRpcError() if _wrote_late(error):
+            return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
         case grpc.aio.AioRpcError():
             return status.from_rpc_error(error)
         case grpc.aio.UsageError() | grpc.aio.InternalError():  # gRPC's own, for a channel that closes as a call begins
@@ -49,7 +54,11 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
 def dial_failure(address: str, error: Exception) -> KVGrpcError:
     """The typed error of a handshake."""
     typed = failure_of(error, f"the handshake with {address}")
-    unanswered = isinstance(error, grpc.aio.AioRpcError) and typed.reason is Reason.PEER_UNREACHABLE
-    if unanswered and isinstance(typed, Unavailable):
+    refused = isinstance(error, grpc.aio.AioRpcError) and not _wrote_late(error)
+    if refused and isinstance(typed, Unavailable) and typed.reason is Reason.PEER_UNREACHABLE:
         return Unavailable(Reason.PEER_UNREACHABLE, f"no kvgrpc server answers at {address}: {typed.message}")
     return typed
+
+
+def _wrote_late(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == LATE_WRITE

@@ -1,12 +1,19 @@
 """What comes of calls to another lead that bring no answer."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
+import grpc
 import grpc.aio
 import pytest
 
-from kvgrpc.errors import KVGrpcError, Reason, Unavailable
-from kvgrpc.service.peers.errors import failure_of
+from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.peers.errors import dial_failure, failure_of
+from kvgrpc.service.status import next_step
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 
 
@@ -24,3 +31,45 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
     found = asyncio.run(call())
     assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
     assert not caplog.records
+
+
+class Ending(peer_pb2_grpc.PeerServiceServicer):
+    """Ends liveness streams without reading them."""
+
+    def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
+        context.abort(grpc.StatusCode.UNAVAILABLE, "it stops")
+
+
+@pytest.fixture
+def ending() -> Iterator[str]:
+    """The address of such a server."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(Ending(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(ending: str) -> None:
+    async def write_late() -> grpc.aio.AioRpcError:
+        async with grpc.aio.insecure_channel(ending) as channel:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            for _ in range(200):
+                stream = stub.KeepLiveness()
+                await asyncio.sleep(0)
+                threading.Event().wait(0.01)  # the end comes while this loop is busy
+                try:
+                    await stream.write(peer_pb2.KeepLivenessRequest())
+                    await stream.read()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.INTERNAL:
+                        return error
+        pytest.fail("no write came after the end")
+
+    error = asyncio.run(write_late())
+    for found in (failure_of(error, "KeepLiveness"), dial_failure(ending, error)):
+        assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
+        assert next_step(found) is NextStep.RETRY_OTHER_CONSUMER
+        assert "was cut off" in found.message
+        assert "no kvgrpc server" not in found.message
