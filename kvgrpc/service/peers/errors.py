@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.service import status
 from kvgrpc.wire import fields
 
@@ -39,16 +39,23 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
     match error:
         case KVGrpcError():
             return error.untraced()
-        case grpc.aio.AioRpcError() if _wrote_late(error):
-            return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
         case grpc.aio.AioRpcError():
-            return status.from_rpc_error(error)
+            return _call_failure(error, what)
         case grpc.aio.UsageError() | grpc.aio.InternalError():  # gRPC's own, for a channel that closes as a call begins
             return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not sent: the connection closed")
         case TimeoutError():
             return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
     _log.error("%s failed", what, exc_info=error)
     return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+
+
+def _call_failure(error: grpc.aio.AioRpcError, what: str) -> KVGrpcError:
+    if _wrote_late(error):
+        return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
+    typed = status.from_rpc_error(error)
+    if isinstance(typed, DeadlineExceeded) and typed.reason is Reason.PEER_UNREACHABLE:  # no peer says that
+        return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
+    return typed
 
 
 def dial_failure(address: str, error: Exception) -> KVGrpcError:

@@ -33,27 +33,35 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
     assert not caplog.records
 
 
-class Ending(peer_pb2_grpc.PeerServiceServicer):
-    """Ends liveness streams without reading them."""
+class Rude(peer_pb2_grpc.PeerServiceServicer):
+    """Ends liveness streams without reading them, and answers nothing else before it stops."""
+
+    def __init__(self) -> None:
+        self.stops = threading.Event()
 
     def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
         context.abort(grpc.StatusCode.UNAVAILABLE, "it stops")
 
+    def CloseAccess(self, _request: Any, _context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
+        self.stops.wait()
+        return peer_pb2.CloseAccessResponse()
+
 
 @pytest.fixture
-def ending() -> Iterator[str]:
+def rude() -> Iterator[str]:
     """The address of such a server."""
-    server = grpc.server(ThreadPoolExecutor(2))
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(Ending(), server)
+    server, rude = grpc.server(ThreadPoolExecutor(2)), Rude()
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
+    rude.stops.set()
     server.stop(0).wait()
 
 
-def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(ending: str) -> None:
+def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(rude: str) -> None:
     async def write_late() -> grpc.aio.AioRpcError:
-        async with grpc.aio.insecure_channel(ending) as channel:
+        async with grpc.aio.insecure_channel(rude) as channel:
             stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
             for _ in range(200):
                 stream = stub.KeepLiveness()
@@ -68,8 +76,23 @@ def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(en
         pytest.fail("no write came after the end")
 
     error = asyncio.run(write_late())
-    for found in (failure_of(error, "KeepLiveness"), dial_failure(ending, error)):
+    for found in (failure_of(error, "KeepLiveness"), dial_failure(rude, error)):
         assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
         assert next_step(found) is NextStep.RETRY_OTHER_CONSUMER
         assert "was cut off" in found.message
         assert "no kvgrpc server" not in found.message
+
+
+def test_a_call_that_is_not_answered_in_time_may_be_made_again(rude: str) -> None:
+    async def call() -> KVGrpcError:
+        async with grpc.aio.insecure_channel(rude) as channel:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            try:
+                await stub.CloseAccess(peer_pb2.CloseAccessRequest(), timeout=0.05)
+            except grpc.aio.AioRpcError as error:
+                return failure_of(error, "CloseAccess")
+        pytest.fail("it was answered")
+
+    found = asyncio.run(call())
+    assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
+    assert found.message == "CloseAccess was not answered in time"
