@@ -50,7 +50,8 @@ class Rude(peer_pb2_grpc.PeerServiceServicer):
 @pytest.fixture
 def rude() -> Iterator[str]:
     """The address of such a server."""
-    server, rude = grpc.server(ThreadPoolExecutor(2)), Rude()
+    server = grpc.server(ThreadPoolExecutor(2))
+    rude = Rude()  # type: ignore[abstract]  # it serves what its tests need
     peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
