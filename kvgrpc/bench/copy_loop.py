@@ -20,12 +20,11 @@ _PIECE_BYTES = 4 << 20  # what a thread takes at a time, so that all end togethe
 
 
 class LoopCopier:
-    """Copies `runs` of `source` into `destination` with `threads` threads. Use it as a context manager."""
+    """Copies `rows` with `threads` threads. Use it as a context manager."""
 
-    def __init__(self, runs: Runs, source: Memory, destination: Memory, threads: int) -> None:
+    def __init__(self, rows: Rows, threads: int) -> None:
         self._copy = row_function("kvgrpc_memcpy_rows") or _in_python
         self._threads = ThreadPoolExecutor(threads, "memcpy")
-        rows = to_rows(runs, source.segments, destination.segments, _PIECE_BYTES)
         bounds = groups(rows[:, 2], _PIECE_BYTES, len(rows))
         self._pieces = [np.ascontiguousarray(rows[first:end]) for first, end in bounds]
         started = Barrier(threads)
@@ -45,6 +44,11 @@ class LoopCopier:
     def copy(self) -> None:
         """Copies every run; all bytes are there when it returns."""
         list(self._threads.map(self._copy, self._pieces))
+
+
+def rows_of(runs: Runs, source: Memory, destination: Memory) -> Rows:
+    """The rows that a LoopCopier takes, to copy `runs` of `source` into `destination`."""
+    return to_rows(runs, source.segments, destination.segments, _PIECE_BYTES)
 
 
 def _in_python(rows: Rows) -> None:

@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvgrpc.core.values.bridge import Side
+import numpy as np
+
+from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 8, 128, 16
@@ -20,6 +24,26 @@ class Geometry:
     destination: Side
     tokens: int
 
+    def blocks(self, number: int) -> tuple[Ids, ...]:
+        """Scattered blocks of each group of the source (0) or the destination (1), in token order; groups that share a
+        space have none in common.
+        """
+        groups = (self.source, self.destination)[number].pool.groups
+        order = np.random.default_rng(number + 1).permutation(max(group.blocks for group in groups)).astype(np.int64)
+        found, at = [], 0
+        for group in groups:
+            count = group.blocks_of(self.tokens)
+            found.append(order[at : at + count])
+            at += count if group.space else 0
+        return tuple(found)
+
+    def chunk(self) -> Chunk:
+        """All of these blocks."""
+        source, destination = self.blocks(0), self.blocks(1)
+        bridge = Bridge(self.source, self.destination)
+        begins = tuple(bridge.begins(i, self.tokens, len(ids)) for i, ids in enumerate(destination))
+        return Chunk(source, destination, None, begins)
+
 
 @dataclass(frozen=True)
 class _Split:
@@ -31,14 +55,14 @@ class _Split:
     heads: int = HEADS
     """Of the model."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
-    window_tokens: int = 0
 
     def side(self, tokens: int) -> Side:
         """An engine with room for that many tokens, with a region for each layer."""
         heads = max(self.heads // self.ranks, 1)
+        window = tokens // 2 if self.kind is GroupKind.SLIDING_WINDOW else 0
         group = Group(
             "kv", self.kind, LAYERS, self.block_tokens, tokens // self.block_tokens, heads, HEAD_DIM, "bfloat16",
-            self.order, self.window_tokens, self.heads,
+            self.order, window, self.heads,
         )  # fmt: skip
         return Side(uniform_layout(group, 2 * self.block_tokens * heads * HEAD_DIM * _ELEMENT_BYTES), self.ranks)
 
@@ -50,7 +74,7 @@ _PAIRS: dict[str, tuple[_Split, _Split]] = {
     "tp 1 to 2": (_PLAIN, _Split(2)),
     "tp 2 to 1": (_Split(2), _PLAIN),
     "one head tp 1 to 2": (_Split(heads=1), _Split(2, heads=1)),
-    "window": (_Split(window_tokens=4096, kind=GroupKind.SLIDING_WINDOW),) * 2,
+    "window": (_Split(kind=GroupKind.SLIDING_WINDOW),) * 2,
     "blocks of 32 to 16": (_Split(block_tokens=32), _PLAIN),
     "blocks of 16 to 32": (_PLAIN, _Split(block_tokens=32)),
     "head- to token-major": (_PLAIN, _Split(order="token_major")),
@@ -86,7 +110,11 @@ _MADE: dict[str, Callable[[int], tuple[Side, Side]]] = {
 NAMES = tuple(_MADE)
 
 
-def geometry(name: str, nbytes: int) -> Geometry:
-    """The pair of that name, with about so many bytes of KV on all ranks of the source; of few heads fewer."""
-    tokens = max(nbytes // _TOKEN_BYTES // 64, 1) * 64
+def geometry(name: str, tokens: int) -> Geometry:
+    """The pair of that name, with so many tokens: a multiple of all their blocks'."""
     return Geometry(name, *_MADE[name](tokens), tokens)
+
+
+def tokens_of(nbytes: int) -> int:
+    """How many tokens have about so many bytes of KV on all ranks of the source; of few heads fewer."""
+    return max(nbytes // _TOKEN_BYTES // 64, 1) * 64

@@ -143,9 +143,12 @@ class LayerwisePlan(Plan):
 
 @dataclass(frozen=True)
 class GeometryPlan(Plan):
-    """A run of `kvgrpc bench geometry`. `pool_bytes` are about what each pull moves."""
+    """A run of `kvgrpc bench geometry`. `pool_bytes` are about what each pull moves; blocks have the sizes that the
+    engines by these names give them.
+    """
 
     data_paths: tuple[str, ...] = ("shm",)
+    block_bytes: tuple[int, ...] = ()
     names: tuple[str, ...] = NAMES
 
 
@@ -165,7 +168,7 @@ PUSH_QUICK = PushPlan(
     **_FEW, pushes=10, control_blocks=256, handovers=2, waiting_few=10, waiting_many=100, waiting_pushes=20
 )
 LAYERWISE_QUICK = LayerwisePlan(**_FEW)
-GEOMETRY_QUICK = GeometryPlan(**_FEW)
+GEOMETRY_QUICK = GeometryPlan(**_FEW | {"block_bytes": ()})
 
 
 def path_of(name: str) -> str:

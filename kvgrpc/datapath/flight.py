@@ -85,6 +85,11 @@ class Flight:
         Called again when it is proved to be at rest.
         """
 
+    @property
+    def repacks(self) -> bool:
+        """Whether what it has read is being copied from a staging buffer."""
+        return False
+
     def _is_over(self) -> bool:
         return self._current is None and self._next is None
 
@@ -175,6 +180,10 @@ class StagedFlight(Flight):
     def release(self, at_rest: bool) -> None:
         if self._claim is not None:
             self._staging.end(self._claim, at_rest)
+
+    @property
+    def repacks(self) -> bool:
+        return self._repacked and self._current is not None
 
     def _submit(self, runs: Runs) -> Posting:
         return self.link.read_into(self._buffer, runs, self.wake)

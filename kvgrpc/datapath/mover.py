@@ -313,6 +313,8 @@ class Mover:
 
     def _rekey(self) -> None:
         errors = [self._rekey_path(path) for path in self._paths.values()]
+        for item in list(self._flights.values()):
+            self._turn(item)  # re-packs of other paths that ended with those of a path that began anew
         self._note_oldest()
         self._report(Rekeyed(self._endpoint.rank, "; ".join(filter(None, errors))))
 
@@ -321,9 +323,11 @@ class Mover:
         if not isinstance(path, WrittenByPeers):
             return ""
         late = path.late_writes
-        self._staging.stop()  # a copy of what a posting has brought is a part of it, and ends with it
+        flights = [item for item in self._flights.values() if item.link.path is path]
+        if any(item.repacks for item in flights):
+            self._staging.stop()  # a copy of what a posting has brought is a part of it, and ends with it
         broken = calls.rekey(path.name, path)
-        for item in [item for item in self._flights.values() if item.link.path is path]:
+        for item in flights:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
         for link in self._links.drop(path):
             self._report(link.disconnected(link.close()))
@@ -365,6 +369,9 @@ class Mover:
             ended = item.abandon("the mover was closed before the posting ended", quiesced)
             item.release(ended.quiesced)
             self._report_end(ended)
+        for item in self._lost.values():
+            item.release(not errors[item.link.path.name])
+        self._lost.clear()
         self._staging.close()
         for link in cut.values():  # closed with their paths
             if link.closing:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kvgrpc.bench.geometries import NAMES as GEOMETRIES, geometry
 from kvgrpc.bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
 from kvgrpc.cli.app import app
+from kvgrpc.core.values.bridge import Bridge
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 """Seconds on an idle machine: seven processes, four of which load NIXL."""
-NAMES = {"datapath", "layout", "mover", "base"}
+NAMES = {"name", "datapath", "layout", "mover", "base"}
 """Fields of a case that are no figures."""
 PULL_CASE = {
     "datapath",
@@ -104,6 +106,18 @@ LAYERWISE_CASE = {
     "part_ms_destination",
 }
 
+GEOMETRY_CASE = {
+    "name",
+    "datapath",
+    "pairs",
+    "nbytes",
+    "runs",
+    "run_bytes",
+    "gbps",
+    "memcpy_gbps",
+    "ratio_memcpy",
+}
+
 
 def is_measured(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
@@ -177,6 +191,30 @@ def test_every_figure_of_layer_wise_pushes_is_measured_and_named() -> None:
     assert said["visible_ratio"] == case["visible_ratio"]
 
 
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_every_figure_of_geometries_is_measured_and_named_whatever_the_bytes() -> None:
+    names = "tp 1 to 2", "head- to token-major"
+    said = measure("geometry", "--cases", ",".join(names), "--pool-mb", "6")
+    assert [(case["name"], case["repack"]) for case in said["cases"]] == list(zip(names, (False, True), strict=True))
+    for case in said["cases"]:
+        check_case(case, GEOMETRY_CASE)
+        assert case["nbytes"] == 6 << 20
+    assert is_measured(said["ratio_tp2_tp1"])
+    assert said["planning_ms"].keys() == {"tp 2 to 2", "tp 1 to 2", "token-major tp 1 to 2"}
+    assert all(map(is_measured, said["planning_ms"].values()))
+
+
+def test_engines_of_every_geometry_that_the_measure_wants_are_there() -> None:
+    found = {name: geometry(name, 128) for name in GEOMETRIES}
+    repacked = {name for name, pair in found.items() if Bridge(pair.source, pair.destination).repacked}
+    assert repacked == {"head- to token-major", "token-major tp 1 to 2"}
+    ranks = {name: (pair.source.ranks, pair.destination.ranks) for name, pair in found.items()}
+    assert set(ranks.values()) == {(1, 1), (2, 2), (1, 2), (2, 1)}
+    (windowed,) = found["window"].source.pool.groups
+    assert 0 < windowed.blocks_of(128) < windowed.blocks
+    assert found["aliased groups"].source.pool.spaces == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("command", "flags"),
     [
@@ -192,6 +230,8 @@ def test_every_figure_of_layer_wise_pushes_is_measured_and_named() -> None:
         ("push", ("--sizes", "5")),
         ("layerwise", ("--pool-mb", "0")),
         ("layerwise", ("--sizes", "192")),
+        ("geometry", ("--pool-mb", "0")),
+        ("geometry", ("--cases", "tp 3 to 5")),
     ],
 )
 def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, ...]) -> None:

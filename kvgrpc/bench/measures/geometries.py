@@ -3,20 +3,17 @@
 import statistics
 import time
 
-import numpy as np
-
-from kvgrpc.bench.geometries import geometry
+from kvgrpc.bench.geometries import BLOCK_TOKENS, geometry, tokens_of
 from kvgrpc.bench.plan import GeometryPlan
 from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
 from kvgrpc.bench.stages.servers import Progress
 from kvgrpc.bench.stages.unlike import UnlikeEngines
-from kvgrpc.core.values.bridge import Bridge, Side
-from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.values.bridge import Bridge
 
 _WARM = 2
 _PLANS = 9
-PLANNED_BLOCKS = 8_192
+_PLANNED_BLOCKS = 8_192
+_PLANNED = ("tp 2 to 2", "tp 1 to 2", "token-major tp 1 to 2")
 
 
 def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> None:
@@ -27,11 +24,12 @@ def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> No
             found.cases.append(_case(plan, data_path, name))
     progress("tp 2 to 2 beside tp 1 to 1")
     found.ratio_tp2_tp1 = _two_to_one(plan)
-    found.planning_ms = _planning_s() * 1e3
+    progress(f"plans of {_PLANNED_BLOCKS} blocks")
+    found.planning_ms = {name: _planning_s(name) * 1e3 for name in _PLANNED}
 
 
 def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
-    pair = geometry(name, plan.pool_bytes)
+    pair = geometry(name, tokens_of(plan.pool_bytes))
     with UnlikeEngines(data_path, pair, plan.copy_threads) as engines:
         engines.check()
         for _ in range(_WARM):
@@ -59,7 +57,7 @@ def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
 
 def _two_to_one(plan: GeometryPlan) -> float:
     """How much faster the same bytes come from two ranks to two than from one to one."""
-    one, two = (geometry(name, plan.pool_bytes) for name in ("tp 1 to 1", "tp 2 to 2"))
+    one, two = (geometry(name, tokens_of(plan.pool_bytes)) for name in ("tp 1 to 1", "tp 2 to 2"))
     path, threads = plan.data_paths[0], plan.copy_threads
     with UnlikeEngines(path, one, threads) as alone, UnlikeEngines(path, two, threads) as together:
         for _ in range(_WARM):
@@ -72,16 +70,10 @@ def _two_to_one(plan: GeometryPlan) -> float:
         return statistics.median(ratios)
 
 
-def _planning_s() -> float:
-    """Processor time of a plan."""
-
-    def side(ranks: int) -> Side:
-        group = Group("kv", GroupKind.FULL_ATTENTION, 1, 16, PLANNED_BLOCKS, 8 // ranks, 128, "bfloat16", "head_major")
-        return Side(uniform_layout(group, 2 * 16 * 8 // ranks * 128 * 2), ranks)
-
-    rng = np.random.default_rng(1)
-    lists = [(rng.permutation(PLANNED_BLOCKS).astype(np.int64),) for _ in range(2)]
-    bridge, chunk = Bridge(side(2), side(2)), Chunk(lists[0], lists[1], None)
+def _planning_s(name: str) -> float:
+    """Processor time of a plan for all layers, between all pairs of ranks."""
+    pair = geometry(name, _PLANNED_BLOCKS * BLOCK_TOKENS)
+    bridge, chunk = Bridge(pair.source, pair.destination), pair.chunk()
     times = []
     for _ in range(_PLANS):
         began = time.process_time()

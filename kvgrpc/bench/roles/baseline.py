@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from kvgrpc.bench.copy_loop import LoopCopier
+from kvgrpc.bench.copy_loop import LoopCopier, rows_of
 from kvgrpc.bench.plan import Case
 from kvgrpc.bench.roles.raw_nixl import RawNixl
 from kvgrpc.bench.roles.role import Answer
@@ -88,7 +88,7 @@ class Baseline:
     def copy(self, case: dict[str, Any], threads: int) -> dict[str, Any]:
         """One memcpy for each run. Gives seconds."""
         own, peer = self._pools()
-        with LoopCopier(Case(**case).runs(), peer, own, threads) as copier:
+        with LoopCopier(rows_of(Case(**case).runs(), peer, own), threads) as copier:
             began = time.monotonic()
             copier.copy()
             return {"seconds": time.monotonic() - began, "why": copier.why}

@@ -9,13 +9,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.bench.copy_loop import LoopCopier
+from kvgrpc.bench.copy_loop import LoopCopier, rows_of
 from kvgrpc.bench.geometries import Geometry
 from kvgrpc.bench.plan import environment_of, path_of
 from kvgrpc.bench.stages.engines import environment, next_event
 from kvgrpc.core.values.bridge import Bridge
-from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.plans import PairRuns
+from kvgrpc.datapath.host.addresses import Rows
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
 from kvgrpc.errors import InternalError, Reason
@@ -29,27 +29,28 @@ class UnlikeEngines:
 
     def __init__(self, data_path: str, geometry: Geometry, copy_threads: int) -> None:
         """Starts two leads that move over one data path, with shared memory for every rank."""
-        self._threads = copy_threads
-        self._content = content(opaque_id=b"kvgrpc bench", tokens=geometry.tokens)
         sides = geometry.source, geometry.destination
-        self._blocks = [_blocks(geometry, number) for number in (0, 1)]
-        bridge = Bridge(geometry.source, geometry.destination, 1)
-        begins = tuple(bridge.begins(i, geometry.tokens, len(ids)) for i, ids in enumerate(self._blocks[1]))
-        self.planned = bridge.plan([Chunk(tuple(self._blocks[0]), tuple(self._blocks[1]), None, begins)])
+        self._threads = (1 if path_of(data_path) == "nixl" else copy_threads) * geometry.destination.ranks
+        self._content = content(opaque_id=b"kvgrpc bench", tokens=geometry.tokens)
+        self._blocks = [geometry.blocks(number) for number in (0, 1)]
+        self.planned = Bridge(*sides, 1).plan([geometry.chunk()])
         """What is to arrive, run by run."""
-        self._ends = contextlib.ExitStack()
         flags = ["--data-paths", path_of(data_path), "--copy-threads", str(copy_threads)]
-        with environment(environment_of(data_path)):
-            self._source, self._destination = (
-                self._ends.enter_context(
-                    Engine.launch(flags=flags, pool=side.pool, world_size=side.ranks, weights_revision="bench")
+        with contextlib.ExitStack() as ends:
+            with environment(environment_of(data_path)):
+                self._source, self._destination = (
+                    ends.enter_context(
+                        Engine.launch(flags=flags, pool=side.pool, world_size=side.ranks, weights_revision="bench")
+                    )
+                    for side in sides
                 )
-                for side in sides
-            )
-        self._memories = [
-            [self._ends.enter_context(Rank(engine.ticket, rank)).memory for rank in range(side.ranks)]
-            for engine, side in zip((self._source, self._destination), sides, strict=True)
-        ]
+            self._memories = [
+                [ends.enter_context(Rank(engine.ticket, rank)).memory for rank in range(side.ranks)]
+                for engine, side in zip((self._source, self._destination), sides, strict=True)
+            ]
+            rows = [self._rows(some) for some in self.planned]
+            self._copier = ends.enter_context(LoopCopier(np.concatenate(rows), self._threads))
+            self._ends = ends.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -89,38 +90,21 @@ class UnlikeEngines:
 
     def copy_s(self) -> float:
         """Memcpy for every run of every pair."""
-        with contextlib.ExitStack() as copiers:
-            ready = [copiers.enter_context(self._copier(some)) for some in self.planned]
-            began = time.monotonic()
-            for copier in ready:
-                copier.copy()
-            return time.monotonic() - began
+        began = time.monotonic()
+        self._copier.copy()
+        return time.monotonic() - began
 
-    def _copier(self, some: PairRuns) -> LoopCopier:
+    def _rows(self, some: PairRuns) -> Rows:
         source, destination = self._memories[0][some.pair.source_rank], self._memories[1][some.pair.rank]
-        return LoopCopier(some.runs, PrivateMemory.of(source), PrivateMemory.of(destination), self._threads)
+        return rows_of(some.runs, PrivateMemory.of(source), PrivateMemory.of(destination))
 
     def _fill(self) -> None:
         """Gives every eight bytes of the source a value of their own, and clears the destination."""
         for rank, memory in enumerate(self._memories[0]):
             words = memory[: len(memory) // 8 * 8].view(np.uint64)
-            np.multiply(np.arange(rank, rank + len(words), dtype=np.uint64), _ODD, out=words)
+            np.multiply(np.arange(rank * len(words), (rank + 1) * len(words), dtype=np.uint64), _ODD, out=words)
         for memory in self._memories[1]:
             memory[:] = 0
-
-
-def _blocks(geometry: Geometry, number: int) -> list[NDArray[np.int64]]:
-    """Scattered blocks of each group, in token order; groups that share a space have none in common."""
-    side = (geometry.source, geometry.destination)[number]
-    rng = np.random.default_rng(number + 1)
-    groups = side.pool.groups
-    order = rng.permutation(max(group.blocks for group in groups)).astype(np.int64)
-    found, at = [], 0
-    for group in groups:
-        count = group.blocks_of(geometry.tokens)
-        found.append(order[at : at + count])
-        at += count if group.space else 0
-    return found
 
 
 def _lists(blocks: Sequence[NDArray[np.int64]]) -> Any:

@@ -104,7 +104,8 @@ class Moves:
             self.course(move).opened(move, event.result)
         elif event.result.reason is Reason.NO_HANDSHAKE:
             self.course(move).reconnect(move)
-        elif event.retryable:
+        elif event.retryable or event.result.reason is Reason.DEADLINE:
+            # An issuer waits for a step of its engine, say, for less long than this side does.
             self._state.timers.set(Timer.OPEN_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self.course(move).ends.fail(move, event.result)

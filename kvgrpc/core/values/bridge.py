@@ -23,7 +23,9 @@ from kvgrpc.core.values.views import Share, shares
 from kvgrpc.errors import InvalidRequest, Reason
 
 RUN_BYTES_MIN = 2_048
-"""Shorter runs take longer one by one, over cma and nixl, than twice their bytes in whole blocks and a re-pack."""
+"""Shorter runs take longer one by one, over cma and nixl, than twice their bytes in whole blocks and a re-pack:
+docs/performance.md has the figures.
+"""
 STAGING_BYTES = 64 << 20
 """The staging buffer of a rank."""
 STAGED_AT_ONCE_BYTES = STAGING_BYTES // 4

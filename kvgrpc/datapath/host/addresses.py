@@ -48,6 +48,16 @@ def to_rows(runs: Runs, source: Sequence[Segment], destination: Sequence[Segment
     return rows
 
 
+def by_source(rows: Rows) -> Rows:
+    """The same rows, those whose sources lie near each other together: a processor reads them ahead. The order is one
+    of 65,536 places, which takes a third of the time of an exact one.
+    """
+    source = rows[:, 1]
+    first = int(source.min())
+    shift = max((int(source.max()) - first).bit_length() - 16, 0)
+    return rows[np.argsort(((source - first) >> shift).astype(np.uint16), kind="stable")]
+
+
 def cut(runs: Runs, max_bytes: int) -> Runs:
     """The same bytes in the same order, in runs of 1 to `max_bytes` bytes."""
     if not len(runs) or (int(runs.nbytes.max()) <= max_bytes and int(runs.nbytes.min()) > 0):

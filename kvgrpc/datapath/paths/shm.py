@@ -27,7 +27,7 @@ from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.checksums import Job, Work
 from kvgrpc.datapath.copy.copying import CopyMethod
 from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN, Crew, PiecesPosting, piece_bytes
-from kvgrpc.datapath.host.addresses import check_runs, groups, to_rows
+from kvgrpc.datapath.host.addresses import by_source, check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
@@ -146,6 +146,8 @@ class ShmRemote:
         total = runs.total_bytes
         piece = piece_bytes(total, self._crew.size)
         rows = to_rows(runs, self.source, destination, piece)
+        if total > piece:
+            rows = by_source(rows)
         method = self._method or copying.best(total / max(len(rows), 1))
         copy = copying.copier(method)
         if copy is None:

@@ -6,11 +6,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.service import status
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
+
+LATE_WRITE = "Internal error from Core"
+"""What grpc.aio says, with INTERNAL, of a stream that its peer had ended when it was written to: no peer sent that."""
 
 
 def readable(reply: Any, who: str) -> Any:
@@ -37,7 +40,7 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
         case KVGrpcError():
             return error.untraced()
         case grpc.aio.AioRpcError():
-            return status.from_rpc_error(error)
+            return _call_failure(error, what)
         case grpc.aio.UsageError() | grpc.aio.InternalError():  # gRPC's own, for a channel that closes as a call begins
             return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not sent: the connection closed")
         case TimeoutError():
@@ -46,10 +49,23 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
     return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
 
 
+def _call_failure(error: grpc.aio.AioRpcError, what: str) -> KVGrpcError:
+    if _wrote_late(error):
+        return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
+    typed = status.from_rpc_error(error)
+    if isinstance(typed, DeadlineExceeded) and typed.reason is Reason.PEER_UNREACHABLE:  # no peer says that
+        return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
+    return typed
+
+
 def dial_failure(address: str, error: Exception) -> KVGrpcError:
     """The typed error of a handshake."""
     typed = failure_of(error, f"the handshake with {address}")
-    unanswered = isinstance(error, grpc.aio.AioRpcError) and typed.reason is Reason.PEER_UNREACHABLE
-    if unanswered and isinstance(typed, Unavailable):
+    refused = isinstance(error, grpc.aio.AioRpcError) and not _wrote_late(error)
+    if refused and isinstance(typed, Unavailable) and typed.reason is Reason.PEER_UNREACHABLE:
         return Unavailable(Reason.PEER_UNREACHABLE, f"no kvgrpc server answers at {address}: {typed.message}")
     return typed
+
+
+def _wrote_late(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == LATE_WRITE

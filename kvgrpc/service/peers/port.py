@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CALL_TIMEOUT_S = 5.0
-"""For calls that the peer answers at once; above any pause of a healthy lead."""
+"""For calls that the peer's lead answers by itself; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
 """A channel that is given up lets calls under way finish: closings must not be lost."""
 ENVELOPE_BYTES = 1_024
@@ -183,7 +183,10 @@ class PeerChannels:
         trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
             reply = bounded(
-                await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace)),
+                # The ranks of the peer have their part in it, as long as a handshake may take.
+                await stub.Handshake(
+                    request, timeout=self._limits.connect_timeout_s, metadata=telemetry.metadata(trace)
+                ),
                 channel.address,
             )
         except (grpc.aio.AioRpcError, KVGrpcError) as error:
@@ -342,10 +345,7 @@ class PeerChannels:
         try:
             reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
         except Exception as error:  # noqa: BLE001 - as in _ask
-            typed = failure_of(error, call.method)
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                typed = Unavailable(Reason.PEER_UNREACHABLE, f"{call.peer} did not answer {call.method} in time")
-            answered(typed)
+            answered(failure_of(error, call.method))
         else:
             answered(reply)
 

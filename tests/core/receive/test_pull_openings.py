@@ -47,6 +47,19 @@ def test_an_opening_without_an_answer_is_tried_again(lead: Lead) -> None:
     assert lead.one(Post)
 
 
+def test_a_source_that_waited_as_long_as_it_may_is_asked_again_until_the_pull_s_own_timeout(lead: Lead) -> None:
+    waited = PreconditionFailed(Reason.DEADLINE, "opening the access waited too long for: step")
+    pull = lead.pull(TOKEN, 32, (4, 5), queue_timeout_s=6.0)
+    first = lead.one(SendOpen)
+    lead.tick(5.0)
+    lead.feed(AccessAnswered(access_id(), waited))
+    lead.tick(0.2)
+    assert lead.one(SendOpen) == first
+    lead.tick(0.8)
+    failure = failure_of(lead, pull)
+    assert (failure.reason, failure.phase) == (Reason.QUEUE_TIMEOUT, "open")
+
+
 def test_an_answer_that_comes_twice_is_heard_once(lead: Lead) -> None:
     pull = lead.pull(TOKEN, 32, (4, 5))
     opened(lead)

@@ -1,11 +1,13 @@
 """Runs to rows: the same bytes, in the same order, within segments and limits."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import Segment
-from kvgrpc.datapath.host.addresses import Rows, cut, groups, slices, to_rows
+from kvgrpc.datapath.host.addresses import Rows, by_source, cut, groups, slices, to_rows
 from tests.datapath.peers import runs_of
 
 Spans = list[tuple[int, int, int]]
@@ -53,6 +55,21 @@ def test_rows_are_the_same_within_segments(spans: Spans, source: list[int], dest
     assert bytes_of_rows(rows) == wanted
     assert all(1 <= n <= limit for n in rows[:, 2].tolist())
     assert rows.flags.c_contiguous
+
+
+ADDRESSES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40)
+
+
+@given(ADDRESSES, st.integers(0, 2**47 - 2**40))
+def test_rows_by_source_are_the_same_ones_and_in_the_order_of_their_sources_within_places(
+    sources: list[int], base: int
+) -> None:
+    rows = np.array([(i, base + at, 1) for i, at in enumerate(sources)], dtype=np.int64)
+    found = by_source(rows)
+    assert sorted(found.tolist()) == sorted(rows.tolist())
+    assert found.flags.c_contiguous
+    place = (max(sources) - min(sources)) / 2**15
+    assert all(before - after <= place for before, after in pairwise(found[:, 1].tolist()))
 
 
 @given(SPANS, st.integers(1, TOTAL))

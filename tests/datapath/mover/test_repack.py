@@ -11,7 +11,7 @@ from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.events import PostingEnded, Rekeyed
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint, Segment
 from kvgrpc.core.values.pieces import Pieces
-from kvgrpc.core.values.strips import Repack, Strip
+from kvgrpc.core.values.strips import Repack
 from kvgrpc.datapath.base import DataPath, DataPathFailed
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.nixl.metadata import parse, unseal
@@ -19,12 +19,11 @@ from kvgrpc.datapath.nixl.path import NixlPath
 from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.reports import Disconnected
 from kvgrpc.datapath.staging import Staging
-from tests.datapath.movers import AT_SOURCE, DONE, FAILED, NBYTES, WHOLE, Held, HeldWritten, Rank, until
+from tests.datapath.movers import AT_SOURCE, DONE, FAILED, NBYTES, WHOLE, Held, Rank, until
 from tests.datapath.peers import (
     CASES,
     DEADLINE_S,
     GUARD,
-    Bytes,
     Case,
     LocalPeer,
     Peer,
@@ -32,37 +31,9 @@ from tests.datapath.peers import (
     content,
     runs_of,
 )
+from tests.datapath.repacks import BLOCK, BLOCKS, HEAD_OF_EACH, THREE, post, repacked, staging_rank
 
-BLOCK, HEADS, TOKENS, HEAD = 64 << 10, 8, 64, 64
-"""Bytes of a block of the source; keys and values, tokens, heads, bytes of a head."""
 PATHS = [case for case in CASES if case.name in ("loopback", "shm", "shm-loop", "cma", "nixl")]
-
-
-def places(*offsets: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(offsets, dtype=np.int64)
-
-
-HEAD_OF_EACH = Strip(
-    places(2 * HEAD, BLOCK + 2 * HEAD, 2 * BLOCK + 2 * HEAD),
-    places(100_000, 7, 300_032),
-    (2, TOKENS),
-    (BLOCK // 2, HEADS * HEAD),
-    (TOKENS * HEAD, HEAD),
-    HEAD,
-)
-"""Head 2 of three blocks, which lie one after the other in the staging buffer, into smaller blocks."""
-THREE = Repack((HEAD_OF_EACH,), 3 * BLOCK)
-BLOCKS = runs_of((5 * BLOCK, 0, BLOCK), (BLOCK, BLOCK, BLOCK), (9 * BLOCK, 2 * BLOCK, BLOCK))
-
-
-def repacked(source: Bytes) -> Bytes:
-    """The memory after that."""
-    staged = np.concatenate([source[at : at + BLOCK] for at in (5 * BLOCK, BLOCK, 9 * BLOCK)])
-    memory = np.full(NBYTES, GUARD, dtype=np.uint8)
-    runs = HEAD_OF_EACH.runs()
-    for src, dst, nbytes in zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True):
-        memory[dst : dst + nbytes] = staged[src : src + nbytes]
-    return memory
 
 
 @pytest.fixture(params=PATHS, ids=lambda case: case.name)
@@ -145,26 +116,9 @@ def test_what_nixl_offers_to_peers_never_covers_the_staging_arena() -> None:
     peer.close()
 
 
-def held_rank(held: Held, room: int = 8, **options: Any) -> Rank:
-    """With room for so many blocks in its arena."""
-    rank = Rank(lambda _: [held], staging_bytes=room * BLOCK, **options)
-    rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.mapped()
-    return rank
-
-
-def stage(blocks: int) -> dict[str, Any]:
-    """Options of a posting that needs room for so many."""
-    return {"runs": runs_of((0, 0, blocks * BLOCK)), "repack": replace(THREE, staging_bytes=blocks * BLOCK)}
-
-
-def post(rank: Rank, name: str, blocks: int) -> None:
-    rank.post(name, "h", **stage(max(blocks, 3)))
-
-
 def test_a_posting_that_finds_no_room_waits_and_none_overtakes_it() -> None:
     held = Held()
-    rank = held_rank(held)
+    rank = staging_rank(held)
     for name, blocks in (("a", 5), ("b", 4), ("c", 3)):
         post(rank, name, blocks)
     rank.mover.connect("h2", RankEndpoint(0), ["held"])
@@ -178,7 +132,7 @@ def test_a_posting_that_finds_no_room_waits_and_none_overtakes_it() -> None:
 
 def test_pieces_that_are_used_at_once_do_not_overlap() -> None:
     held = Held()
-    rank = held_rank(held, room=12)
+    rank = staging_rank(held, room=12)
     for name in "abcd":
         post(rank, name, 3)
     until(lambda: len(held.buffers) == 4)
@@ -205,7 +159,7 @@ def test_many_postings_share_little_room() -> None:
 
 def test_a_posting_that_needs_more_than_the_arena_is_refused_and_others_go_on() -> None:
     held = Held()
-    rank = held_rank(held)
+    rank = staging_rank(held)
     post(rank, "large", 9)
     ended = rank.next(PostingEnded)
     assert (ended.done, ended.quiesced) == (False, True)
@@ -214,94 +168,6 @@ def test_a_posting_that_needs_more_than_the_arena_is_refused_and_others_go_on() 
     post(rank, "a", 8)
     assert rank.next(PostingEnded).done
     assert rank.mover.close(0.0)
-
-
-def test_room_of_a_lost_posting_is_never_handed_on_and_refusals_say_so() -> None:
-    held = Held()
-    rank = held_rank(held)
-    post(rank, "lost", 4)
-    until(lambda: len(held.buffers) == 1)
-    rank.mover.connect("h2", RankEndpoint(0), ["held"])
-    rank.mapped()
-    rank.post("waits in vain", "h2", **stage(6))
-    held.break_at = "poll"
-    ended = {(found := rank.next(PostingEnded)).posting_id: found for _ in range(2)}
-    assert not ended["lost"].quiesced
-    vain = ended["waits in vain"]
-    assert (vain.done, vain.quiesced) == (False, True)
-    assert f"{4 * BLOCK} are lost" in vain.message
-    held.break_at = ""
-    held.state = DONE
-    for name, blocks in (("a", 4), ("b", 3)):
-        rank.post(name, "h2", **stage(blocks))
-        assert rank.next(PostingEnded).done
-    lost, *others = held.buffers
-    end = lost.segment.address + lost.segment.nbytes
-    assert all(buffer.segment.address >= end for buffer in others)
-    rank.post("too large", "h2", **stage(5))
-    assert "are lost" in rank.next(PostingEnded).message
-    rank.mover.close(0.0)
-
-
-def begins_anew(rank: Rank, held: Held) -> None:
-    """The data path has begun anew: all of the arena is free again."""
-    rank.next(Rekeyed)
-    rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.mapped()
-    held.state = DONE
-    post(rank, "a", 8)
-    assert rank.next(PostingEnded).done
-    assert rank.mover.close(0.0)
-
-
-def test_room_of_a_lost_posting_is_good_again_once_its_data_path_began_anew() -> None:
-    held = HeldWritten()
-    rank = held_rank(held)
-    held.break_at = "poll"
-    post(rank, "lost", 5)
-    assert not rank.next(PostingEnded).quiesced
-    held.break_at = ""
-    rank.mover.rekey()
-    rank.next(Disconnected)
-    assert rank.next(PostingEnded).quiesced
-    begins_anew(rank, held)
-
-
-def test_a_rekey_ends_what_is_read_and_what_waits_and_frees_its_room() -> None:
-    held = HeldWritten()
-    rank = held_rank(held)
-    post(rank, "reads", 8)
-    post(rank, "waits", 8)
-    rank.mover.rekey()
-    ended = [rank.next(PostingEnded) for _ in range(2)]
-    assert [(end.posting_id, end.done, end.quiesced) for end in ended] == [
-        ("reads", False, True),
-        ("waits", False, True),
-    ]
-    rank.next(Disconnected)
-    begins_anew(rank, held)
-
-
-def test_a_disconnected_peer_s_postings_still_get_room_and_end() -> None:
-    held = Held()
-    rank = held_rank(held)
-    post(rank, "a", 8)
-    post(rank, "b", 8)
-    rank.mover.disconnect("h")
-    held.state = DONE
-    assert [rank.next(PostingEnded).done for _ in "ab"] == [True, True]
-    rank.next(Disconnected)
-    assert rank.mover.close(0.0)
-
-
-def test_close_ends_what_is_read_and_what_waits() -> None:
-    held = Held()
-    rank = held_rank(held)
-    post(rank, "reads", 8)
-    post(rank, "waits", 8)
-    assert rank.mover.close(0.0)
-    ended = [rank.next(PostingEnded) for _ in range(2)]
-    assert [(end.done, end.quiesced) for end in ended] == [(False, True)] * 2
 
 
 def test_a_failed_read_copies_nothing() -> None:
@@ -367,7 +233,7 @@ def test_a_data_path_without_staging_refuses() -> None:
 
     held = Held()
     held.connect = lambda *_: Plain()  # type: ignore[method-assign,assignment]
-    rank = held_rank(held)
+    rank = staging_rank(held)
     post(rank, "a", 3)
     assert "held reads into no staging buffer" in rank.next(PostingEnded).message
     assert rank.mover.close(0.0)

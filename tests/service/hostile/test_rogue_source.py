@@ -168,6 +168,21 @@ def test_a_refused_opening_fails_with_its_reason(victim: Engine, rogue: Rogue, c
     assert pull_fails(victim, rogue) == (reason, "open")
 
 
+def test_a_source_that_waits_longer_than_an_opening_may_is_asked_again(victim: Engine, rogue: Rogue) -> None:
+    """For a step of its engine, say; until the queue timeout of the pull."""
+    deadline = common_pb2.Failure(reason=common_pb2.FAILURE_REASON_DEADLINE, message="waited too long for: step")
+    too_long = [opened(failure=deadline)] * 2
+
+    def change(reply: peer_pb2.OpenAccessResponse) -> None:
+        if too_long:
+            too_long.pop()(reply)
+
+    rogue.changes["OpenAccess"] = change
+    pulled = victim.pull(rogue.grant(40), TOKENS, victim.allocate(3))
+    assert victim.wait(pulled.transfer_id).state == SUCCEEDED
+    assert rogue.calls["OpenAccess"] == 3
+
+
 GARBAGE = (b"\xff\xff\xff", b"", b"\x1a\x05\x0a\xff\x01", b"\x1a\x06\x0a\x02xx\x12\x00")
 """No Status, an empty one, one with a broken detail, one with a detail of no type."""
 

@@ -2,11 +2,13 @@
 
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvgrpc.service.peers.port import CALL_TIMEOUT_S
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.api import refused
 from tests.service.conftest import SETTINGS, SHARED
@@ -14,6 +16,7 @@ from tests.service.consumer import Consumer
 from tests.service.descriptions import capabilities, check
 from tests.service.engines import RETURNED, Engine, ServeProcess, memory_unchanged, unchanged
 from tests.service.pushes import finish, reason_of, register, reserve
+from tests.service.rogue import Rogue
 from tests.service.values import new_key, prompt
 
 Engines = dict[str, Engine]
@@ -115,6 +118,19 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     yield engines
     for engine in engines.values():
         engine.close()
+
+
+def test_a_peer_whose_ranks_need_longer_than_a_call_may_take_is_connected(destination: Engine) -> None:
+    """They make endpoints while they start, or compute: a handshake waits for that as long as its limit says."""
+    rogue = Rogue(destination)  # type: ignore[abstract]  # it serves what this needs
+
+    def wait(_: object) -> None:
+        threading.Event().wait(CALL_TIMEOUT_S + 0.5)
+
+    rogue.changes["Handshake"] = wait
+    peer = connect(destination, rogue.engine.address)
+    assert peer.state == handshake_pb2.PEER_STATE_CONNECTED
+    rogue.close()
 
 
 def test_a_peer_that_never_answers_is_unreachable_in_time(others: Engines, silent_port: int) -> None:

@@ -1,12 +1,19 @@
 """What comes of calls to another lead that bring no answer."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
+import grpc
 import grpc.aio
 import pytest
 
-from kvgrpc.errors import KVGrpcError, Reason, Unavailable
-from kvgrpc.service.peers.errors import failure_of
+from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.peers.errors import dial_failure, failure_of
+from kvgrpc.service.status import next_step
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 
 
@@ -24,3 +31,69 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
     found = asyncio.run(call())
     assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
     assert not caplog.records
+
+
+class Rude(peer_pb2_grpc.PeerServiceServicer):
+    """Ends liveness streams without reading them, and answers nothing else before it stops."""
+
+    def __init__(self) -> None:
+        self.stops = threading.Event()
+
+    def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
+        context.abort(grpc.StatusCode.UNAVAILABLE, "it stops")
+
+    def CloseAccess(self, _request: Any, _context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
+        self.stops.wait()
+        return peer_pb2.CloseAccessResponse()
+
+
+@pytest.fixture
+def rude() -> Iterator[str]:
+    """The address of such a server."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    rude = Rude()  # type: ignore[abstract]  # it serves what its tests need
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    rude.stops.set()
+    server.stop(0).wait()
+
+
+def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(rude: str) -> None:
+    async def write_late() -> grpc.aio.AioRpcError:
+        async with grpc.aio.insecure_channel(rude) as channel:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            for _ in range(200):
+                stream = stub.KeepLiveness()
+                await asyncio.sleep(0)
+                threading.Event().wait(0.01)  # the end comes while this loop is busy
+                try:
+                    await stream.write(peer_pb2.KeepLivenessRequest())
+                    await stream.read()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.INTERNAL:
+                        return error
+        pytest.fail("no write came after the end")
+
+    error = asyncio.run(write_late())
+    for found in (failure_of(error, "KeepLiveness"), dial_failure(rude, error)):
+        assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
+        assert next_step(found) is NextStep.RETRY_OTHER_CONSUMER
+        assert "was cut off" in found.message
+        assert "no kvgrpc server" not in found.message
+
+
+def test_a_call_that_is_not_answered_in_time_may_be_made_again(rude: str) -> None:
+    async def call() -> KVGrpcError:
+        async with grpc.aio.insecure_channel(rude) as channel:
+            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            try:
+                await stub.CloseAccess(peer_pb2.CloseAccessRequest(), timeout=0.05)
+            except grpc.aio.AioRpcError as error:
+                return failure_of(error, "CloseAccess")
+        pytest.fail("it was answered")
+
+    found = asyncio.run(call())
+    assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
+    assert found.message == "CloseAccess was not answered in time"
