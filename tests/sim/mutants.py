@@ -24,6 +24,7 @@ from kvgrpc.core.pool import quarantine
 from kvgrpc.core.receive import pull_course, pull_ends, pulls
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming
+from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
@@ -33,7 +34,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
 from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
-from tests.sim import bridged, bugs, trusting
+from tests.sim import bridged, bugs, mirror_bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -71,6 +72,10 @@ MUTANTS = (
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
     ),
+    Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),
+    Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
+    Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
+    Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
     Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),

@@ -177,7 +177,7 @@ class Reservations:
         if reverse and (len(reverse) != ACCESS_ID_BYTES or state.moves.of_access(reverse) is not None):
             raise invalid("openings.reverse_access_id", f"has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
-            if state.checksums or not state.sets_aside:
+            if state.checksums or state.mirrored or not state.sets_aside:
                 raise Unimplemented(
                     Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
                 )

@@ -56,6 +56,9 @@ CORRUPT = 0.03
 ALIASED = 0.25
 """Of the worlds have engines whose groups share their blocks."""
 
+MIRRORED = 0.25
+"""Of the worlds have engines whose memory no data path reaches."""
+
 RANKS = (1, 2, 4)
 """What engines have that are not alike."""
 HEAD_DIMS = (1, 32)
@@ -117,6 +120,8 @@ class Setup:
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
     """Engines that cannot set blocks aside: the first ones."""
+    mirrored: int = 0
+    """Engines whose memory no data path reaches: the first ones, but no liar."""
     liars: int = 0
     """Hosts that lie to the others: the last ones."""
     lies: float = 0.0
@@ -140,6 +145,7 @@ class Setup:
         tight += ", aliased groups" if self.aliased else ""
         tight += f", engines of {', '.join(map(str, self.unlike))} ranks" if self.unlike else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
+        tight += f", {self.mirrored} engines have mirrors" if self.mirrored else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
         return (
@@ -202,6 +208,8 @@ def _honest(seed: int, steps: int) -> Setup:
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
     setup = _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+    rng = Random(f"{seed}/mirrors")  # noqa: S311 - a simulation, no secrets
+    setup = replace(setup, mirrored=rng.randint(1, setup.engines)) if rng.random() < MIRRORED else setup
     return replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
 
 
