@@ -89,12 +89,10 @@ class Lane:
         flying: deque[Copy] = deque()
         error = ""
         for piece in job.ranges.parts(PIECE_BYTES, PIECE_RUNS):
-            if error := error or self._refusal():
-                break
             if len(flying) == PIECES_MAX:
                 error = self._wait(job, flying.popleft().synchronize)
-            if not error:
-                error = self._wait(job, partial(self._begin, piece, flying))
+            if error := error or self._refusal() or self._wait(job, partial(self._begin, piece, flying)):
+                break
         while flying:
             error = self._wait(job, flying.popleft().synchronize) or error
         return error

@@ -37,10 +37,12 @@ class FakeCopy:
 
 
 class FakeDevice:
-    """`delay_s` before every copy. `copied` counts bytes each way, `errors` are what copies end with, by way."""
+    """Of the tests' pool, or of `nbytes` bytes; `delay_s` before every copy. `copied` counts bytes each way, `errors`
+    are what copies end with, by way.
+    """
 
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.nbytes = LAYERS * BLOCKS * LAYER_BYTES
+    def __init__(self, delay_s: float = 0.0, nbytes: int = LAYERS * BLOCKS * LAYER_BYTES) -> None:
+        self.nbytes = nbytes
         self.delay_s = delay_s
         self.copied: Counter[str] = Counter()
         self.errors: dict[str, Exception] = {}
@@ -90,6 +92,12 @@ class FakeDevice:
     def read(self, blocks: list[int]) -> NDArray[np.uint8]:
         found = [os.pread(self._fd, LAYER_BYTES, _place(layer, block)) for layer in range(LAYERS) for block in blocks]
         return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(LAYERS, len(blocks), LAYER_BYTES)
+
+    def write_all(self, memory: NDArray[np.uint8]) -> None:
+        os.pwrite(self._fd, memory.tobytes(), 0)
+
+    def read_all(self) -> NDArray[np.uint8]:
+        return np.frombuffer(os.pread(self._fd, self.nbytes, 0), dtype=np.uint8)
 
     # -- what a test does
 
