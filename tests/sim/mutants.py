@@ -58,9 +58,12 @@ class Mutant:
     unlike: bool = False
     """In worlds whose engines have other numbers of ranks."""
 
+    mirrors: bool = False
+    """In worlds in which engines have mirrors."""
+
     def world(self, seed: int) -> Setup:
         """The world of a seed in which it is looked for."""
-        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike)
+        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors)
 
 
 MUTANTS = (
@@ -72,10 +75,6 @@ MUTANTS = (
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
     ),
-    Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),
-    Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
-    Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
-    Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
     Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),
@@ -182,6 +181,12 @@ MUTANTS = (
     *(replace(mutant, unlike=True) for mutant in (
         Mutant("every rank reads the first heads of its source", bridge, "shares", bridged.first_heads, Rule.R2),
         Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bridged.by_rank, Rule.R1),
+    )),
+    *(replace(mutant, mirrors=True) for mutant in (
+        Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),
+        Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
+        Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
+        Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(

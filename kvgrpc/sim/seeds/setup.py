@@ -56,9 +56,6 @@ CORRUPT = 0.03
 ALIASED = 0.25
 """Of the worlds have engines whose groups share their blocks."""
 
-MIRRORED = 0.25
-"""Of the worlds have engines whose memory no data path reaches."""
-
 RANKS = (1, 2, 4)
 """What engines have that are not alike."""
 HEAD_DIMS = (1, 32)
@@ -154,10 +151,14 @@ class Setup:
         )
 
 
-def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False) -> Setup:
+def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False) -> Setup:
     """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
-    whose engines have other numbers of ranks.
+    whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
+    some engines.
     """
+    if mirrors:
+        rng, setup = Random(f"{seed}/mirrors"), drawn(seed, steps, liars=liars, unlike=unlike)  # noqa: S311 - as below
+        return replace(setup, mirrored=rng.randint(1, setup.engines))
     setup = _honest(seed, steps)
     if unlike:
         return _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
@@ -208,8 +209,6 @@ def _honest(seed: int, steps: int) -> Setup:
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
     rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
     setup = _impatient(setup, rng) if rng.random() < IMPATIENT else setup
-    rng = Random(f"{seed}/mirrors")  # noqa: S311 - a simulation, no secrets
-    setup = replace(setup, mirrored=rng.randint(1, setup.engines)) if rng.random() < MIRRORED else setup
     return replace(setup, aliased=Random(f"{seed}/aliased").random() < ALIASED)  # noqa: S311 - a simulation, no secrets
 
 
