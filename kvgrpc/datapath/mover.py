@@ -25,7 +25,7 @@ from kvgrpc.datapath import calls
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, StagedFlight
-from kvgrpc.datapath.host.memory import memory_bytes
+from kvgrpc.datapath.host.memory import memory_bytes, use_device
 from kvgrpc.datapath.inbox import Inbox
 from kvgrpc.datapath.links import END_S, Attempt, Links
 from kvgrpc.datapath.mirror.mirror import Landing, Mirror
@@ -78,7 +78,7 @@ class Mover:
         self._mirror = mirror
         self._pace = None if limit is None else Pace(limit)
         self._inbox = Inbox()
-        self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(memory,), name=f"kvgrpc-mover-{rank}", daemon=True)
         # From here on used by the mover's thread only, but for reads in progress_age_s and _at_once.
         self._links = Links(rank, self._paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
@@ -153,9 +153,8 @@ class Mover:
         self._inbox.ask(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
-        """For how long the oldest posting in flight, or the thread itself, has made no progress.
-
-        0 while nothing is to be done. Any thread may ask.
+        """For how long the oldest posting in flight, or the thread itself, has made no progress: 0 while nothing is to
+        be done. Any thread may ask.
         """
         now = time.monotonic()
         since = [t for t in (self._busy_since, self._oldest_news_at) if t is not None]
@@ -192,7 +191,8 @@ class Mover:
 
     # ---- the thread
 
-    def _run(self) -> None:
+    def _run(self, memory: Memory) -> None:
+        use_device(memory.segments)
         while self._close_at is None or (self._flights and time.monotonic() < self._close_at):
             command = self._inbox.next(self._wait_s(time.monotonic()))
             self._busy_since = time.monotonic()

@@ -126,6 +126,8 @@ class NodeState:
         self.openings = WaitingOpenings()
         self.closed_ids = ClosedAccessIds(self.limits.accesses)
         self.checksum_asks = ChecksumAsks()
+        self.on_device = False
+        """Some of the memory of its ranks is a device's, as far as they have offered it."""
         self.prefetch = Prefetch()
         self.mirrors = Mirrors()
         self.proofs = Proofs()
