@@ -81,7 +81,11 @@ class Lane:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job.end(self._copied(job))
+            error = self._copied(job)
+            try:
+                job.end(error)
+            except Exception:  # noqa: BLE001 - logged, and the thread goes on
+                _log.exception("the owner of a copy could not take its end")
             del job
 
     def _copied(self, job: Job) -> str:

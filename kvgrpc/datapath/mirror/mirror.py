@@ -34,8 +34,8 @@ class Mirror:
         self._device = device
         self._report = report
         self._lock = threading.Lock()  # guards the next two
-        self._coming: dict[str, Job] = {}
-        """Copies out that have not ended, by name."""
+        self._coming: set[Job] = set()
+        """Copies out that have not ended, or were lost."""
         self._waiting: list[Callable[[], None]] = []
         device.open(memory.as_numpy())
         self._out = Lane(f"kvgrpc-out-{rank}", device.to_host)
@@ -48,9 +48,9 @@ class Mirror:
         except KVGrpcError as error:
             self._report(CopiedOut(self._rank, name, error.message))
             return
-        job = Job(ranges, lambda: self._copied_out(name))
+        job = Job(ranges, lambda: self._copied_out(name, job))
         with self._lock:
-            self._coming[name] = job
+            self._coming.add(job)
         self._out.copy(job)
 
     def copy_in(self, ranges: Ranges, wake: Callable[[], None]) -> Posting:
@@ -64,9 +64,9 @@ class Mirror:
         again. Raises DataPathFailed where that is never proved.
         """
         with self._lock:
-            coming = [job for job in self._coming.values() if job.ranges.touches(ranges)]
-            if any(job.lost for job in coming):
-                raise DataPathFailed(f"a copy of the device was lost and may still write there: {coming[0].error}")
+            coming = [job for job in self._coming if job.ranges.touches(ranges)]
+            if lost := [job for job in coming if job.lost]:
+                raise DataPathFailed(f"a copy of the device was lost and may still write there: {lost[0].error}")
             if coming:
                 self._waiting.append(wake)
         return not coming
@@ -85,11 +85,10 @@ class Mirror:
             _log.error("the device of rank %d may still copy to its mirror, or from there", self._rank)
         return at_rest
 
-    def _copied_out(self, name: str) -> None:
+    def _copied_out(self, name: str, job: Job) -> None:
         with self._lock:
-            job = self._coming.pop(name)
-            if job.lost:
-                self._coming[name] = job  # it may still come
+            if not job.lost:
+                self._coming.discard(job)
             waiting, self._waiting = self._waiting, []
         self._report(CopiedOut(self._rank, name, job.error))
         for wake in waiting:

@@ -21,6 +21,7 @@ class Ranges:
     def of(cls, offsets: Ids, nbytes: Ids, total_bytes: int) -> "Ranges":
         """Neighbours are joined. Raises DataPathFailed unless all lie within `total_bytes` bytes."""
         check_runs(Runs(offsets, offsets, nbytes), total_bytes, total_bytes)
+        offsets, nbytes = offsets[nbytes > 0], nbytes[nbytes > 0]
         order = np.argsort(offsets, kind="stable")
         offsets, ends = offsets[order], (offsets + nbytes)[order]
         if not len(offsets):

@@ -209,3 +209,20 @@ def test_a_command_that_leaves_the_memory_fails_by_itself(bench: Bench) -> None:
     bench.copy_out("a", (NBYTES - 4, 8))
     assert "of the source's memory" in bench.report().message
     assert bench.device.calls.empty()
+
+
+def test_a_report_that_cannot_be_taken_and_a_name_that_comes_twice_stop_nothing(bench: Bench) -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def report(event: CopiedOut) -> None:
+        told.put(event.name)
+        raise RuntimeError("not now")
+
+    bench.mirror._report = report
+    for name in ("a", "a", "b"):
+        bench.copy_out(name, (0, 8))
+    for name in ("a", "a", "b"):
+        assert not bench.mirror.is_clear(ranges((0, 8)), lambda: None)
+        bench.device.next().end()
+        assert told.get(timeout=WAIT_S) == name
+    assert bench.mirror.is_clear(ranges((0, 8)), lambda: None)
