@@ -165,9 +165,10 @@ class Node:
         return self._hand_overs.view(lease)
 
     def oldest_posting(self) -> float | None:
-        """When the oldest posting in flight was posted, None while there is none."""
-        move = self.state.moves.oldest_in_flight()
-        return None if move is None else move.posted_at
+        """When what its ranks are at for the longest time began, a posting or a copy; None while there is nothing."""
+        move, copies = self.state.moves.oldest_in_flight(), self.state.mirrors.running.values()
+        began = [portion.since for portion in copies] if move is None else [move.posted_at, *(p.since for p in copies)]
+        return min(began, default=None)
 
     def missing_proof(self, transfer_id: str) -> str:
         """What would prove the blocks of an ended transfer to be at rest; empty when they are, or it is not over."""

@@ -70,7 +70,8 @@ class Rank:
 
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
         with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
-        another engine, Unavailable when no lead answers. None of them ends the engine's life.
+        another engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) where the host has no memory for a
+        mirror. None of them ends the engine's life.
         """
         self.rank = rank
         self._ticket = ticket

@@ -12,7 +12,7 @@ from kvgrpc.core.events import CopiedOut
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.waiting import Copying, Mirrors
+from kvgrpc.core.state.waiting import Copying, CopyingPortion, Mirrors
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.core.values.calls import LayerRange
@@ -64,16 +64,17 @@ class Mirroring:
 
     def copied(self, event: CopiedOut) -> None:
         """A rank has copied a portion, or could not."""
-        copying, ranks = self._mirrors.running.get(event.name, (None, set[int]()))
-        if copying is None or event.rank not in ranks:
+        portion = self._mirrors.running.get(event.name)
+        if portion is None or event.rank not in portion.ranks:
             return
-        ranks.discard(event.rank)
-        if not ranks:
+        copying = portion.copying
+        portion.ranks.discard(event.rank)
+        if not portion.ranks:
             del self._mirrors.running[event.name]
             copying.running -= 1
         if event.message and copying.lease.live:
             self._fail(copying.lease, event)
-        elif not ranks:
+        elif not portion.ranks:
             self._look(copying)
         self.go_on()
 
@@ -90,7 +91,7 @@ class Mirroring:
         mirrors.names += 1
         copying.running += 1
         name, ranks = f"c{mirrors.names}", set(range(state.pool.world_size))
-        mirrors.running[name] = copying, ranks
+        mirrors.running[name] = CopyingPortion(copying, set(ranks), state.now)
         pieces = pieces_of(state.pool.pool, portion)
         for rank in sorted(ranks):
             state.emit(CopyOut(rank, name, pieces))

@@ -130,6 +130,16 @@ class Copying:
     """All portions are."""
 
 
+@dataclass(eq=False)
+class CopyingPortion:
+    """A portion that ranks are at."""
+
+    copying: Copying
+    ranks: set[int]
+    """Those that have not answered."""
+    since: float
+
+
 @dataclass
 class Mirrors:
     """What is copied into the mirrors."""
@@ -138,8 +148,8 @@ class Mirrors:
     """What waits for its step, in the order of the hand-overs."""
     queue: list[Copying] = field(default_factory=list)
     """What may be copied, in the order in which it may."""
-    running: dict[str, tuple[Copying, set[int]]] = field(default_factory=dict)
-    """Portions that ranks are at, and which ranks, by name; also those of leases that have ended."""
+    running: dict[str, CopyingPortion] = field(default_factory=dict)
+    """Portions that ranks are at, by name, oldest first; also those of leases that have ended."""
     names: int = 0
     """Portions that were begun."""
 

@@ -146,6 +146,18 @@ def test_reports_of_copies_that_nobody_asked_for_change_nothing() -> None:
     assert lead.answer(call) is None
 
 
+def test_a_copy_that_does_not_end_is_seen_by_its_age() -> None:
+    lead = Mirrored(ranks=2)
+    assert lead.node.oldest_posting() is None
+    lead.hand_over(3)
+    copies, began = lead.seen(actions.CopyOut), lead.now
+    lead.tick(2.0)
+    lead.copied(copies[0])
+    assert lead.node.oldest_posting() == began
+    lead.copied(copies[1])
+    assert lead.node.oldest_posting() is None
+
+
 def test_an_opening_does_not_wait_for_a_copy_without_an_end() -> None:
     lead = Mirrored()
     call = lead.opening(lead.hand_over(3))
