@@ -14,13 +14,13 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.device import marks_of
+from kvgrpc.integrations.vllm.device import device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
-from kvgrpc.integrations.vllm.working import Marks, WorkerSide
+from kvgrpc.integrations.vllm.working import Devices, Marks, WorkerSide
 from tests.vllm.engines import PREFILL
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
@@ -33,15 +33,18 @@ class Core:
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
+        devices: Devices | None = None,
     ) -> None:  # fmt: skip
-        """`marks`: of the device that computes."""
+        """`marks`: of the device that computes; `devices`: it has a mirror."""
         defaults = Defaults(offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
-        options = Options(defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part)
+        options = Options(
+            defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
+        )
         group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
         layout = uniform_layout(group, 2 * BLOCK_TOKENS * 8 * 2, strides=strides_of(group, 2))
         memory = torch.zeros(LAYERS, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
-        self.worker = WorkerSide(options, layout, marks)
+        self.worker = WorkerSide(options, layout, marks, devices or device_of)
         self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()

@@ -2,10 +2,14 @@
 
 import threading
 from contextlib import closing
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import AfterDevice
@@ -101,6 +105,72 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, 
         wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
         assert not d.told.failed
         assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
+        while device.queue:
+            device.works()
+
+
+class Cache:
+    """A tensor that kvgrpc sees only by its copies, which are done at once; none is before `may_copy`."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.nbytes = memory.nbytes
+        self.may_copy = threading.Event()
+        self.copied = 0
+        self._memory = memory.view(torch.uint8).view(-1).numpy()
+
+    def open(self, mirror: NDArray[np.uint8]) -> None:
+        self._mirror = mirror
+
+    def to_host(self, offsets: Ids, nbytes: Ids) -> "Copied":
+        return Copied(self, self._mirror, self._memory, offsets, nbytes)
+
+    def to_device(self, offsets: Ids, nbytes: Ids) -> "Copied":
+        return Copied(self, self._memory, self._mirror, offsets, nbytes)
+
+    def close(self) -> None:
+        self._mirror = self._memory[:0]
+
+
+class Copied:
+    def __init__(self, cache: Cache, *copy: NDArray[Any]) -> None:
+        self._cache, self._copy = cache, copy
+
+    def synchronize(self) -> None:
+        self._cache.may_copy.wait()
+        into, of, offsets, nbytes = self._copy
+        for at, count in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+            into[at : at + count] = of[at : at + count]
+            self._cache.copied += count
+
+
+@pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
+def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: Device, layers_per_part: int) -> None:
+    caches: list[Cache] = []
+
+    def cache(memory: torch.Tensor) -> Cache:
+        caches.append(Cache(memory))
+        return caches[-1]
+
+    p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark, devices=cache)
+    with closing(p), closing(Core("D", devices=cache)) as d:
+        mine, theirs = caches
+        theirs.may_copy.set()
+        source = request_of("p", {**PREFILL, **pushed(KEY)})
+        p.tables["p"] = blocks = p.computing(source)
+        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+        d.step()
+        p.step({"p": len(PROMPT)})
+        p.left(source, blocks)
+        for number, layer in enumerate(p.memory.values()):
+            layer[blocks] = 40 + number
+        while device.queue:
+            device.works()
+        assert not (p.step() and d.step() and d.told.loaded)
+        mine.may_copy.set()
+        wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
+        assert not d.told.failed
+        assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
+        assert mine.copied == theirs.copied == 3 * LAYERS * 2 * BLOCK_TOKENS * 8 * 2
         while device.queue:
             device.works()
 

@@ -73,8 +73,9 @@ class SchedulerSide:
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
-            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout, private_memory=True,
-            weights_revision=revision, engine_id=engine_id, world_size=ranks,
+            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout,
+            private_memory=not options.mirror, mirrored=options.mirror, weights_revision=revision, engine_id=engine_id,
+            world_size=ranks,
         )  # fmt: skip
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
