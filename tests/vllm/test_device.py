@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.descriptors import Ids
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import AfterDevice
 from kvgrpc.integrations.vllm.geometry import strides_of
@@ -195,6 +195,29 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_i
                 worker.layer_done(name, Step(number))
                 marked.append(device.marked)
         assert marked == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4]
+        while device.queue:
+            device.works()
+
+
+def test_layers_with_states_are_told_of_when_their_step_is_over(device: Device) -> None:
+    """Of states vLLM says nothing before."""
+    names, block_bytes, state_bytes = [["s0"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2, 256
+    groups = (Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv"),
+              Group("f", GroupKind.FULL_ATTENTION, 2, BLOCK_TOKENS, BLOCKS, 1, 8, "float16", space="kv"))  # fmt: skip
+    regions = [Region(1, layer, 1, layer * BLOCKS * block_bytes, block_bytes, block_bytes,
+                      strides=strides_of(groups[1], 2)) for layer in range(2)]  # fmt: skip
+    regions.append(Region(0, 0, 1, 0, block_bytes, state_bytes, TensorKind.STATE))
+    memory = torch.zeros(2, BLOCKS, 1, 1, block_bytes, dtype=torch.int8)
+    attention = memory.view(torch.float16).view(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8)
+    layout = PoolLayout(groups, tuple(regions), memory.nbytes)
+    with closing(WorkerSide(Options(Defaults(), layers_per_part=1), layout, lambda _: device.mark)) as worker:
+        worker.register({"s0": memory[0, ..., :state_bytes], "f0": attention[0], "f1": attention[1]}, names)
+        worker.layer_done("f0", Step(1))
+        assert device.marked == 0
+        worker.layer_done("f1", Step(1))
+        assert device.marked == 1, "no state is in a part of this layer"
+        worker.step_done(Step(1))
+        assert device.marked == 2
         while device.queue:
             device.works()
 
