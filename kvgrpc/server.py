@@ -43,7 +43,7 @@ from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
 FEATURES = ("push", "layerwise", CHECKSUMS)
-"""What this server can do beyond what every one can."""
+"""What every server can do beyond what every version can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
 
@@ -106,6 +106,7 @@ class Server:
         self._sessions: Sessions | None = None
         self._local: list[SharedRank] = []
         self._paths: list[DataPathStatus] = []
+        self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(
@@ -130,7 +131,7 @@ class Server:
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
-        self._grpc, self._health = build(self._lead, self.config.limits)
+        self._grpc, self._health = build(self._lead, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
         try:
             port = self._grpc.add_insecure_port(self.config.listen)
@@ -298,13 +299,12 @@ class Server:
             layout = self.config.pool.layout()
         else:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
-        kind = pool_kind_from_proto(request.kind, "kind")
-        engine = self._describe(layout, kind, request.world_size or 1)
+        engine = self._describe(layout, pool_kind_from_proto(request.kind, "kind"), request.world_size or 1)
         return replace(
             engine,
             engine_id=request.engine_id or engine.engine_id,
             weights_revision=request.weights_revision or engine.weights_revision,
-            features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else engine.features,
+            features=(*self._features, READS_PUSHES) if request.cannot_set_aside else engine.features,
         )
 
     async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:
@@ -347,7 +347,7 @@ class Server:
             pool=layout,
             pool_kind=kind,
             world_size=world_size,
-            features=(*FEATURES, READS_PUSHES) if self.config.checksums else FEATURES,
+            features=(*self._features, READS_PUSHES) if self.config.checksums else self._features,
             required_features=(CHECKSUMS,) if self.config.checksums else (),
         )
 

@@ -1,6 +1,6 @@
 """Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
 
-    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit"}
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit", "address"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
     {"op": "read", "blocks"}             SHA-256 of the blocks
     {"op": "step_done", "step"}
@@ -32,8 +32,9 @@ class Worker:
 
     def attach(self, line: dict[str, Any]) -> str:
         ticket = RankTicket(
-            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0)
-        )
+            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0),
+            line.get("address", ""),
+        )  # fmt: skip
         limit, paths = line.get("limit"), tuple(line["data_paths"])
         self.rank = Rank(ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         return "attached"
