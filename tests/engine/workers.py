@@ -5,6 +5,7 @@
     {"op": "read", "blocks"}             SHA-256 of the blocks
     {"op": "step_done", "step"}
     {"op": "layers_done", "step", "first", "count"}
+    {"op": "link_pid"}   of a rank that attached over the network: the process that links it to its lead
     {"op": "detach"}     "detached", or "not at rest": something may still use its memory
 
 One process imports torch, which takes seconds, and forks a worker for every descriptor that it is sent.
@@ -59,6 +60,11 @@ class Worker:
         assert self.rank is not None
         self.rank.layers_done(line["step"], line["first"], line["count"])
         return "reported"
+
+    def link_pid(self, _: dict[str, Any]) -> int:
+        assert self.rank is not None
+        assert self.rank._link is not None
+        return self.rank._link.pid
 
     def detach(self, _: dict[str, Any]) -> str:
         rank, self.rank = self.rank, None
