@@ -79,10 +79,12 @@ class Link:
             first = await anext(frames, None)
             if first is not None:
                 await self._link(first.attach_rank, frames)
+        except ConnectionError:
+            _log.debug("the worker is gone")
         except Exception as error:  # noqa: BLE001 - told to the worker
             self._fail(failure_of(error, f"ConnectRank at {self._address}"))
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
             self._writer.close()
 
