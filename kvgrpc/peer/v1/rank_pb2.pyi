@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from kvgrpc.session.v1 import rank_pb2 as _rank_pb2
 from kvgrpc.session.v1 import session_pb2 as _session_pb2
+from kvgrpc.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -71,6 +72,7 @@ class ConnectRankResponse(_message.Message):
     ATTACHED_FIELD_NUMBER: _builtins.int
     GRACE_FIELD_NUMBER: _builtins.int
     OVER_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[_rank_pb2.RankCommand]:
         """What to do, in order."""
@@ -89,6 +91,10 @@ class ConnectRankResponse(_message.Message):
         lead is dead.
         """
 
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """With `attached`: who answered, in the engine's incarnation."""
+
     def __init__(
         self,
         *,
@@ -96,10 +102,11 @@ class ConnectRankResponse(_message.Message):
         attached: _session_pb2.AttachRankResponse | None = ...,
         grace: _duration_pb2.Duration | None = ...,
         over: _session_pb2.SessionOver | None = ...,
+        header: _common_pb2.ResponseHeader | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "grace", b"grace", "over", b"over"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "grace", b"grace", "header", b"header", "over", b"over"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "grace", b"grace", "over", b"over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "grace", b"grace", "header", b"header", "over", b"over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

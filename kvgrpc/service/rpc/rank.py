@@ -121,7 +121,8 @@ class StreamEnd:
 
     def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
         assert memory < 0, "no descriptor leaves its host"
-        self._say(stream_pb2.ConnectRankResponse(attached=reply, grace=duration(self._grace_s)))
+        grace = duration(self._grace_s)
+        self._say(stream_pb2.ConnectRankResponse(header=self._lead.header(), attached=reply, grace=grace))
 
     def command(self, command: rank_pb2.RankCommand) -> None:
         made = stream_pb2.ConnectRankResponse()

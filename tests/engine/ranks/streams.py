@@ -20,13 +20,13 @@ class RankStream:
         self._unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         made = channel.stream_stream(
             METHOD,
-            request_serializer=lambda message: message if isinstance(message, bytes) else message.SerializeToString(),
+            request_serializer=bytes,
             response_deserializer=rank_pb2.ConnectRankResponse.FromString,
         )
         self.call = made(iter(self._unsent.get, None), timeout=2 * WAIT_S)
 
     def say(self, message: bytes | None = None, **fields: Any) -> None:
-        self._unsent.put(rank_pb2.ConnectRankRequest(**fields) if message is None else message)
+        self._unsent.put(rank_pb2.ConnectRankRequest(**fields).SerializeToString() if message is None else message)
 
     def hear(self) -> rank_pb2.ConnectRankResponse:
         """The next message that says something. Raises the refusal."""
@@ -36,8 +36,8 @@ class RankStream:
             if message.ByteSize():
                 return message
 
-    def refusal(self) -> Refusal:
-        """Why the stream ended, which the schema lists. Fails where it ends otherwise."""
+    def last(self) -> Refusal | None:
+        """Hears all to the end; why it is refused, which the schema lists, if it is."""
         try:
             while True:
                 self.hear()
@@ -46,7 +46,13 @@ class RankStream:
             assert (found.code, found.reason) in errors_of(METHOD), found
             return found
         except StopIteration:
-            raise AssertionError("the stream ended in order") from None
+            return None
+
+    def refusal(self) -> Refusal:
+        """Why the stream ended. Fails where it ended in order."""
+        found = self.last()
+        assert found is not None, "the stream ended in order"
+        return found
 
     def end(self) -> None:
         """Ends it in order."""

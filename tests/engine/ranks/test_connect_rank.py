@@ -82,6 +82,7 @@ def test_a_rank_is_told_the_pool_and_the_grace_and_hears_of_its_engines_end(engi
     first = stream.hear()
     assert pool_from_proto(first.attached.pool, "pool") == layout()
     assert first.attached.shared_bytes == 0
+    assert (first.header.engine_id, first.header.incarnation) == (engine.engine_id, engine.incarnation)
     assert first.grace.ToNanoseconds() == GRACE_S * 1e9
     engine.close()
     assert stream.hear().over.message == "the engine is gone"
