@@ -57,7 +57,7 @@ def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", cache_dtype: str
 
 
 def laid_out_as(cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, **parallel: int) -> PoolLayout:
-    one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
+    one = {"tensor_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
     config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads),
@@ -145,8 +145,6 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
-        ([FULL], {"data_parallel_size": 2}, "no data-parallel engines", "an engine of its own for each rank"),
-        ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL, STATE], {}, "layers with MambaSpec", "another one"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
         ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
@@ -159,8 +157,6 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
         "prefill_context",
         "decode_context",
         "hosts",
-        "data_parallel",
-        "data_parallel_dense",
         "states",
         "unlike",
         "by_block",
