@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.engine import Engine, LeadDied, Rank, RankTicket
+from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, LeadDied, Rank, RankTicket, content
 from kvgrpc.errors import (
     AlreadyExists,
     KVGrpcError,
@@ -24,13 +24,14 @@ from kvgrpc.wire.description import pool_from_proto
 from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.made import layout
 from tests.engine.ranks.streams import RankStream, stream_to
-from tests.engine.support import Lead, refused
+from tests.engine.support import Lead, new_key, refused, tokens
 from tests.service.conftest import TEST_S
 from tests.service.engines import HOME, ServeProcess, wait_until
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
 GRACE_S = 2.0
+CONNECT_S = 2.0
 Connect = Callable[..., RankStream]
 
 
@@ -38,6 +39,7 @@ Connect = Callable[..., RankStream]
 def lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
     """One that takes a rank soon for dead."""
     settings = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
+    settings = settings.replace("connect_timeout_s = 20.0", f"connect_timeout_s = {CONNECT_S}")
     made = Lead(tmp_path_factory.mktemp("lead"), "C", settings=settings).wait_ready()
     yield made
     made.close()
@@ -205,6 +207,24 @@ def test_the_end_of_a_stream_is_the_end_of_its_engine(engine: Engine, connect: C
     stream.hear()
     getattr(stream, how)()
     assert "the worker of rank 1 is gone" in over(engine)
+
+
+def test_a_rank_that_never_comes_fails_who_would_read_it_and_not_its_engine(engine: Engine, leads: Leads) -> None:
+    with (
+        Rank(engine.ticket, 0, [np.zeros(layout().total_bytes, np.uint8)], data_paths=("nixl",)),
+        Engine.attach(leads[1].socket_path, pool=layout(), world_size=2) as reader,
+    ):
+        handover = engine.finished_blocks([1, 2], content(tokens(32)), transfer_key=new_key(), ttl_s=60.0)
+        engine.flush()
+        reader.pull(handover.grant, content(tokens(32))).start([3, 4])
+        events: list[Event] = []
+        wait_until(lambda: events.extend(reader.poll(0.1)) or len(events) == 2, what=lambda: events)
+        failed, returned = events
+        assert isinstance(failed, Failed)
+        assert isinstance(returned, BlocksReturned)
+        assert (failed.reason, failed.phase) == (Reason.PEER_UNREACHABLE, "handshake"), failed
+        assert engine.poll() == []
+    over(engine)
 
 
 # -- the same, as a worker is told it
