@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
 from kvgrpc.service.peers.errors import failure_of
 from kvgrpc.session.v1 import session_pb2
@@ -88,9 +88,7 @@ class Link:
                 await self._writer.drain()
             self._writer.close()
 
-    async def _link(
-        self, request: session_pb2.AttachRankRequest, frames: AsyncIterator[session_pb2.ClientFrame]
-    ) -> None:
+    async def _link(self, request: session_pb2.AttachRankRequest, frames: Frames) -> None:
         call: Any = rank_pb2_grpc.RankServiceStub(self._channel).ConnectRank()
         introduction = rank_pb2.ConnectRankRequest(
             ticket=request.ticket, rank=request.rank, returns=request.returns, not_at_rest=request.not_at_rest
@@ -118,7 +116,7 @@ class Link:
                     message = await call.read()
             except TimeoutError:
                 what = f"the lead at {self._address} said nothing for {grace_s:g} s: its host or the network is gone"
-                raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "rank"}) from None
+                raise Unavailable(Reason.PEER_UNREACHABLE, what, metadata={"phase": "rank"}) from None
             if message is grpc.aio.EOF:
                 return
             if message.HasField("attached"):

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 """How long this end says nothing."""
+GRACE_BEATS = 2
+"""How many the other end may leave out, however short the peer grace is."""
 LAST_WORDS_S = 1.0
 """How long a worker has for reading what it is told last."""
 
@@ -78,7 +80,7 @@ class StreamEnd:
     def __init__(self, lead: Lead, context: Any) -> None:
         self._lead = lead
         self._context = context
-        self._grace_s = lead.config.limits.peer_grace_s
+        self._grace_s = max(lead.config.limits.peer_grace_s, GRACE_BEATS * BEAT_S)
         self._unsent: list[stream_pb2.ConnectRankResponse] = []
         self._unsent_bytes = 0
         self._due = asyncio.Event()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvgrpc.errors import (
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire.bounds import FRAME_ROWS_MAX, NAMES_MAX
 from kvgrpc.wire.description import pool_from_proto
+from tests.chaos.network import Proxy
 from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.made import layout
 from tests.engine.ranks.streams import RankStream, stream_to
@@ -250,6 +252,17 @@ def test_a_worker_learns_why_it_is_refused(engine: Engine, leads: Leads, lead: L
             made_rank(ticket)
         assert engine.poll() == []
     over(engine)
+
+
+def test_a_network_that_answers_nothing_is_waited_for_so_long_and_said(engine: Engine, lead: Lead) -> None:
+    proxy = Proxy()
+    proxy.cut()
+    try:
+        with refused(Reason.PEER_UNREACHABLE, Unavailable):
+            made_rank(replace(engine.remote_ticket, address=proxy.address))
+    finally:
+        proxy.close()
+    assert engine.poll() == []
 
 
 def test_a_server_without_a_session_socket_has_no_ranks(tmp_path: Any) -> None:
