@@ -220,7 +220,12 @@ def test_a_rank_that_never_comes_fails_who_would_read_it_and_not_its_engine(engi
         engine.flush()
         reader.pull(handover.grant, content(tokens(32))).start([3, 4])
         events: list[Event] = []
-        wait_until(lambda: events.extend(reader.poll(0.1)) or len(events) == 2, what=lambda: events)
+
+        def heard() -> bool:
+            events.extend(reader.poll(0.1))
+            return len(events) == 2
+
+        wait_until(heard, what=lambda: events)
         failed, returned = events
         assert isinstance(failed, Failed)
         assert isinstance(returned, BlocksReturned)
