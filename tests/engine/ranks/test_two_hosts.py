@@ -126,8 +126,8 @@ def test_a_rank_on_another_host_that_is_lost_within_a_read_ends_its_engine_and_f
     else:
         hosts.cut()
         stack.callback(hosts.mend)
-        error = lead_died(destination)
-        assert f"said nothing for {GRACE_S:g} s" in error.message
+        # The kernel may find out before the grace is over that there is no way.
+        assert "worker of rank 1" in lead_died(destination).message
         lead_died(source)  # its rank there is cut off, too
         hosts.mend()
         for worker in (source.workers[1], destination.workers[1]):
