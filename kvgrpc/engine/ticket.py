@@ -11,6 +11,10 @@ class RankTicket:
     secret: bytes = field(repr=False)
     memory_bytes: int
     """What every rank's memory has; with several pipeline stages, what none has more of."""
+    comes_back_s: float = 0.0
+    """How long a worker whose lead died waits for the next one; 0: not at all."""
+    address: str = ""
+    """Where a worker on another host finds the lead, host:port; empty: the worker is on the lead's host."""
     stage_bytes: tuple[int, ...] = ()
     """With several stages: how much the memory of each one's ranks has at least."""
     stage_ranks: int = 0
@@ -22,8 +26,3 @@ class RankTicket:
             return nbytes == self.memory_bytes
         stage = rank // self.stage_ranks
         return stage < len(self.stage_bytes) and self.stage_bytes[stage] <= nbytes <= self.memory_bytes
-
-    comes_back_s: float = 0.0
-    """How long a worker whose lead died waits for the next one; 0: not at all."""
-    address: str = ""
-    """Where a worker on another host finds the lead, host:port; empty: the worker is on the lead's host."""

@@ -19,13 +19,13 @@ SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM
 BLOCK_BYTES = 2 * 16 * 8 * 2
 PROMPT = list(range(40))
 WAIT_S = 60.0
-LAYOUT_PROGRAMS = 5
+OTHER_PROGRAMS = 7
 
 
 def program() -> str:
-    """What an engine adds; the page's others, of layouts, are in `test_layouts`."""
-    added, *layouts = code(PAGE.read_text(), "python")
-    assert len(layouts) == LAYOUT_PROGRAMS
+    """What an engine adds; the page's others are of layouts, which are in `test_layouts`, and of a device."""
+    added, *others = code(PAGE.read_text(), "python")
+    assert len(others) == OTHER_PROGRAMS
     return added
 
 

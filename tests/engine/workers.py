@@ -33,8 +33,8 @@ class Worker:
 
     def attach(self, line: dict[str, Any]) -> str:
         ticket = RankTicket(
-            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0),
-            line.get("address", ""),
+            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"],
+            comes_back_s=line.get("comes_back_s", 0.0), address=line.get("address", ""),
         )  # fmt: skip
         limit, paths = line.get("limit"), tuple(line["data_paths"])
         self.rank = Rank(ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit)

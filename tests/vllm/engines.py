@@ -183,8 +183,7 @@ class Engine:
             },
             **more,
         }  # fmt: skip
-        splits = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        workers = math.prod(more.get(split, 1) for split in splits)
+        workers = math.prod(more.get(f"{split}_parallel_size", 1) for split in ("tensor", "pipeline", "data"))
         cores = [(core + worker) % (os.cpu_count() or 1) for worker in range(workers)]
         bound = "|".join(map(str, cores))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
@@ -238,9 +237,7 @@ class Engine:
     def begin(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> int:
-        """A request on its way; see `answer`. `more`: the `salt` of its cache, the number `n` of its answers, its
-        `adapter`, `image` or `replica`.
-        """
+        """A request on its way; see `answer`. `more`: as its line has it, see `engine_process`."""
         return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 
     def answer(self, line_id: int) -> Answer:
