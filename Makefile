@@ -186,6 +186,11 @@ test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them
 slowtest: venv ## Run the tests that take long
 	@$(BIN)/pytest -q -m "slow and not chaos" $(ARGS)
 
+.PHONY: gpu-test
+gpu-test: venv ## Run the tests that need a GPU; where there is none, say so
+	@why=$$($(BIN)/python -c 'from kvgrpc.bench.measures.devices import missing; print(missing("cuda"))'); \
+	if [ -n "$$why" ]; then echo "SKIP: $$why"; else $(BIN)/pytest -q tests/gpu $(ARGS); fi
+
 .PHONY: chaos
 chaos: venv ## Kill, stop and cut off every process at every step over every data path
 	@$(BIN)/pytest -q tests/chaos -n $(WORKERS) --dist load $(ARGS)

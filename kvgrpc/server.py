@@ -38,6 +38,7 @@ from kvgrpc.service.rpc.server import build, channel_options
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.ranks import Rank, Ranks
 from kvgrpc.service.session.socket_server import Sessions
+from kvgrpc.service.session.workers import in_workers
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
@@ -202,16 +203,16 @@ class Server:
         """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted, for `memory` that is not
         the pool's PreconditionFailed; the old life goes on.
         """
-        engine, sets_aside = self._attaching(request), not request.cannot_set_aside
+        engine = self._attaching(request)
         async with self._lives:
-            if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
+            if in_workers(request.memory):
                 workers = {rank: worker(rank) for rank in range(engine.world_size)}
-                await self._begin(engine, secret, workers, [], attached=True, sets_aside=sets_aside)
+                await self._begin(engine, secret, workers, [], request)
                 return
             local = await self._make_ranks(engine.world_size, engine.pool.total_bytes, memory)
             for number, rank in enumerate(local):
                 rank.worker = worker(number)
-            await self._begin(engine, secret, dict(enumerate(local)), local, attached=True, sets_aside=sets_aside)
+            await self._begin(engine, secret, dict(enumerate(local)), local, request)
 
     async def end_engine(self) -> None:
         """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
@@ -241,19 +242,15 @@ class Server:
         await self._begin(engine, secrets.token_bytes(32), dict(enumerate(local)), local)
 
     async def _begin(
-        self,
-        engine: EngineDescription | None,
-        secret: bytes,
-        ranks: dict[int, Rank],
-        local: list[SharedRank],
-        *,
-        attached: bool = False,
-        sets_aside: bool = True,
-    ) -> None:
+        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, Rank], local: list[SharedRank],
+        request: session_pb2.AttachRequest | None = None,
+    ) -> None:  # fmt: skip
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
         old, self._local = self._local, local
         incarnation = engine.incarnation if engine else secrets.randbelow(INCARNATION_MAX) + 1
-        self._runner.feed(LifeBegan(incarnation, secret, engine, attached, sets_aside))
+        attached, says = request is not None, request or session_pb2.AttachRequest()
+        mirrored = says.memory == session_pb2.POOL_MEMORY_MIRRORED
+        self._runner.feed(LifeBegan(incarnation, secret, engine, attached, not says.cannot_set_aside, mirrored))
         self._ranks.ranks = ranks
         assert self._health is not None
         await self._health.look()
@@ -299,12 +296,13 @@ class Server:
         else:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
         kind = pool_kind_from_proto(request.kind, "kind")
+        reads = request.cannot_set_aside or request.memory == session_pb2.POOL_MEMORY_MIRRORED
         engine = self._describe(layout, kind, request.world_size or 1)
         return replace(
             engine,
             engine_id=request.engine_id or engine.engine_id,
             weights_revision=request.weights_revision or engine.weights_revision,
-            features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else engine.features,
+            features=(*FEATURES, READS_PUSHES) if reads else engine.features,
         )
 
     async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:

@@ -1,13 +1,15 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.measures import geometries, layerwise, leases, push, rate
+from kvgrpc.bench.measures import devices, geometries, layerwise, leases, push, rate
 from kvgrpc.bench.measures.bandwidth import Bandwidth
 from kvgrpc.bench.measures.latency import Latency
 from kvgrpc.bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, environment_of
+from kvgrpc.bench.results.devices import DEVICE_BASELINES, DeviceResult
 from kvgrpc.bench.results.geometries import BASELINES as GEOMETRY_BASELINES, GeometryResult
 from kvgrpc.bench.results.pulls import BASELINES, PullResult
 from kvgrpc.bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
+from kvgrpc.bench.stages.devices import MakeDevices
 from kvgrpc.bench.stages.servers import Progress, Stage
 
 
@@ -36,6 +38,15 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
             found.cases = await bandwidth.run()
             found.coalescing_ratio = bandwidth.coalescing_ratio
             found.memcpy_whole_gbps = stage.copy_whole() / 1e9
+    return found
+
+
+async def run_devices(
+    plan: PullPlan, device: str, progress: Progress, make: MakeDevices = devices.cuda
+) -> DeviceResult:
+    """As `run_pull`, out of a device's memory and into it."""
+    found = DeviceResult(plan.quick, plan.repeats, machine(), versions(), DEVICE_BASELINES, device)
+    devices.measure(plan, found, make, progress)
     return found
 
 

@@ -47,6 +47,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
             "--checksum", help="Bandwidth with checksums: with the source's sums at hand, at once, and without."
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="host, or cuda: the memory of one of two engines, behind a mirror.")
+    ] = "host",
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
     copy_threads: CopyThreads = 2,
@@ -59,12 +62,14 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     Takes some minutes, and memory for two pools. Every ratio is the median over pairs that were measured one right
     after the other, so that it holds on a machine that does other things, too; single times do not: the load is printed
-    beside them.
+    beside them. With --device cuda bandwidth is measured out of the memory of a GPU and into it, beside the copies
+    alone.
 
-    Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
+    Exit codes: 0 measured, or skipped since there is no such device; 1 something broke; 2 an option is not usable.
     """
+    from kvgrpc.bench.measures.devices import DEVICES, missing
     from kvgrpc.bench.plan import LAYOUTS, PARTS, PULL_QUICK, PullPlan
-    from kvgrpc.bench.run import run_pull
+    from kvgrpc.bench.run import run_devices, run_pull
     from kvgrpc.config import DATA_PATHS
 
     plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
@@ -72,6 +77,12 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         _fail("--parts: not with --checksum, which measures bandwidth")
     chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)
     plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=chosen, checksum=checksum)
+    if _choice("device", device, DEVICES) != ("host",):
+        if why := missing(device):
+            typer.echo(f"SKIP: {why}")
+        else:
+            _measure(run_devices(plan, device, _progress), json_=json_, output=output)
+        return
     _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
 
 

@@ -33,13 +33,14 @@ class Kind:
     steps: int
     liars: bool = False
     unlike: bool = False
+    mirrors: bool = False
     digest: bool = False
 
     def setup(self, seed: int) -> "Setup":
         """The world of a seed."""
         from kvgrpc.sim import drawn
 
-        return drawn(seed, self.steps, liars=self.liars, unlike=self.unlike)
+        return drawn(seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors)
 
 
 @dataclass
@@ -71,6 +72,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         bool,
         typer.Option("--unlike", help="In each world engines have 1, 2 or 4 ranks, and exchange blocks by bridges."),
     ] = False,
+    mirrors: Annotated[
+        bool, typer.Option("--mirrors", help="In each world no data path reaches the memory of some engines.")
+    ] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
     ] = False,
@@ -90,6 +94,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     With --liars one lead of each world says what is false: blocks, ids, epochs, layouts and verdicts of its own making,
     in answers, in requests and unasked. Every rule holds for all others. With --unlike the engines of a world have 1, 2
     or 4 ranks each, of a model with two heads, some of them in two pipeline stages, and what they exchange is bridged.
+    With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
@@ -97,7 +102,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         raise typer.Exit(_replay_scenario(scenario))
     if liars and unlike:
         raise typer.BadParameter("not with --liars", param_hint="--unlike")
-    kind = Kind(steps, liars=liars, unlike=unlike, digest=digest)
+    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, digest=digest)
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -303,7 +308,8 @@ def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
 
 
 def _replay_command(violation: "Violation", kind: Kind) -> str:
-    more = " --liars" if kind.liars else " --unlike" if kind.unlike else ""
+    flags = {" --liars": kind.liars, " --unlike": kind.unlike, " --mirrors": kind.mirrors}
+    more = "".join(flag for flag, given in flags.items() if given)
     return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{more} --trace"
 
 

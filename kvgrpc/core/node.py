@@ -42,6 +42,7 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.send.pushes import Pushes
@@ -95,7 +96,10 @@ class Node:
         ends: dict[type[Pull], PullEnds[Any]] = {Pull: pull_ends, Reservation: reservation_ends}
         self._pulls = Pulls(state, self._handshakes, pull_course, ends)
         self._reservations = Reservations(state, self._handshakes, reservation_course)
-        self._pushes = Pushes(state, self._handshakes, self._push_course, self._hand_overs, self._firmness)
+        self._mirroring = Mirroring(state, self._hand_overs, self._push_course)
+        self._pushes = Pushes(
+            state, self._handshakes, self._push_course, self._hand_overs, self._firmness, self._mirroring
+        )
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
         self._openings = AccessOpenings(state, self._reservations, self._firmness)
@@ -161,9 +165,10 @@ class Node:
         return self._hand_overs.view(lease)
 
     def oldest_posting(self) -> float | None:
-        """When the oldest posting in flight was posted, None while there is none."""
-        move = self.state.moves.oldest_in_flight()
-        return None if move is None else move.posted_at
+        """When what its ranks are at for the longest time began, a posting or a copy; None while there is nothing."""
+        move, copies = self.state.moves.oldest_in_flight(), self.state.mirrors.running.values()
+        began = [portion.since for portion in copies] if move is None else [move.posted_at, *(p.since for p in copies)]
+        return min(began, default=None)
 
     def missing_proof(self, transfer_id: str) -> str:
         """What would prove the blocks of an ended transfer to be at rest; empty when they are, or it is not over."""
@@ -193,7 +198,8 @@ class Node:
             memory_changed=Reaction(moves.memory_changed),
             rekey_begins=Reaction(moves.rekey_begins, access.stop_reads),
             rekey_ends=Reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),
-            lease_began=Reaction(self._prefetch.announced, access.lease_announced),
+            lease_began=Reaction(self._mirroring.announced, self._prefetch.announced, access.lease_announced),
+            lease_copied=Reaction(self._prefetch.copied, access.lease_copied),
             lease_refused=Reaction(access.lease_refused),
             lease_ended=Reaction(self._prefetch.ended, self._push_ends.lease_ended),
             lease_voided=Reaction(self._pushes.voided),
@@ -243,6 +249,7 @@ class Node:
             events.ChecksumsComputed: (
                 self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed,
             ),
+            events.CopiedOut: (self._mirroring.copied,),
             events.RegisterAnswered: (self._moves.register_answered,),
             events.ProcessEnded: (self._quarantine.process_ended,),
             events.Rekeyed: (self._quarantine.rekeyed,),
@@ -309,6 +316,7 @@ class Node:
             return
         before = state.steps.done()
         state.steps.finish(event.rank, event.step, event.layers)
+        self._mirroring.go_on()
         if state.steps.done() > before:
             self._serving.retry_step()
             self._prefetch.go_on()
@@ -377,4 +385,5 @@ class Node:
             event.description,
             attached=event.engine_attached,
             sets_aside=event.sets_aside,
+            mirrored=event.mirrored,
         )

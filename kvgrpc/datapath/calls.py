@@ -1,6 +1,7 @@
 """Calls into data paths, whose errors come back as text: none ends the mover's thread."""
 
 import logging
+from collections.abc import Iterable
 
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, Remote, WrittenByPeers
@@ -69,6 +70,14 @@ def close(path: DataPath) -> str:
         _log.exception("closing %s failed", path.name)
         return f"{path.name} could not be closed: {error}"
     return ""
+
+
+def late_writes(paths: Iterable[DataPath]) -> list[str]:
+    """Why writes of peers may still land, of those paths of which that is so."""
+    found = [why for path in paths if isinstance(path, WrittenByPeers) and (why := path.late_writes)]
+    for why in found:
+        _log.error("a peer's write has not ended, and %s", why)
+    return found
 
 
 def text(error: Exception) -> str:

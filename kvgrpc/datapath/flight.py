@@ -8,11 +8,12 @@ from functools import partial
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.datapath.base import Buffer, Posting, PostingState
+from kvgrpc.datapath.base import Buffer, DataPathFailed, Posting, PostingState
 from kvgrpc.datapath.calls import text
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.host.addresses import check_runs, slices
 from kvgrpc.datapath.links import Link
+from kvgrpc.datapath.mirror.mirror import Landing
 from kvgrpc.datapath.staging import Claim, Staging
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
@@ -21,13 +22,16 @@ _log = logging.getLogger(__name__)
 
 
 class Flight:
-    """One posting: moved as a whole, or in slices at the pace of a cap.
+    """One posting: moved as a whole, or in slices at the pace of a cap; with a `landing`, copied on from a mirror then.
 
     `own_bytes`: length of what it reads into, or writes from. Raises DataPathFailed when the link does not move bytes
     that way, or a run lies outside either side's: all runs are checked before the first slice moves.
     """
 
-    def __init__(self, post: Post, arrival: Arrival | None, link: Link, own_bytes: int, pace: Pace | None) -> None:
+    def __init__(
+        self, post: Post, arrival: Arrival | None, link: Link, own_bytes: int, pace: Pace | None,
+        landing: Landing | None = None,
+    ) -> None:  # fmt: skip
         runs, operation = post.runs, post.operation
         link.check_offers(operation)
         reads = operation is Operation.READ
@@ -41,6 +45,7 @@ class Flight:
         self.news_at: float | None = None
         """When the slice under way was started; None while there is none."""
         self._pace = pace
+        self._landing = landing
         self._together = None if arrival is None or pace is not None else link.together(arrival, runs)
         self._summed = None if arrival is None or self._together is not None else arrival.slices(runs)
         if self._summed is not None:
@@ -54,6 +59,14 @@ class Flight:
 
     def turn(self, now: float) -> PostingEnded | None:
         """Gets as far as it can without waiting; its end, when it has come. Never raises."""
+        try:
+            if self._landing is not None and not self._landing.may_come(self.wake):
+                return None
+        except DataPathFailed as error:
+            return self._failed(error.message)
+        return self._go_on(now)
+
+    def _go_on(self, now: float) -> PostingEnded | None:
         while True:
             if self._current is not None:
                 ended = self._look()
@@ -78,7 +91,12 @@ class Flight:
             return ended
         if self._is_over():
             return self._done()
-        return self._failed(error, quiesced or self._current is None)
+        return self._failed(error, (quiesced and not self.lands) or self._current is None)
+
+    @property
+    def lands(self) -> bool:
+        """Its bytes have come, and only the copies from a mirror are under way, for which no data path can speak."""
+        return self._landing is not None and self._landing.begun
 
     def release(self, at_rest: bool) -> None:
         """What it held for itself is not needed any more, after its end, or, if not `at_rest`, may still be accessed.
@@ -91,11 +109,14 @@ class Flight:
         return False
 
     def _is_over(self) -> bool:
-        return self._current is None and self._next is None
+        return self._current is None and self._next is None and (self._landing is None or self._landing.begun)
 
-    def _all_moved(self, now: float) -> PostingEnded | None:  # noqa: ARG002 - of those that do more
+    def _all_moved(self, now: float) -> PostingEnded | None:
         """Once all slices have ended: the end, or None when more has been begun."""
-        return self._done()
+        if self._landing is None or self._landing.begun:
+            return self._done()
+        landing = self._landing
+        return self._start(lambda: landing.start(self.wake), 0, now)
 
     def _submit(self, runs: Runs) -> Posting:
         """Starts one slice."""
@@ -162,10 +183,12 @@ class StagedFlight(Flight):
     Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too.
     """
 
-    def __init__(self, post: Post, link: Link, staging: Staging, pace: Pace | None) -> None:
+    def __init__(
+        self, post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
+    ) -> None:
         self._repack = staging.check(post)
         link.check_stages()
-        super().__init__(post, None, link, self._repack.staging_bytes, pace)
+        super().__init__(post, None, link, self._repack.staging_bytes, pace, landing)
         self._staging = staging
         self._claim: Claim | None = None
         self._repacked = False
@@ -193,7 +216,7 @@ class StagedFlight(Flight):
 
     def _all_moved(self, now: float) -> PostingEnded | None:
         if self._repacked:
-            return self._done()
+            return super()._all_moved(now)
         self._repacked = True
         return self._start(lambda: self._staging.start(self._repack, self._buffer, self.wake), 0, now)
 

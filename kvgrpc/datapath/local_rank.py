@@ -12,6 +12,8 @@ from kvgrpc.datapath.base import DataPath, DataPathUnavailable
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket
+from kvgrpc.datapath.mirror.device import Device
+from kvgrpc.datapath.mirror.mirror import Mirror
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.datapath.settings import MoverSettings
@@ -20,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
+
+Computed = events.ChecksumsComputed | events.CopiedOut
+"""What is reported beside what a mover reports."""
 
 UNAIDED = frozenset({"shm", "cma", "loopback"})
 """Data paths over which peers read without any help of the rank that is read."""
@@ -78,7 +83,7 @@ class LocalRank:
     retired = False
     """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a rank is made of
         self,
         rank: int,
         memory: SharedMemory | PrivateMemory,
@@ -86,14 +91,21 @@ class LocalRank:
         feed: Callable[[Event], None],
         bandwidth_limit_bytes_per_s: float | None = None,
         copy_threads: int = 2,
+        *,
+        device: Device | None = None,
     ) -> None:
+        """`device`: what the memory, which is shared then, is the mirror of."""
         self.memory = memory
         self._rank = rank
         self._feed = feed
         self._order = tuple(path.name for path in paths)
         self._makes_progress = any(path.needs_polling for path in paths)
         settings = MoverSettings(bandwidth_limit_bytes_per_s, copy_threads)
-        self._mover = Mover(rank, memory, paths, self._report, settings)
+        self._mirror = None
+        if device is not None:
+            assert isinstance(memory, SharedMemory)
+            self._mirror = Mirror(rank, memory, device, self._report)
+        self._mover = Mover(rank, memory, paths, self._report, settings, self._mirror)
         self._mover.start()
         self._sums = ChecksumThreads(rank, memory, copy_threads, self._report)
         self._postings: dict[str, str] = {}
@@ -140,6 +152,10 @@ class LocalRank:
     def sum(self, name: str, pieces: Pieces) -> None:
         self._sums.start(name, pieces)
 
+    def copy_out(self, name: str, pieces: Pieces) -> None:
+        assert self._mirror is not None, "only engines that said so have mirrors"
+        self._mirror.copy_out(name, pieces)
+
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()
 
@@ -161,10 +177,10 @@ class LocalRank:
         _log.error("the memory of rank %d is kept: a data path may still use it", self._rank)
         return False
 
-    def _report(self, report: Report | events.ChecksumsComputed) -> None:
+    def _report(self, report: Report | Computed) -> None:
         self._hand_on(report, self._feed)
 
-    def _hand_on(self, report: Report | events.ChecksumsComputed, feed: Callable[[Event], None]) -> None:
+    def _hand_on(self, report: Report | Computed, feed: Callable[[Event], None]) -> None:
         if isinstance(report, events.PostingEnded) and report.quiesced:
             self._postings.pop(report.posting_id, None)
         if not self.retired and not isinstance(report, Disconnected):

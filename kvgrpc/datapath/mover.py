@@ -25,9 +25,11 @@ from kvgrpc.datapath import calls
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, StagedFlight
-from kvgrpc.datapath.host.memory import memory_bytes
+from kvgrpc.datapath.host.memory import memory_bytes, use_device
 from kvgrpc.datapath.inbox import Inbox
 from kvgrpc.datapath.links import END_S, Attempt, Links
+from kvgrpc.datapath.mirror.mirror import Landing, Mirror
+from kvgrpc.datapath.mirror.ranges import filled_by
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import DEFAULTS, MoverSettings
 from kvgrpc.datapath.staging import Staging
@@ -54,8 +56,8 @@ host may miss just then."""
 class Mover:
     """Moves bytes into `memory` of rank `rank`.
 
-    `paths` are this rank's data paths; the mover closes them. `report` is called from the mover's thread and must not
-    block: see `kvgrpc.datapath.reports`.
+    `paths` are this rank's data paths; the mover closes them, and the `mirror` that the memory is. `report` is called
+    from the mover's thread and must not block: see `kvgrpc.datapath.reports`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Mover:
         paths: Sequence[DataPath],
         report: Callable[[Report], None],
         settings: MoverSettings = DEFAULTS,
+        mirror: Mirror | None = None,
     ) -> None:
         limit = settings.bandwidth_limit_bytes_per_s
         self._endpoint = RankEndpoint(rank)
@@ -72,9 +75,10 @@ class Mover:
         self._paths = {path.name: path for path in paths}
         self._polled = [path for path in paths if path.needs_polling]
         self._report_to = report
+        self._mirror = mirror
         self._pace = None if limit is None else Pace(limit)
         self._inbox = Inbox()
-        self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(memory,), name=f"kvgrpc-mover-{rank}", daemon=True)
         # From here on used by the mover's thread only, but for reads in progress_age_s and _at_once.
         self._links = Links(rank, self._paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
@@ -107,20 +111,14 @@ class Mover:
         """
         self._inbox.ask(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
-    def post(
-        self,
-        post: Post,
-        arrival: Arrival | None = None,
-        *,
-        at_once: bool = False,
-    ) -> PostingEnded | None:
+    def post(self, post: Post, arrival: Arrival | None = None, *, at_once: bool = False) -> PostingEnded | None:
         """Reads from the peer's rank into this one's memory, or writes there; `PostingEnded`, always.
 
         What is read is summed up for `arrival`. A write fails where the data path to that rank offers none. `at_once`:
         this call may itself copy a little, if that rank has no posting under way and the thread nothing to do. It then
         returns what is otherwise reported. Raises AlreadyExists while a posting of that name has not ended.
         """
-        at_once = at_once and arrival is None and post.repack is None and self._pace is None
+        at_once = at_once and not (arrival or post.repack or self._pace or self._mirror)
         here = partial(self._at_once, post) if at_once else None
         return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
 
@@ -155,9 +153,8 @@ class Mover:
         self._inbox.ask(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
-        """For how long the oldest posting in flight, or the thread itself, has made no progress.
-
-        0 while nothing is to be done. Any thread may ask.
+        """For how long the oldest posting in flight, or the thread itself, has made no progress: 0 while nothing is to
+        be done. Any thread may ask.
         """
         now = time.monotonic()
         since = [t for t in (self._busy_since, self._oldest_news_at) if t is not None]
@@ -194,7 +191,8 @@ class Mover:
 
     # ---- the thread
 
-    def _run(self) -> None:
+    def _run(self, memory: Memory) -> None:
+        use_device(memory.segments)
         while self._close_at is None or (self._flights and time.monotonic() < self._close_at):
             command = self._inbox.next(self._wait_s(time.monotonic()))
             self._busy_since = time.monotonic()
@@ -293,10 +291,11 @@ class Mover:
             self._refuse(post.posting_id, f"rank {post.peer_rank} of the peer {post.peer} is not connected")
             return
         try:
+            landing = self._landing(post)
             if post.repack is None:
-                item = Flight(post, arrival, link, self._memory_bytes, self._pace)
+                item = Flight(post, arrival, link, self._memory_bytes, self._pace, landing)
             else:
-                item = StagedFlight(post, link, self._staging, self._pace)
+                item = StagedFlight(post, link, self._staging, self._pace, landing)
         except DataPathFailed as error:
             self._refuse(post.posting_id, error.message)
             return
@@ -304,6 +303,14 @@ class Mover:
         link.flights += 1
         self._flights[item.posting] = item
         self._turn(item)
+
+    def _landing(self, post: Post) -> Landing | None:
+        """Raises DataPathFailed for what is not of this memory."""
+        if self._mirror is None or post.operation is not Operation.READ:
+            return None
+        if post.repack is not None:
+            self._staging.check(post)
+        return Landing(self._mirror, filled_by(post, self._memory_bytes))
 
     def _refuse(self, posting: str, why: str) -> None:
         self._report_end(PostingEnded(posting, done=False, message=why, own_at_rest=True))
@@ -323,7 +330,7 @@ class Mover:
         if not isinstance(path, WrittenByPeers):
             return ""
         late = path.late_writes
-        flights = [item for item in self._flights.values() if item.link.path is path]
+        flights = [item for item in self._flights.values() if item.link.path is path and not item.lands]
         if any(item.repacks for item in flights):
             self._staging.stop()  # a copy of what a posting has brought is a part of it, and ends with it
         broken = calls.rekey(path.name, path)
@@ -338,7 +345,7 @@ class Mover:
     def _find_lost(self, path: DataPath) -> None:
         """What a path lost has ended here, since the path has begun anew. What it wrote may still land at the peer."""
         for posting, item in list(self._lost.items()):
-            if item.link.path is path:
+            if item.link.path is path and not item.lands:
                 del self._lost[posting]
                 quiesced, why = item.operation is Operation.READ, "its data path began anew"
                 item.release(quiesced)
@@ -359,10 +366,11 @@ class Mover:
         for link in self._links:
             if id(link) not in busy:
                 link.close()
-        late = self._late_writes()
+        late = calls.late_writes(self._paths.values() if Operation.WRITE in self._expected.values() else ())
         errors = {path.name: calls.close(path) for path in self._paths.values()}
-        self._at_rest = not any(errors.values()) and not late
         self._staging.stop()
+        still = self._mirror is None or self._mirror.close(_STUCK_S / 2)
+        self._at_rest = still and not any(errors.values()) and not late
         cut = {id(item.link): item.link for item in self._flights.values()}
         for item in self._flights.values():
             quiesced = not errors[item.link.path.name]
@@ -378,15 +386,6 @@ class Mover:
                 self._report(link.disconnected(errors[link.path.name]))
         self._flights.clear()
         self._note_oldest()
-
-    def _late_writes(self) -> list[str]:
-        """Why peers may write after the end, if they may write at all."""
-        if Operation.WRITE not in self._expected.values():
-            return []
-        late = [path.late_writes for path in self._paths.values() if isinstance(path, WrittenByPeers)]
-        for why in filter(None, late):
-            _log.error("a peer's write has not ended, and %s", why)
-        return [why for why in late if why]
 
     def _report_end(self, ended: PostingEnded) -> None:
         self._inbox.ended(ended.posting_id)  # before the report, so that its receiver may use the name again

@@ -16,6 +16,7 @@ what is there.
 """
 
 from kvgrpc.core.values.content import Item
+from kvgrpc.datapath.mirror.device import Copy, CopyFailed, Device
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.session.connection import LeadDied
@@ -36,6 +37,9 @@ from kvgrpc.engine.transfers.pushes import Push, Reservation
 __all__ = [
     "BlocksReturned",
     "Content",
+    "Copy",
+    "CopyFailed",
+    "Device",
     "Engine",
     "Event",
     "Failed",

@@ -78,6 +78,7 @@ class Engine:
         pool: PoolLayout | None = None,
         kind: PoolKind = PoolKind.ENGINE_MANAGED,
         private_memory: bool = False,
+        mirrored: bool = False,
         world_size: int = 1,
         weights_revision: str = "",
         engine_id: str = "",
@@ -85,12 +86,14 @@ class Engine:
     ) -> Self:
         """Attaches to a running lead. `pool` None takes the lead's configured one.
 
-        With `private_memory` the workers bring their own memory and move the bytes; else the lead makes shared memory
-        for every rank. Not `sets_aside`: the engine cannot wait for blocks in quarantine for long, see the session's
+        With `private_memory` the workers bring their own memory and move the bytes, and so they do when `mirrored`,
+        where each brings a Device, whose memory no data path reaches; else the lead makes shared memory for every rank.
+        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long, see the session's
         AttachRequest. Raises Unavailable when no lead answers, or what the lead refuses it with: AlreadyExists
         (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
         memory = session_pb2.POOL_MEMORY_PRIVATE if private_memory else session_pb2.POOL_MEMORY_SHARED
+        memory = session_pb2.POOL_MEMORY_MIRRORED if mirrored else memory
         request = session_pb2.AttachRequest(
             engine_id=engine_id, kind=POOL_KINDS[kind], pool=pool_to_proto(pool, kind) if pool else None, memory=memory,
             world_size=world_size, weights_revision=weights_revision, cannot_set_aside=not sets_aside,

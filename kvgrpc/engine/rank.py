@@ -2,7 +2,7 @@
 
 With shared memory the lead made the pool and moves the bytes; the worker maps it. With private memory the worker
 brings tensors of its own, and the mover runs here, in a thread that posts and polls with the interpreter lock
-released.
+released. With a device it does so in a mirror of the device's memory.
 
 A lead that dies is replaced where the ticket says so. The rank then takes no command any more, drops what is not
 posted, and lets its postings end, or ends them with their data paths; only when its memory is proved to be at rest does
@@ -26,6 +26,7 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
+from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
@@ -52,33 +53,37 @@ _log = logging.getLogger(__name__)
 class Rank:
     """One rank of an engine, attached to its lead. `with` detaches, which ends the engine's life."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, each with a default
         self,
         ticket: RankTicket,
         rank: int = 0,
         tensors: Sequence[Any] = (),
         *,
+        device: Device | None = None,
         data_paths: tuple[str, ...] = ("shm", "cma", "nixl"),
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
     ) -> None:
-        """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets; none: shared, and
-        then the lead's own settings hold for what moves.
+        """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets. `device`: memory
+        that no data path reaches, of which the rank makes a mirror in host memory. Neither: shared, and then the lead's
+        own settings hold for what moves.
 
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
         with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
-        another engine, Unavailable when no lead answers. None of them ends the engine's life.
+        another engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) where the host has no memory for a
+        mirror. None of them ends the engine's life.
         """
         self.rank = rank
         self._ticket = ticket
-        self._tensors = tensors
+        self._tensors, self._device = tensors, device
         self._data_paths, self._copy_threads, self._limit = data_paths, copy_threads, bandwidth_limit_bytes_per_s
-        if tensors and not ticket.fits(rank, nbytes := PrivateMemory.of(*tensors).nbytes):
+        if tensors and device is not None:
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank's memory is tensors, or a device's: give one")
+        nbytes = device.nbytes if device is not None else PrivateMemory.of(*tensors).nbytes if tensors else None
+        if nbytes is not None and not ticket.fits(rank, nbytes):
             least = f"{ticket.stage_bytes} to " if ticket.stage_bytes else ""
-            raise PreconditionFailed(
-                Reason.POOL_KIND_MISMATCH,
-                f"the tensors have {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank",
-            )
+            what = f"this memory has {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
         self._connection = self._next = Connection(ticket.socket_path)
         self._lock = threading.Lock()  # who sends
         self._closing = threading.Event()
@@ -86,6 +91,8 @@ class Rank:
         self._thread: threading.Thread | None = None
         self._shared: SharedMemory | None = None
         self._mover: LocalRank | None = None
+        self._next_memory: SharedMemory | PrivateMemory | None = None
+        """What the next lead's data paths are to know."""
         self._at_rest = True
         self._written: set[str] = set()
         """What peers may write into shared memory, which only the lead's data paths could speak for."""
@@ -130,8 +137,9 @@ class Rank:
         if self._thread is not None:
             self._thread.join()
         self._connection.close()
-        if self._shared is not None:
-            self._shared.close()
+        for memory in (self._shared, self._next_memory):
+            if memory is not None:
+                memory.close()
         if not self._at_rest:
             raise InternalError(
                 Reason.DATA_PATH_FAILED,
@@ -150,15 +158,16 @@ class Rank:
     def _attach(self, *, returns: bool, timeout_s: float | None = None) -> None:
         """Attaches over the next connection, which is the rank's own from then on."""
         connection = self._next
+        self._next_memory = self._next_memory or self._make_memory()
         request = session_pb2.AttachRankRequest(
-            ticket=self._ticket.secret, rank=self.rank, private_memory=bool(self._tensors), returns=returns,
-            not_at_rest=self._not_at_rest() if returns else "",
+            ticket=self._ticket.secret, rank=self.rank, private_memory=self._next_memory is not None, returns=returns,
+            not_at_rest=self._not_at_rest() if returns else "", mirrored=self._device is not None,
         )  # fmt: skip
         kept = self._shared.fd if self._shared is not None else -1
         frame = encode(session_pb2.ClientFrame(attach_rank=request))
         answer, descriptor = connection.attach(frame, kept, timeout_s)
         self.pool = pool_from_proto(answer.rank_attached.pool, "pool")
-        if not self._tensors and self._shared is None:
+        if self._next_memory is None and self._shared is None:
             self._shared = _map(descriptor)
         with self._lock:
             for step, layers in self._steps:
@@ -166,11 +175,21 @@ class Rank:
             before, self._connection = self._connection, connection
         if before is not connection:
             before.close()
-        if self._tensors:
-            memory = PrivateMemory.of(*self._tensors)
+        memory, self._next_memory = self._next_memory, None
+        if memory is not None:
             paths, _ = make_paths(memory, self._data_paths, self._copy_threads)
-            self._mover = LocalRank(self.rank, memory, paths, self._report, self._limit, self._copy_threads)
+            self._mover = LocalRank(
+                self.rank, memory, paths, self._report, self._limit, self._copy_threads, device=self._device
+            )
             self._at_rest = False
+
+    def _make_memory(self) -> SharedMemory | PrivateMemory | None:
+        """What data paths are to know of this rank's own memory; None: it has none. Every lead has a mirror of its own:
+        peers may still have mapped that of the one before.
+        """
+        if self._device is not None:
+            return SharedMemory.create(self._device.nbytes)
+        return PrivateMemory.of(*self._tensors) if self._tensors else None
 
     def _live(self) -> None:
         """From session to session, until the engine's life is over."""
@@ -304,5 +323,7 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.rekey()
         case "sum":
             mover.sum(command.sum.name, wire.pieces_of(command.sum))
+        case "copy_out":
+            mover.copy_out(command.copy_out.name, wire.pieces_of(command.copy_out))
         case _:
             return  # of a newer lead, which knows from the attach what this worker can

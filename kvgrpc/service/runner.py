@@ -75,6 +75,8 @@ class RankPort(Protocol):
 
     def sum(self, action: actions.ComputeChecksums) -> None: ...
 
+    def copy_out(self, action: actions.CopyOut) -> None: ...
+
 
 class EnginePort(Protocol):
     """News for the attached engine."""
@@ -129,6 +131,7 @@ class Runner:
             actions.AwaitEnd: ranks.await_end,
             actions.Rekey: ranks.rekey,
             actions.ComputeChecksums: ranks.sum,
+            actions.CopyOut: ranks.copy_out,
             actions.SendChecksums: peers.checksum_blocks,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),

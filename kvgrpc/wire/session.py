@@ -142,9 +142,17 @@ def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
     return made
 
 
-def pieces_of(command: rank_pb2.SumCommand) -> Pieces:
-    """The inverse of `sum_command`."""
-    return Pieces(ids(command.offsets), ids(command.nbytes), ids(command.counts))
+def copy_out_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
+    """Copy bytes into the mirror."""
+    made = rank_pb2.RankCommand(copy_out=rank_pb2.CopyOutCommand(name=name))
+    put_columns(made.copy_out, offsets=pieces.offsets, nbytes=pieces.nbytes)
+    return made
+
+
+def pieces_of(command: rank_pb2.SumCommand | rank_pb2.CopyOutCommand) -> Pieces:
+    """The inverse of `sum_command`; and of `copy_out_command`, which says nothing of the blocks."""
+    counts = command.counts if isinstance(command, rank_pb2.SumCommand) else ()
+    return Pieces(ids(command.offsets), ids(command.nbytes), ids(counts))
 
 
 def peer_rank_of(
@@ -215,6 +223,8 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             event = events.ChecksumsComputed(
                 rank, report.sum.name, packed_checksums(report.sum.values), note(report.sum.message)
             )
+        case "copy_out":
+            event = events.CopiedOut(rank, report.copy_out.name, note(report.copy_out.message))
     return event
 
 
@@ -272,6 +282,8 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case events.ChecksumsComputed():
             values = unpacked_checksums(event.values)
             report.sum.CopyFrom(rank_pb2.SumReport(name=event.name, values=values, message=event.message))
+        case events.CopiedOut():
+            report.copy_out.CopyFrom(rank_pb2.CopyOutReport(name=event.name, message=event.message))
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
     return report

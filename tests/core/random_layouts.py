@@ -20,6 +20,7 @@ from tests.core.split_kv import Held, SplitKV
 
 DIM, TOKENS = 4, 24
 """Elements of a head, of a byte each; tokens of the longest prompt."""
+STATE_BYTES = 56
 FULL, WINDOW, MLA, STATE = (
     GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE,
 )  # fmt: skip
@@ -129,7 +130,7 @@ def models(draw: st.DrawFn) -> list[Layers]:
                 draw(st.sampled_from([1, 2, 4, 8])),
                 draw(st.sampled_from([1, 5, 8, 13])) if kind is WINDOW else 0,
                 inside,
-                sizes if inside == "tokens" else (sizes[0], sizes[0]),
+                sizes if inside == "tokens" or kind is STATE else (sizes[0], sizes[0]),
                 draw(st.sampled_from(["token_major", "head_major"])),
                 _cuts(draw, layers),
                 draw(st.sampled_from(TOGETHER.get(kind, KEYS_AND_VALUES))),
@@ -146,6 +147,8 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     """Where elements stand in a region's blocks, and the bytes of a layer there."""
     parts = 2 if tensor is TensorKind.KV else 1
     heads, tokens, run = group.kv_heads, group.block_tokens, parts * DIM
+    if some.kind is STATE:  # as large for however many tokens
+        return None, STATE_BYTES
     whole = heads * tokens * run
     if some.inside == "nothing":
         return None, whole

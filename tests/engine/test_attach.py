@@ -30,6 +30,7 @@ from kvgrpc.service.session import socket_server
 from kvgrpc.v1 import handshake_pb2
 from tests.engine.conftest import Attach, Leads
 from tests.engine.made import layout
+from tests.engine.mirrored.fake_device import FakeDevice
 from tests.engine.support import Lead, Side, failure, new_key, received, refused, tokens
 
 PROMPT = tokens(20)
@@ -124,6 +125,22 @@ def test_private_memory_is_refused_unless_it_is_what_the_engine_said(leads: Lead
             with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
                 _ = rank.memory
             assert engine.poll() == []
+
+
+def test_a_device_and_tensors_are_refused_unless_they_are_what_the_engine_said(leads: Leads) -> None:
+    device, memory = FakeDevice(), np.zeros(layout().total_bytes, dtype=np.uint8)
+    for mirrored in (True, False):
+        with Engine.attach(
+            leads[0].socket_path, pool=layout(), mirrored=mirrored, private_memory=not mirrored
+        ) as engine:
+            wrong = [{"device": FakeDevice(nbytes=8)}, {"device": device, "tensors": [memory]}, {}]
+            for options in (*wrong, {"tensors": [memory]} if mirrored else {"device": device}):
+                with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+                    Rank(engine.ticket, 0, **options)  # type: ignore[arg-type]
+            with Rank(engine.ticket, 0, **({"device": device} if mirrored else {"tensors": [memory]})) as rank:
+                rank.step_done(1)
+                assert engine.poll() == []
+    assert device.opened == 1
 
 
 def _attach(**options: object) -> Attempt:

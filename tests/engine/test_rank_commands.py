@@ -35,6 +35,7 @@ COMMANDS = {
             repack=rank_pb2.RepackCommand(strips=[rank_pb2.Strip(shape=[1] * 5)]),
         )
     ),
+    "copy out without a mirror": rank_pb2.RankCommand(copy_out=rank_pb2.CopyOutCommand(name="c1")),
     "post neither way": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p")),
 }
 

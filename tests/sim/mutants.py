@@ -24,6 +24,7 @@ from kvgrpc.core.pool import quarantine
 from kvgrpc.core.receive import pull_course, pull_ends, pulls
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming
+from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
@@ -33,7 +34,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
 from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
-from tests.sim import bridged, bugs, trusting
+from tests.sim import bridged, bugs, mirror_bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -57,9 +58,12 @@ class Mutant:
     unlike: bool = False
     """In worlds whose engines have other numbers of ranks."""
 
+    mirrors: bool = False
+    """In worlds in which engines have mirrors."""
+
     def world(self, seed: int) -> Setup:
         """The world of a seed in which it is looked for."""
-        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike)
+        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors)
 
 
 MUTANTS = (
@@ -181,6 +185,12 @@ MUTANTS = (
         Mutant(
             "every layer is read from the first stage", bridge.Bridge, "_all_shares", bridged.first_stage, Rule.R2
         ),
+    )),
+    *(replace(mutant, mirrors=True) for mutant in (
+        Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),
+        Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
+        Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
+        Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(

@@ -12,15 +12,15 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
-from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.device import marks_of
+from kvgrpc.integrations.vllm.device import device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
-from kvgrpc.integrations.vllm.working import Marks, WorkerSide
+from kvgrpc.integrations.vllm.working import Devices, Marks, WorkerSide
 from tests.vllm.engines import PREFILL
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
@@ -33,15 +33,18 @@ class Core:
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
+        devices: Devices | None = None, states: bool = False,
     ) -> None:  # fmt: skip
-        """`marks`: of the device that computes."""
+        """`marks`: of the device that computes; `devices`: it has a mirror. `states`: its layers have them, and no
+        attention.
+        """
         defaults = Defaults(offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
-        options = Options(defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part)
-        group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
-        layout = uniform_layout(group, 2 * BLOCK_TOKENS * 8 * 2, strides=strides_of(group, 2))
-        memory = torch.zeros(LAYERS, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
+        options = Options(
+            defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
+        )
+        layout, memory = pool_of(states=states)
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
-        self.worker = WorkerSide(options, layout, marks)
+        self.worker = WorkerSide(options, layout, marks, devices or device_of)
         self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
@@ -109,6 +112,16 @@ class Core:
         blocks = self.allocate()
         self.hooks.allocated(request, (blocks,), tokens)
         return blocks
+
+
+def pool_of(*, states: bool) -> tuple[PoolLayout, torch.Tensor]:
+    """Of one group, and its layers as vLLM shows them."""
+    if states:
+        group = Group("state", GroupKind.STATE, LAYERS, 2048, BLOCKS, 1, 64, "float32")
+        return uniform_layout(group, 256), torch.zeros(LAYERS, BLOCKS, 1, 1, 256, dtype=torch.int8)
+    group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
+    layout = uniform_layout(group, 2 * BLOCK_TOKENS * 8 * 2, strides=strides_of(group, 2))
+    return layout, torch.zeros(LAYERS, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
 
 
 Cores = tuple[Core, Core]

@@ -2,11 +2,15 @@
 
 import threading
 from contextlib import closing
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import AfterDevice
 from kvgrpc.integrations.vllm.geometry import strides_of
@@ -105,6 +109,72 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, 
             device.works()
 
 
+class Cache:
+    """A tensor that kvgrpc sees only by its copies, which are done at once; none is before `may_copy`."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.nbytes = memory.nbytes
+        self.may_copy = threading.Event()
+        self.copied = 0
+        self._memory = memory.view(torch.uint8).view(-1).numpy()
+
+    def open(self, mirror: NDArray[np.uint8]) -> None:
+        self._mirror = mirror
+
+    def to_host(self, offsets: Ids, nbytes: Ids) -> "Copied":
+        return Copied(self, self._mirror, self._memory, offsets, nbytes)
+
+    def to_device(self, offsets: Ids, nbytes: Ids) -> "Copied":
+        return Copied(self, self._memory, self._mirror, offsets, nbytes)
+
+    def close(self) -> None:
+        self._mirror = self._memory[:0]
+
+
+class Copied:
+    def __init__(self, cache: Cache, *copy: NDArray[Any]) -> None:
+        self._cache, self._copy = cache, copy
+
+    def synchronize(self) -> None:
+        self._cache.may_copy.wait()
+        into, of, offsets, nbytes = self._copy
+        for at, count in zip(offsets.tolist(), nbytes.tolist(), strict=True):
+            into[at : at + count] = of[at : at + count]
+            self._cache.copied += count
+
+
+@pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
+def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: Device, layers_per_part: int) -> None:
+    caches: list[Cache] = []
+
+    def cache(memory: torch.Tensor) -> Cache:
+        caches.append(Cache(memory))
+        return caches[-1]
+
+    p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark, devices=cache)
+    with closing(p), closing(Core("D", devices=cache)) as d:
+        mine, theirs = caches
+        theirs.may_copy.set()
+        source = request_of("p", {**PREFILL, **pushed(KEY)})
+        p.tables["p"] = blocks = p.computing(source)
+        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+        d.step()
+        p.step({"p": len(PROMPT)})
+        p.left(source, blocks)
+        for number, layer in enumerate(p.memory.values()):
+            layer[blocks] = 40 + number
+        while device.queue:
+            device.works()
+        assert not (p.step() and d.step() and d.told.loaded)
+        mine.may_copy.set()
+        wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
+        assert not d.told.failed
+        assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
+        assert mine.copied == theirs.copied == 3 * LAYERS * 2 * BLOCK_TOKENS * 8 * 2
+        while device.queue:
+            device.works()
+
+
 def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_it(device: Device) -> None:
     """Of a draft's layer, which is computed more than once in a step, its first time counts."""
     names, block_bytes = [["w0", "w1"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2
@@ -125,6 +195,29 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_i
                 worker.layer_done(name, Step(number))
                 marked.append(device.marked)
         assert marked == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4]
+        while device.queue:
+            device.works()
+
+
+def test_layers_with_states_are_told_of_when_their_step_is_over(device: Device) -> None:
+    """Of states vLLM says nothing before."""
+    names, block_bytes, state_bytes = [["s0"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2, 256
+    groups = (Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv"),
+              Group("f", GroupKind.FULL_ATTENTION, 2, BLOCK_TOKENS, BLOCKS, 1, 8, "float16", space="kv"))  # fmt: skip
+    regions = [Region(1, layer, 1, layer * BLOCKS * block_bytes, block_bytes, block_bytes,
+                      strides=strides_of(groups[1], 2)) for layer in range(2)]  # fmt: skip
+    regions.append(Region(0, 0, 1, 0, block_bytes, state_bytes, TensorKind.STATE))
+    memory = torch.zeros(2, BLOCKS, 1, 1, block_bytes, dtype=torch.int8)
+    attention = memory.view(torch.float16).view(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8)
+    layout = PoolLayout(groups, tuple(regions), memory.nbytes)
+    with closing(WorkerSide(Options(Defaults(), layers_per_part=1), layout, lambda _: device.mark)) as worker:
+        worker.register({"s0": memory[0, ..., :state_bytes], "f0": attention[0], "f1": attention[1]}, names)
+        worker.layer_done("f0", Step(1))
+        assert device.marked == 0
+        worker.layer_done("f1", Step(1))
+        assert device.marked == 1, "no state is in a part of this layer"
+        worker.step_done(Step(1))
+        assert device.marked == 2
         while device.queue:
             device.works()
 

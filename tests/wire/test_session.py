@@ -45,6 +45,7 @@ REPORTS = st.one_of(
         st.booleans(),
     ).filter(lambda end: end.quiesced or not end.done),
     st.builds(events.StepDone, st.just(3), U63),
+    st.builds(events.CopiedOut, st.just(3), TEXT, TEXT),
 )
 
 
@@ -134,6 +135,15 @@ def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
     assert (found.rank, found.name) == (2, "s")
     for name in ("offsets", "nbytes", "counts"):
         assert getattr(found.pieces, name).tolist() == getattr(pieces, name).tolist()
+
+
+@pytest.mark.parametrize("count", [0, 3, FEW + 1])
+def test_what_is_copied_out_comes_back_as_it_went(count: int) -> None:
+    offsets, nbytes = np.random.default_rng(count).integers(1 << 56, size=(2, count))
+    made = session.copy_out_command("c1", Pieces(offsets, nbytes, np.ones(count, dtype=np.int64)))
+    command = rank_pb2.RankCommand.FromString(made.SerializeToString()).copy_out
+    found = session.pieces_of(command)
+    assert (command.name, found.offsets.tolist(), found.nbytes.tolist()) == ("c1", offsets.tolist(), nbytes.tolist())
 
 
 def test_a_posting_that_does_not_say_which_way_is_refused() -> None:

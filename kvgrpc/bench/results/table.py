@@ -6,6 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvgrpc.bench.results.devices import DeviceResult
 from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
 from kvgrpc.bench.results.pulls import PullCase, PullResult, Run, Target
 from kvgrpc.bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
@@ -21,6 +22,8 @@ def show(found: Run, console: Console) -> None:
         console.print(_layerwise(found.cases))
     if isinstance(found, GeometryResult):
         console.print(_geometries(found.cases))
+    if isinstance(found, DeviceResult):
+        console.print(_devices(found))
     console.print(_figures(found))
     if isinstance(found, PullResult | PushResult):
         for line in found.profile:
@@ -125,6 +128,25 @@ def _geometries(cases: Sequence[GeometryCase]) -> Table:
             f"{case.gbps:.1f}",
             f"{case.memcpy_gbps:.1f}",
             _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+        )
+    return table
+
+
+def _devices(found: DeviceResult) -> Table:
+    table = _table(
+        f"Pulls between shared memory and a device ({found.device}), by way of its mirror",
+        ("path", "blocks", "layout", "direction"),
+        ("GB/s", "copies", "ratio"),
+    )
+    for case in found.cases:
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            case.layout,
+            case.direction,
+            f"{case.gbps:.1f}",
+            f"{case.copy_gbps:.1f}",
+            f"{case.ratio_copies:.2f}",
         )
     return table
 

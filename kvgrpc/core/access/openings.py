@@ -33,6 +33,7 @@ from kvgrpc.errors import (
 )
 
 STEP = "step"
+COPY = "copy"
 LEASE = "lease"
 LIVENESS = "liveness"
 POSTINGS = "postings"
@@ -213,6 +214,8 @@ class AccessOpenings:
             return lease
         if lease.after_step > state.steps.done():
             access.waiting_for = STEP
+        elif lease.uncopied:
+            access.waiting_for = COPY
         elif state.peers[access.peer].state is PeerState.SUSPECT:
             access.waiting_for = LIVENESS
         return None if access.waiting_for else lease
@@ -305,7 +308,7 @@ class AccessOpenings:
 
 def _missing(access: Access) -> tuple[str, str]:
     """What an access waits for, and whose."""
-    whose = {LEASE: access.lease_id, LIVENESS: access.peer}
+    whose = {LEASE: access.lease_id, COPY: access.lease_id, LIVENESS: access.peer}
     return access.waiting_for, whose.get(access.waiting_for, "")
 
 

@@ -3,7 +3,7 @@
 A verdict is given once. What an access meant for its lease is decided when it closes: by the identity of its consumer.
 """
 
-from kvgrpc.core.access.openings import LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
+from kvgrpc.core.access.openings import COPY, LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
 from kvgrpc.core.actions import Closings, Verdicts
 from kvgrpc.core.events import (
     CloseAccess,
@@ -90,6 +90,10 @@ class Serving:
     def lease_refused(self, lease_id: str) -> None:
         """The hand-over of a lease was refused: openings that wait for it fail at once."""
         self._openings.retry(LEASE, lease_id)
+
+    def lease_copied(self, lease: Lease) -> None:
+        """Openings that waited for the mirrors are answered."""
+        self._openings.retry(COPY, lease.id)
 
     def retry_step(self) -> None:
         """Openings that waited for the engine's step are tried again."""

@@ -59,6 +59,7 @@ from kvgrpc.core.actions.peers import (
 from kvgrpc.core.actions.ranks import (
     AwaitEnd,
     ComputeChecksums,
+    CopyOut,
     Expect,
     MakeOffer,
     MapPeer,
@@ -70,7 +71,7 @@ from kvgrpc.core.actions.ranks import (
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
-    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | SendChecksums
+    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | SendChecksums
     | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip
 
@@ -85,6 +86,7 @@ __all__ = [
     "Checksums",
     "Closings",
     "ComputeChecksums",
+    "CopyOut",
     "Dial",
     "Drained",
     "EngineNews",

@@ -110,4 +110,13 @@ class ComputeChecksums:
     pieces: Pieces
 
 
-__all__ = ["AwaitEnd", "ComputeChecksums", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]
+@dataclass(frozen=True, eq=False)
+class CopyOut:
+    """A rank copies bytes of memory that no data path reaches into its mirror: answered by CopiedOut."""
+
+    rank: int
+    name: str
+    pieces: Pieces
+
+
+__all__ = ["AwaitEnd", "ComputeChecksums", "CopyOut", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]

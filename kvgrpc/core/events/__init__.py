@@ -53,6 +53,7 @@ from kvgrpc.core.events.peers import (
 )
 from kvgrpc.core.events.ranks import (
     ChecksumsComputed,
+    CopiedOut,
     EndpointOffered,
     PeerMapped,
     PostingEnded,
@@ -68,7 +69,7 @@ Event = (
     | AcknowledgeTransfers | AllocateBlocks | ReclaimBlocks | FreeBlocks | ConnectPeer | HandshakeReceived
     | PeerAnswered | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | ProcessEnded | Rekeyed
+    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
     | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
@@ -88,6 +89,7 @@ __all__ = [
     "CloseOutcome",
     "Closing",
     "ConnectPeer",
+    "CopiedOut",
     "Destination",
     "DialFailed",
     "Drain",

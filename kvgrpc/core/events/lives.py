@@ -23,6 +23,8 @@ class LifeBegan:
     engine_attached: bool = False
     sets_aside: bool = True
     """The engine keeps blocks out of use while they are in quarantine."""
+    mirrored: bool = False
+    """No data path reaches its memory: its ranks have mirrors of it in host memory, which peers read."""
 
 
 @dataclass(frozen=True)

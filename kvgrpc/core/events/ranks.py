@@ -88,4 +88,23 @@ class ChecksumsComputed:
     """Why there are none; empty: there are."""
 
 
-__all__ = ["ChecksumsComputed", "EndpointOffered", "PeerMapped", "PostingEnded", "ProcessEnded", "Rekeyed", "StepDone"]
+@dataclass(frozen=True)
+class CopiedOut:
+    """A rank has copied bytes into its mirror, or could not."""
+
+    rank: int
+    name: str
+    message: str = ""
+    """Why they are not there; empty: they are."""
+
+
+__all__ = [
+    "ChecksumsComputed",
+    "CopiedOut",
+    "EndpointOffered",
+    "PeerMapped",
+    "PostingEnded",
+    "ProcessEnded",
+    "Rekeyed",
+    "StepDone",
+]

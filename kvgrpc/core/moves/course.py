@@ -38,6 +38,11 @@ ASK_DELAY_MAX_S = 0.005
 an interpreter. That is after about a tenth of the time that all bytes take, and at most so long.
 """
 
+RE_PACKED_ON_DEVICE = (
+    "these blocks, whose layouts differ, are re-packed by their destination, and no rank re-packs in the memory of a "
+    "device, which that is: start both engines with one layout, or give its ranks mirrors"
+)
+
 M = TypeVar("M", bound=Move)
 
 
@@ -62,6 +67,15 @@ class Course(ABC, Generic[M]):
         self._state.moves.await_address(move)
         peer = self._want(move, connection)
         if peer is not None:
+            self.meet(move, peer)
+
+    def meet(self, move: M, peer: Peer) -> None:
+        """The lead that a move waited for is connected: it goes on, unless what comes could not be put in place here. A
+        destination of a push says so by itself.
+        """
+        if move.operation is Operation.READ and self._state.on_device and peer.bridges.incoming.repacked:
+            self.ends.fail_with(move, Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
+        else:
             self.reached(move, peer)
 
     @abstractmethod

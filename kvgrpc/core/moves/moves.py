@@ -56,7 +56,7 @@ class Moves:
             elif move.stage in AT_ISSUER:
                 course.take_turn(move)
             else:
-                course.reached(move, peer)
+                course.meet(move, peer)
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:  # noqa: ARG002
         """The lead at an address cannot be used; where `expected` is stated, only by moves that expect that engine."""

@@ -152,6 +152,7 @@ class Handshakes:
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
         """A rank made its endpoint; with the last one the handshake goes on."""
+        self._state.on_device |= event.endpoint.on_device
         shake = self._state.handshakes.get(event.key)
         if shake is None:
             return

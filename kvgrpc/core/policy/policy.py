@@ -193,7 +193,8 @@ class Policy:
             self._save(request, table, tokens)
             self._hand_over(request, blocks, tokens, step)
         else:
-            self._give_up(request, "its request did not finish")
+            done = outcome is Outcome.COMPLETE and computed_tokens
+            self._give_up(request, "its state is of more tokens" if done else "its request did not finish")
         return self._left(request)
 
     def aborted(self, request_id: str, message: str = "aborted") -> Finished:

@@ -57,14 +57,14 @@ class Request:
         return prefills(self.arrival)
 
     def given_tokens(self, rules: Rules, computed_tokens: int) -> int:
-        """Tokens whose KV is handed over: of a prefill no more than the prompt."""
+        """Tokens whose KV is handed over: of a prefill no more than the prompt. None where a state is of more."""
         if not self.gives:
             return 0
-        return (
-            min(computed_tokens, without_backoff(rules, self.arrival.prompt_tokens))
-            if self.prefills
-            else computed_tokens
-        )
+        tokens = computed_tokens
+        if self.prefills:
+            tokens = min(computed_tokens, without_backoff(rules, self.arrival.prompt_tokens))
+        states = any(group.kind is GroupKind.STATE for group in rules.groups)
+        return 0 if states and tokens != computed_tokens else tokens
 
     def named_tokens(self, rules: Rules, tokens: int) -> int:
         """Tokens that what goes is named by, when `tokens` of them are given at last: the parts of a push are named
@@ -86,10 +86,15 @@ def without_backoff(rules: Rules, prompt_tokens: int) -> int:
 
 
 def usable(rules: Rules, arrival: Arrival) -> int:
-    """Tokens of what is offered that can be used: whole units, or all; none where its blocks do not serve so few."""
+    """Tokens of what is offered that can be used: whole units, or all; none where its blocks do not serve so few. The
+    last tokens that this engine is to compute it computes itself, and only once: from a state there is no way back.
+    """
     if arrival.take is None or arrival.needs_all_outputs or not arrival.prompt_tokens:
         return 0
-    use = largest_use(without_backoff(rules, arrival.prompt_tokens), arrival.take.offer_tokens)
+    computed = without_backoff(rules, arrival.prompt_tokens) if prefills(arrival) else arrival.prompt_tokens
+    if computed <= rules.backoff_tokens:
+        return 0
+    use = largest_use(without_backoff(rules, computed), arrival.take.offer_tokens)
     if arrival.whole_units and use != arrival.prompt_tokens:
         use -= use % UNIT_TOKENS
     offered = arrival.take.offer_tokens

@@ -58,7 +58,9 @@ class Rules:
     recompute_threshold_tokens: int = 64
     """A prefill engine takes history from its decode engine if at least so many tokens of it are missing here."""
     backoff_tokens: int = 0
-    """Tokens at the prompt's end that the decode engine computes in any case: 1 where a group keeps states."""
+    """Tokens at the prompt's end that the decode engine computes in any case: 1 where a group keeps states. A prompt of
+    no more is computed by the decode engine alone.
+    """
     layer_ranges: tuple[LayerRange, ...] = ()
     """Pushes hand over each part in these ranges of layers, one after the other; empty: in all layers at once."""
     staged: bool = False

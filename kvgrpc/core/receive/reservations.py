@@ -17,6 +17,7 @@ from kvgrpc.core.events import (
     ReserveBlocks,
     Settling,
 )
+from kvgrpc.core.moves.course import RE_PACKED_ON_DEVICE
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.checks import check_destination
 from kvgrpc.core.receive.reservation_course import ReservationCourse
@@ -165,6 +166,9 @@ class Reservations:
             reservation.refused = Refusal(access.peer, error.reason)
             raise
         check_prefix(state.pool.pool.groups, opening.push_content.tokens, reservation.claim.tokens)
+        if state.on_device and state.peers[access.peer].bridges.incoming.repacked:
+            reservation.refused = Refusal(access.peer, Reason.INCOMPATIBLE_POOLS)
+            raise PreconditionFailed(Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
         if reservation.write_access and (
             access.peer != reservation.peer or opening.part_epoch == reservation.part_epoch
         ):
@@ -177,7 +181,7 @@ class Reservations:
         if reverse and (len(reverse) != ACCESS_ID_BYTES or state.moves.of_access(reverse) is not None):
             raise invalid("openings.reverse_access_id", f"has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
-            if state.checksums or not state.sets_aside:
+            if state.checksums or state.mirrored or not state.sets_aside:
                 raise Unimplemented(
                     Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
                 )

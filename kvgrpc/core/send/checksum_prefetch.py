@@ -66,12 +66,18 @@ class ChecksumPrefetch:
             self._prefetch.queue[lease.id] = lease
             self.go_on()
 
+    def copied(self, _: Lease) -> None:
+        """A lease is in the mirrors, or will never be."""
+        self.go_on()
+
     def go_on(self) -> None:
-        """The next lease has its turn if its step is over: those after it wait for the same step, or a later one."""
+        """The next lease has its turn if its step is over, and it is in the mirrors: those after it wait for the same
+        step, or a later one.
+        """
         state = self._state
         while self._prefetch.turn is None and self._prefetch.queue:
             lease = next(iter(self._prefetch.queue.values()))
-            if lease.after_step > state.steps.done():
+            if lease.after_step > state.steps.done() or lease.uncopied:
                 return
             del self._prefetch.queue[lease.id]
             if self._prefetch.nbytes + self._size(lease) <= AHEAD_BYTES_MAX:

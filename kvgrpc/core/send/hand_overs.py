@@ -260,6 +260,7 @@ class HandOvers:
         """Nothing stands on an ended lease any more."""
         state = self._state
         state.timers.clear(Timer.LEASE, lease.id)
+        state.mirrors.drop(lease)
         self._firmness.ended(lease)
         for access_id in list(lease.accesses):
             self.outdate(state.accesses[access_id], reason)

@@ -152,12 +152,14 @@ class PushCourse(Course[Registration]):
         super()._post(move)
 
     def _ready(self, move: Registration, done: int) -> bool:
-        """Counts the parts that the engine's steps have written, of which `done` were; whether some are not. No more
-        than one call tells, or one round moves: the others are looked at when these are done.
+        """Counts the parts that the engine's steps have written, and that are in its mirrors where it has any, of which
+        `done` were; whether some are not. No more than one call tells, or one round moves: the others are looked at
+        when these are done.
         """
         state = self._state
-        fresh = move.parts.batch(done)
-        late = next((i for i, part in enumerate(fresh) if part.after_step > state.steps.done(part.layers)), len(fresh))
+        fresh, uncopied = move.parts.batch(done), state.leases.get(move.push.lease_id).uncopied
+        misses = (part.number in uncopied or part.after_step > state.steps.done(part.layers) for part in fresh)
+        late = next((i for i, missing in enumerate(misses) if missing), len(fresh))
         move.ready = done + late
         if late < len(fresh):
             self._state.moves.await_step(move)

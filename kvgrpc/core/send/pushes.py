@@ -11,6 +11,7 @@ from kvgrpc.core.events import CloseOutcome, Closing, FinishedBlocks, RegisterPu
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Stage
@@ -43,9 +44,11 @@ class Pushes:
     """All pushes from this engine."""
 
     def __init__(
-        self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers, firmness: Firmness
-    ) -> None:
+        self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers, firmness: Firmness,
+        mirroring: Mirroring,
+    ) -> None:  # fmt: skip
         self._state = state
+        self._mirroring = mirroring
         self._handshakes = handshakes
         self._course = course
         self._ends = course.ends
@@ -123,6 +126,7 @@ class Pushes:
         )
         # Every part would list all blocks before it anew.
         state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
+        self._mirroring.part_came(lease, part, blocks)
         if first:
             self._admit(push, lease)
         for move in push.live:

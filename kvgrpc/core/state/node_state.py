@@ -34,7 +34,7 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.state.push_table import PushTable
 from kvgrpc.core.state.reactions import Reactions
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, WaitingOpenings
+from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Mirrors, Prefetch, Proofs, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
@@ -94,25 +94,19 @@ class NodeState:
         """The server was told to end: it drains for good."""
         self.rekeying = ""
         """Why the ranks' data paths are about to begin anew; empty while they are not."""
-        self.sets_aside = True
         self.defect = ""
         """Why there is no engine, after a life that a defect ended and until the next one; empty otherwise."""
         self.begin(0, b"", None, attached=False)
 
     def begin(
-        self,
-        incarnation: int,
-        secret: bytes,
-        description: EngineDescription | None,
-        *,
-        attached: bool,
-        sets_aside: bool = True,
-    ) -> None:
+        self, incarnation: int, secret: bytes, description: EngineDescription | None, *, attached: bool,
+        sets_aside: bool = True, mirrored: bool = False,
+    ) -> None:  # fmt: skip
         """Empty tables for a new incarnation. The caller ended everything of the old one. Only of a life that a defect
         ended it is told, to the end of the next one, what became of its transfers and leases.
         """
         self.rekeying = ""
-        self.sets_aside = sets_aside
+        self.sets_aside, self.mirrored = sets_aside, mirrored
         self.incarnation = incarnation
         self.secret = secret
         self.grant_key = signing_key(secret)
@@ -133,7 +127,10 @@ class NodeState:
         self.openings = WaitingOpenings()
         self.closed_ids = ClosedAccessIds(self.limits.accesses)
         self.checksum_asks = ChecksumAsks()
+        self.on_device = False
+        """Some of the memory of its ranks is a device's, as far as they have offered it."""
         self.prefetch = Prefetch()
+        self.mirrors = Mirrors()
         self.proofs = Proofs()
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
         self.tombstones: dict[bytes, Tombstone] = {}

@@ -49,6 +49,8 @@ class Reactions(NamedTuple):
     """A lease stands on which readers open accesses."""
     lease_refused: Reaction[[str]]
     """The hand-over of an announced lease was refused; by its id."""
+    lease_copied: Reaction[[Lease]]
+    """Its blocks are in the mirrors, or will never be."""
     lease_ended: Reaction[[Lease, Failure | None]]
     """A lease has ended whose blocks are still listed; the failure of its transfer, if it failed."""
     lease_voided: Reaction[[str]]

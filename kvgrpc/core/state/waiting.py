@@ -1,4 +1,4 @@
-"""What waits: for the answer of a peer, for what an opening misses, for checksums, for a re-key."""
+"""What waits: for the answer of a peer, for what an opening misses, for checksums, for mirrors, for a re-key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -111,6 +111,52 @@ class Prefetch:
     def idle(self) -> bool:
         """Nothing is computed, and nothing waits for its turn."""
         return self.turn is None and not self.queue
+
+
+@dataclass(eq=False)
+class Copying:
+    """A hand-over, or a part of a push, that is copied into the mirrors."""
+
+    lease: Lease
+    number: int
+    """That of the part."""
+    after_step: int
+    layers: LayerRange | None
+    portions: Iterator[list[tuple[Blocks, LayerRange | None]]]
+    """Those that are not begun."""
+    running: int = 0
+    """Portions that the ranks are at."""
+    begun: bool = False
+    """All portions are."""
+
+
+@dataclass(eq=False)
+class CopyingPortion:
+    """A portion that ranks are at."""
+
+    copying: Copying
+    ranks: set[int]
+    """Those that have not answered."""
+    since: float
+
+
+@dataclass
+class Mirrors:
+    """What is copied into the mirrors."""
+
+    stepping: list[Copying] = field(default_factory=list)
+    """What waits for its step, in the order of the hand-overs."""
+    queue: list[Copying] = field(default_factory=list)
+    """What may be copied, in the order in which it may."""
+    running: dict[str, CopyingPortion] = field(default_factory=dict)
+    """Portions that ranks are at, by name, oldest first; also those of leases that have ended."""
+    names: int = 0
+    """Portions that were begun."""
+
+    def drop(self, lease: Lease) -> None:
+        """A lease is over: nothing more of it is begun."""
+        self.stepping = [copying for copying in self.stepping if copying.lease is not lease]
+        self.queue = [copying for copying in self.queue if copying.lease is not lease]
 
 
 @dataclass

@@ -111,6 +111,12 @@ class Lease:
     """CRC-32C of its blocks, by rank, in the order of its groups and their blocks; see `ChecksumPrefetch`. Empty:
     unknown.
     """
+    uncopied: set[int] = field(default_factory=set)
+    """Parts of it, by number, that are not in the mirrors yet, where its engine has mirrors: none may be read. What is
+    handed over to readers is part 0.
+    """
+    failed: str = ""
+    """Why its blocks never came into the mirrors, as text; empty: they did, or may still."""
     trouble: str = ""
     """Why the last consumer that failed did."""
     cancelled: str = ""
@@ -165,6 +171,8 @@ class Lease:
     @property
     def end_reason(self) -> Reason:
         """What a reader that comes too late is told; it has ended."""
+        if self.failed:
+            return Reason.SOURCE_FAILED
         return Reason.CANCELLED if self.cancelled else END_REASON[self.state]
 
 
@@ -172,6 +180,8 @@ def ended_error(lease: Lease) -> KVGrpcError:
     """The error for a call that needs a lease that ended."""
     if lease.cancelled:
         return PreconditionFailed(Reason.CANCELLED, lease.cancelled)
+    if lease.failed:
+        return PreconditionFailed(Reason.SOURCE_FAILED, lease.failed)
     kind = InternalError if lease.state is LeaseState.LOST else PreconditionFailed
     how = f"has ended ({lease.state.value}); the KV must be computed or handed over anew"
     return kind(lease.end_reason, f"lease {lease.id} {how}")

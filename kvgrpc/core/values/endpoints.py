@@ -88,6 +88,12 @@ class RankEndpoint:
     nixl: NixlEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
 
+    @property
+    def on_device(self) -> bool:
+        """Whether some of the memory is a device's, in which a rank re-packs nothing."""
+        parts = [part.segments for part in (self.cma, self.nixl) if part is not None]
+        return any(segment.kind is MemoryKind.CUDA for segments in parts for segment in segments)
+
     def only(self, data_paths: Collection[str]) -> Self:
         """The same without the parts of all other data paths."""
         return replace(

@@ -93,9 +93,9 @@ class Group:
     kv_heads: int
     """KV heads per rank."""
     head_dim: int
-    """Elements per head."""
+    """Elements per head; of a state all of them."""
     dtype: str
-    """Element type, by numpy's or torch's name: float32, bfloat16, float8_e4m3fn."""
+    """Element type, by numpy's or torch's name: float32, bfloat16, float8_e4m3fn. Of a state all types that it has."""
     order: str = "token_major"
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
     window_tokens: int = 0

@@ -120,15 +120,20 @@ class PoolLayout:
         Names, offsets, distances between blocks, block counts and block spaces are left out: each side has its own. So
         are heads of the model, which are compared by themselves: how many ranks there are is a part of that.
         """
-        parts = [
-            repr((g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order, g.window_tokens))
-            for g in self.groups
-        ]
+        parts = [repr(_compared(group)) for group in self.groups]
         parts += [
             repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *(r.strides or ())))
             for r in self.regions
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _compared(group: Group) -> tuple[object, ...]:
+    """What two pools must share of a group. A state is one block, however many tokens it is of."""
+    tokens, order = (1, "") if group.kind is GroupKind.STATE else (group.block_tokens, group.order)
+    return (
+        group.kind.value, group.layers, tokens, group.kv_heads, group.head_dim, group.dtype, order, group.window_tokens,
+    )  # fmt: skip
 
 
 def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:

@@ -25,7 +25,7 @@ class Difference:
 EQUAL_FIELDS: dict[str, str] = {
     "kind": "layers of another kind use their blocks in another way",
     "layers": "the models have different numbers of layers",
-    "head_dim": "heads have different sizes",
+    "head_dim": "heads, or states, have different sizes",
     "dtype": "elements have different types and are not converted",
     "window_tokens": "the sliding windows differ",
 }
@@ -127,16 +127,16 @@ def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int,
 
 
 def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in a group whose blocks are moved as they are."""
+    """What differs in a group whose blocks are moved as they are. A state is one block, however long its prompt."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     because = UNKNOWN.format(a.name)
-    found = [
-        _differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in SPLIT_FIELDS.items()
-    ]
+    alike = {"kv_heads": SPLIT_FIELDS["kv_heads"]} if a.kind is b.kind is GroupKind.STATE else SPLIT_FIELDS
+    found = [_differs(index, field, a, b, f"{why}, and {because}", bridgeable=False) for field, why in alike.items()]
     if here.stage_ranks == there.stage_ranks:
         return [*found, _heads_differ(index, here, there) if a.kv_heads == b.kv_heads else None]
     if a.kind is not GroupKind.MLA:
-        found.append(Difference("world_size", _split_as(here), _split_as(there), False, because))
+        why = f"{because}: give both engines as many ranks"
+        found.append(Difference("world_size", _split_as(here), _split_as(there), False, why))
     return found
 
 

@@ -51,12 +51,14 @@ class RankChecksums:
         return tuple(self.values[rank] for rank in sorted(self.values))
 
 
-def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]) -> Pieces:
-    """One checksum for each block, in the order of the list, the groups and the blocks; over its regions in order."""
+def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]], stage: int = 0) -> Pieces:
+    """Of a rank of that pipeline stage, one checksum for each block, in the order of the list, the groups and the
+    blocks; over its regions in order.
+    """
     offsets, nbytes, counts = [], [], []
     for lists, layers in blocks:
         for group, ids in enumerate(lists):
-            regions = _regions(pool, group, layers)
+            regions = [region for region in _regions(pool, group, layers) if region.stage == stage]
             if not len(ids) or not regions:
                 continue
             starts = np.array([region.offset for region in regions], dtype=np.int64)

@@ -108,6 +108,11 @@ def _cut_at_segments(runs: Runs, source: Sequence[Segment], destination: Sequenc
     return runs
 
 
+def cut_at_ends(runs: Runs, ends: Ids) -> Runs:
+    """The same bytes, in runs of which none goes on, at its source, beyond one of `ends`."""
+    return _cut_at(runs, runs.src, ends)
+
+
 def _cut_at(runs: Runs, offsets: Ids, ends: Ids) -> Runs:
     """Cuts each run at every one of `ends` that lies within it."""
     first = np.searchsorted(ends, offsets, side="right")

@@ -14,6 +14,7 @@ has its mapping, stops everyone. Nothing here stops one user's processes from de
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import secrets
@@ -28,6 +29,8 @@ from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.host_memory import available
 from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, PreconditionFailed, Reason
+
+_log = logging.getLogger(__name__)
 
 NONCE_BYTES = 32
 
@@ -269,3 +272,18 @@ def memory_bytes(segments: Iterable[Segment]) -> int:
 def is_host(segments: Iterable[Segment]) -> bool:
     """Whether the processor can address all of it."""
     return all(segment.kind is not MemoryKind.CUDA for segment in segments)
+
+
+def use_device(segments: Iterable[Segment]) -> None:
+    """The libraries that this thread calls work on the device that the memory is on; a new thread would be on the first
+    one. Nothing for memory of the host, or of several devices.
+    """
+    devices = {segment.device for segment in segments if segment.kind is MemoryKind.CUDA}
+    if len(devices) != 1:
+        return
+    try:
+        import torch
+
+        torch.cuda.set_device(devices.pop())
+    except Exception:  # noqa: BLE001 - logged; what does not work without it fails by itself, with its reason
+        _log.exception("this thread could not be set to its rank's device")

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from kvgrpc.engine import Device
+
 _log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,13 @@ def marks_of(device: torch.device) -> MarkNow | None:
         return made
 
     return mark
+
+
+def device_of(memory: torch.Tensor) -> Device:
+    """What a mirror of the cache copies. Raises InvalidRequest for a cache that needs none."""
+    from kvgrpc.engine.cuda import CudaDevice
+
+    return CudaDevice([memory])
 
 
 class AfterDevice:

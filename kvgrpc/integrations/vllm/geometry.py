@@ -6,6 +6,7 @@ bytes: a block belongs to one group at a time. Block 0 stands for blocks that ar
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,10 @@ KINDS = {
     "FullAttentionSpec": GroupKind.FULL_ATTENTION,
     "SlidingWindowSpec": GroupKind.SLIDING_WINDOW,
     "MLAAttentionSpec": GroupKind.MLA,
+    "MambaSpec": GroupKind.STATE,
 }
 """By vLLM's own names. Where its hybrid manager is off, layers with a window are full attention: blocks are there for
-all tokens, and all of them go.
+all tokens, and all of them go. Gated delta nets and short convolutions are Mamba to it, too.
 """
 SPLITS = {
     "prefill_context_parallel_size": "ranks that have the KV of other tokens",
@@ -35,8 +37,13 @@ SPLITS = {
 }
 """Ways to split an engine that are not served, and what each of so many would be."""
 OTHER_MODEL = (
-    "serve this model without a connector, or another one whose layers have full attention, sliding windows or MLA"
+    "serve this model without a connector, or another one whose layers have full attention, sliding windows, MLA or "
+    "states"
 )
+INSTEAD = {
+    "ChunkedLocalAttentionSpec": "start both engines with --disable-hybrid-kv-cache-manager, which keeps all blocks"
+}
+"""Of layers whose blocks are those of the last chunk, what would do."""
 SPACE = "kv"
 RETAINED_TOKENS = 1
 """vLLM frees a window's first block when the next token does not read it. An engine that takes the KV computes the last
@@ -52,14 +59,15 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     groups: list[Group] = []
     regions: list[Region] = []
     for number, of in enumerate(cache.kv_cache_groups):
-        group, tensor = _group(config, cache, number, of), _tensor(cache, of)
-        item_bytes, page_bytes = of.kv_cache_spec.dtype.itemsize, of.kv_cache_spec.unpadded_page_size_bytes
+        group, tensor, spec = _group(config, cache, number, of), _tensor(cache, of), of.kv_cache_spec
+        if group.kind is GroupKind.STATE:
+            strides, block_bytes = None, spec.state_content_size_bytes
+        else:
+            strides, block_bytes = strides_of(group, spec.dtype.itemsize), spec.unpadded_page_size_bytes
         for layer in range(group.layers):
             at = tensor.offset + layer * tensor.layer_stride
-            regions.append(
-                Region(number, layer, 1, at, tensor.block_stride, page_bytes, WHOLE[group.kind],
-                       strides_of(group, item_bytes))
-            )  # fmt: skip
+            tensor_kind = WHOLE[group.kind]
+            regions.append(Region(number, layer, 1, at, tensor.block_stride, block_bytes, tensor_kind, strides))
         groups.append(group)
     return PoolLayout(tuple(groups), tuple(regions), cache.kv_cache_tensors[0].size)
 
@@ -122,7 +130,11 @@ def _extent(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _expected(group: Group, region: Region, tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Of a layer as vLLM shows it: blocks, heads, tokens, keys and values."""
+    """Of a layer as vLLM shows it: blocks, heads, tokens, keys and values; of states their bytes, one tensor after the
+    other.
+    """
+    if group.kind is GroupKind.STATE:
+        return [row for row in ((group.blocks, region.stride_bytes), (region.block_bytes, 1)) if row[0] > 1]
     item_bytes, parts = tensor.element_size(), 2 if group.kind is not GroupKind.MLA else 1
     content = parts * group.head_dim
     head_bytes, token_bytes = group.block_tokens * content * item_bytes, content * item_bytes
@@ -158,7 +170,8 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
         raise unserved("models with a KV cache; this one has none", OTHER_MODEL)
     for group in cache.kv_cache_groups:
         if (kind := type(group.kv_cache_spec).__name__) not in KINDS:
-            raise unserved(f"full attention, sliding windows and MLA; this model has layers with {kind}", OTHER_MODEL)
+            what = f"full attention, sliding windows, MLA and states; this model has layers with {kind}"
+            raise unserved(what, INSTEAD.get(kind, OTHER_MODEL))
     if (cache.kv_cache_layout or "") not in ORDERS:
         raise unserved(
             f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
@@ -168,7 +181,10 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
 
 def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
     spec: Any = of.kv_cache_spec
-    kind, heads = KINDS[type(spec).__name__], spec.num_kv_heads
+    kind = KINDS[type(spec).__name__]
+    if kind is GroupKind.STATE:
+        return _states(cache, number, of)
+    heads = spec.num_kv_heads
     plain_bytes = spec.block_size * heads * spec.head_size * spec.dtype.itemsize
     what = "latents"
     if kind is not GroupKind.MLA:
@@ -184,6 +200,21 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
         str(spec.dtype).removeprefix("torch."), order=ORDERS[cache.kv_cache_layout or ""],
         window_tokens=spec.sliding_window if kind is GroupKind.SLIDING_WINDOW else 0,
         total_kv_heads=_total_heads(config, heads) if kind is not GroupKind.MLA else 0, space=SPACE,
+    )  # fmt: skip
+
+
+def _states(cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
+    """Layers of which each has one state for all tokens of a request, as far as they were computed."""
+    spec: Any = of.kv_cache_spec
+    if spec.num_speculative_blocks:
+        raise unserved(
+            "states of which a request has one; with speculation it has several", "leave --speculative-config unset"
+        )
+    types = "+".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in spec.dtypes))
+    elements = sum(map(prod, spec.shapes))
+    return Group(
+        f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
+        elements, types, space=SPACE,
     )  # fmt: skip
 
 

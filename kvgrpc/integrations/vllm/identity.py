@@ -17,6 +17,8 @@ from vllm import __version__
 from vllm.config import get_layers_from_vllm_config
 from vllm.config.utils import normalize_value
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 
@@ -45,17 +47,19 @@ MULTIMODAL_BESIDES = frozenset((
 ))  # fmt: skip
 CACHE_BESIDES = frozenset((
     "_block_size_resolved", "block_size", "cache_dtype", "cache_hit_alignment_tokens", "effective_attention_block_size",
-    "enable_prefix_caching", "gpu_memory_utilization", "hash_block_size", "is_attention_free", "kv_cache_layout",
-    "kv_cache_max_concurrency", "kv_cache_memory_bytes", "kv_cache_size_tokens", "kv_offloading_backend",
-    "kv_offloading_size", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override",
+    "enable_mamba_shared_prefix_checkpoint", "enable_prefix_caching", "gpu_memory_utilization", "hash_block_size",
+    "is_attention_free", "kv_cache_layout", "kv_cache_max_concurrency", "kv_cache_memory_bytes",
+    "kv_cache_size_tokens", "kv_offloading_backend", "kv_offloading_size", "mamba_block_size", "mamba_cache_mode",
+    "mamba_page_size_padded", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override",
     "prefix_cache_retention_interval", "prefix_caching_hash_algo", "prefix_match_unit", "user_specified_block_size",
 ))  # fmt: skip
+"""Where states are cached, and in blocks of how many tokens, is a matter of each engine's: the state is the same."""
 HF_BESIDES = frozenset(("_name_or_path", "transformers_version"))
 """Where it was read, and by which library."""
 
 Kernels = list[list[str]]
 """Of runs of layers, first to last: what their attention is computed by, the order that it keeps within a block, the
-type of the KV, and its scales."""
+type of the KV, and its scales; of states their layout and types."""
 
 
 def kernels_of(config: "VllmConfig", layers: list[str]) -> Kernels:
@@ -139,6 +143,10 @@ def _kernel(layer: Any) -> list[str]:
 
 
 def _details(layer: Any) -> Iterator[str]:
+    if isinstance(layer, MambaBase):
+        yield get_conv_state_layout()  # which of its dimensions comes first
+        yield from map(str, layer.get_state_dtype())
+        return
     yield str(getattr(layer, "isa", None) or "")
     dtype = _kv_dtype(getattr(layer, "kv_cache_dtype", "auto"))
     yield dtype

@@ -26,6 +26,8 @@ class Options:
     recompute_threshold_tokens: int = 64
     layers_per_part: int = 0
     """Pushes hand over so many layers at once, as soon as they are computed; 0: all."""
+    mirror: bool = False
+    """No data path reaches the cache: each worker keeps a mirror of it in host memory."""
     copy_threads: int = 1
     weights_revision: str = ""
 

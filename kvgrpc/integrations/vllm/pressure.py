@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvgrpc.core.values.layout import GroupKind
+
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 AGAIN_S = 0.005
 """After an answer that there is nothing to take back, the lead is not asked for so long, unless it said longer."""
 LONGEST_S = 0.1
+STATES = 3
+"""Where vLLM caches states, a request has the last one, the one that is computed from it, and one that is cached."""
 
 
 class Pressure:
@@ -73,7 +77,9 @@ class Pressure:
         """Blocks that a request holds while it computes so many: of a window also those of steps that are not over."""
         counts = [-(-tokens // group.block_tokens) for group in self._groups]
         for at, group in enumerate(self._groups):
-            if group.window_tokens:
+            if group.kind is GroupKind.STATE:
+                counts[at] = min(counts[at], STATES)
+            elif group.window_tokens:
                 counts[at] = min(counts[at], -(-(group.window_tokens + self._step_tokens) // group.block_tokens) + 1)
         return sum(counts)
 

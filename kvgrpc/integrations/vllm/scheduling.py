@@ -11,9 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.policy.values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
+from kvgrpc.core.policy.values import (
+    DROPPED,
+    Admitted,
+    LoadEnded,
+    Mode,
+    News,
+    Outcome,
+    Rules,
+    SendEnded,
+    Table,
+    TakeLost,
+)
 from kvgrpc.core.values.content import Item
-from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
@@ -73,10 +84,15 @@ class SchedulerSide:
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
-            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout, private_memory=True,
-            weights_revision=revision, engine_id=engine_id, world_size=ranks,
+            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout,
+            private_memory=not options.mirror, mirrored=options.mirror, weights_revision=revision, engine_id=engine_id,
+            world_size=ranks,
         )  # fmt: skip
-        rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
+        self._states = any(group.kind is GroupKind.STATE for group in layout.groups)
+        rules = Rules(
+            (), options.on_loss, options.recompute_threshold_tokens, backoff_tokens=int(self._states),
+            layer_ranges=ranges,
+        )  # fmt: skip
         self.scheduler = Scheduler(self._engine, rules)
         self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
@@ -122,7 +138,7 @@ class SchedulerSide:
                 self.scheduler.let_go(found, "its engine's API refused the request")
                 self._engine.flush()
                 return True
-            found = self._admit(request, found)
+            found, admitted = self._admit(request, found)
         except LeadDied:
             raise
         except KVGrpcError as error:
@@ -139,13 +155,14 @@ class SchedulerSide:
             self._engine.flush()  # else the next step sends it at once, and a pull with its blocks in one call
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
+            _shorten(request, admitted.prompt_tokens)
             if found.give.mode is Mode.PUSH:
                 self._computing[request.request_id] = request
         return True
 
-    def _admit(self, request: "Request", found: ScheduledRequest) -> ScheduledRequest:
-        """It is let in, under its adapter's name. Raises KVGrpcError for what has no name, or is one too many: then
-        the destination that waits for its push has been told.
+    def _admit(self, request: "Request", found: ScheduledRequest) -> tuple[ScheduledRequest, Admitted]:
+        """It is let in, under its adapter's name; and how it is to be computed. Raises KVGrpcError for what has no
+        name, or is one too many: then the destination that waits for its push has been told.
         """
         try:
             pushes = found.give is not None and found.give.mode is Mode.PUSH
@@ -155,14 +172,14 @@ class SchedulerSide:
                 what = "blocks of an earlier request of this id are still given or filled"
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, what)
             named = replace(found, adapter=self.adapters.name(request.lora_request))
-            self.scheduler.arrived(named)
+            admitted = self.scheduler.arrived(named)
         except LeadDied:
             raise
         except KVGrpcError as error:
             self.scheduler.refused(found, error.message)
             self._engine.flush()
             raise
-        return named
+        return named, admitted
 
     def match(self, request_id: str, computed_tokens: int) -> int:
         if request_id not in self._serving:
@@ -252,6 +269,8 @@ class SchedulerSide:
             self._forget(request_id)
             return False, None
         complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+        if self._states and request.num_output_placeholders:
+            complete = False  # steps in flight change its state, which is then of more tokens than it has
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
         ids, computed, blocks = list(request.all_token_ids), request.num_computed_tokens, _without_null(table)
         try:
@@ -298,6 +317,17 @@ def _named_prompt(request: "Request") -> Sequence[int]:
     which are the same for others.
     """
     return () if request.prompt_embeds is not None else request.prompt_token_ids or ()
+
+
+def _shorten(request: "Request", tokens: int) -> None:
+    """VLLM computes no more of its prompt than these tokens, as its own connectors do it; 0: it has no token ids. Its
+    scheduler has not looked at the request yet, and nothing is cached under the name of a block that is not computed
+    to its end.
+    """
+    if request.prompt_token_ids is not None and 0 < tokens < len(request.prompt_token_ids):
+        request.prompt_token_ids = request.prompt_token_ids[:tokens]
+        del request._all_token_ids[tokens:]  # noqa: SLF001 - what shows it elsewhere is a view of this list
+        request.num_prompt_tokens = tokens
 
 
 def _items(request: "Request") -> tuple[Item, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.engine import LeadDied, Rank, RankTicket
-from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, marks_of
+from kvgrpc.engine import Device, LeadDied, Rank, RankTicket
+from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import memory_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
@@ -20,12 +20,16 @@ from kvgrpc.integrations.vllm.options import Options
 _log = logging.getLogger(__name__)
 
 Marks = Callable[[torch.device], MarkNow | None]
+Devices = Callable[[torch.Tensor], Device]
 
 
 class WorkerSide:
     """One worker's: its rank attaches when it has a ticket."""
 
-    def __init__(self, options: Options, layout: PoolLayout, marks: Marks = marks_of) -> None:
+    def __init__(
+        self, options: Options, layout: PoolLayout, marks: Marks = marks_of, devices: Devices = device_of
+    ) -> None:
+        """`marks` and `devices`: of the memory that vLLM computes in."""
         self._home = tempfile.TemporaryDirectory(prefix="kvgrpc-vllm-")
         self.folder = Path(self._home.name)
         self._options = options
@@ -33,6 +37,7 @@ class WorkerSide:
         self._rank: Rank | None = None
         self._over = False
         self._marks = marks
+        self._devices = devices
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
         self._names: Sequence[Sequence[str]] = ()
@@ -65,9 +70,10 @@ class WorkerSide:
             (self.folder / TICKET).unlink()  # it has a secret, and is for one
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
             self._count(row.pop("first_layers"))
+            device = self._devices(self._memory) if self._options.mirror else None
             self._rank = Rank(
-                RankTicket(**row, secret=secret), rank, [self._memory], data_paths=self._options.data_paths,
-                copy_threads=self._options.copy_threads,
+                RankTicket(**row, secret=secret), rank, [] if device else [self._memory], device=device,
+                data_paths=self._options.data_paths, copy_threads=self._options.copy_threads,
             )  # fmt: skip
             (self.folder / ATTACHED).touch()
         except Exception:  # noqa: BLE001 - logged: the scheduler waits for it in vain, and says so

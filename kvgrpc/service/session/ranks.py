@@ -27,6 +27,8 @@ class Rank(Protocol):
 
     def sum(self, name: str, pieces: Pieces) -> None: ...
 
+    def copy_out(self, name: str, pieces: Pieces) -> None: ...
+
 
 class Ranks:
     """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation.
@@ -69,3 +71,6 @@ class Ranks:
 
     def sum(self, action: actions.ComputeChecksums) -> None:
         self.ranks[action.rank].sum(action.name, action.pieces)
+
+    def copy_out(self, action: actions.CopyOut) -> None:
+        self.ranks[action.rank].copy_out(action.name, action.pieces)

@@ -18,7 +18,7 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service.session.socket import Frames
-from kvgrpc.service.session.workers import write_with_descriptor
+from kvgrpc.service.session.workers import check_memory, in_workers, write_with_descriptor
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import encode
 
@@ -35,7 +35,7 @@ class Return:
         if len(request.rank_ticket) < TICKET_BYTES_MIN:
             raise invalid("rank_ticket", f"has at least {TICKET_BYTES_MIN} random bytes")
         self._ticket = request.rank_ticket
-        self._private = request.memory == session_pb2.POOL_MEMORY_PRIVATE
+        self._memory = request.memory
         self._world_size = request.world_size or 1
         self._known: set[int] = set()
         self._here = 0
@@ -77,7 +77,7 @@ class Return:
             raise self._refusal
         self._known.add(request.rank)
         try:
-            if not self._private:
+            if not in_workers(self._memory):
                 self._keep(request.rank, await _memory_of(writer))
         except BaseException:
             self._known.discard(request.rank)
@@ -106,9 +106,7 @@ class Return:
             raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")
         if not request.returns:
             raise PermissionDenied(Reason.NOT_OWNER, "this engine comes back, and a new worker has not its memory")
-        if request.private_memory != self._private:
-            kind = "private" if self._private else "shared"
-            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+        check_memory(request, self._memory)
         if request.rank >= self._world_size:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
         if request.rank in self._known:

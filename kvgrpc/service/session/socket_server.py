@@ -75,8 +75,7 @@ class Session:
         self.writer = writer
         self.secret = secrets.token_bytes(32)
         self.ticket = request.rank_ticket or secrets.token_bytes(32)
-        private = request.memory == session_pb2.POOL_MEMORY_PRIVATE
-        self.workers = Workers(lead.config.data_paths, lead.runner.feed, private=private)
+        self.workers = Workers(lead.config.data_paths, lead.runner.feed, request.memory)
         self.page = VoidPage()
         self.over = asyncio.Event()
         self._event_id = 0
@@ -376,7 +375,11 @@ def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
 
 
 def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
-    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant."""
+    """Raises InvalidRequest for numbers that would cost this process its memory, an id that fits no grant, and a kind
+    of memory that is unknown here.
+    """
+    if request.memory not in session_pb2.PoolMemory.values():
+        raise invalid("memory", f"is {request.memory}, which this lead does not know")
     if request.world_size > WORLD_SIZE_MAX:
         raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
     if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:

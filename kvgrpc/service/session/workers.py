@@ -23,6 +23,19 @@ UNREAD_BYTES_MAX = 256 * 1024 * 1024
 """What a connection may leave unread; one that is further behind is declared dead."""
 
 
+def in_workers(memory: "session_pb2.PoolMemory.ValueType") -> bool:
+    """Whether an engine with that memory has it in its workers, which move the bytes."""
+    return memory in (session_pb2.POOL_MEMORY_PRIVATE, session_pb2.POOL_MEMORY_MIRRORED)
+
+
+def check_memory(request: session_pb2.AttachRankRequest, memory: "session_pb2.PoolMemory.ValueType") -> None:
+    """Raises PreconditionFailed (POOL_KIND_MISMATCH) unless a worker's memory is of the kind that its engine named."""
+    mirrored = memory == session_pb2.POOL_MEMORY_MIRRORED
+    if (request.private_memory, request.mirrored) != (in_workers(memory), mirrored):
+        kind = "mirrored" if mirrored else "private" if in_workers(memory) else "shared"
+        raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+
+
 class WorkerRank:
     """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it.
 
@@ -71,6 +84,9 @@ class WorkerRank:
     def sum(self, name: str, pieces: Pieces) -> None:
         self._send(wire.sum_command(name, pieces), lambda why: events.ChecksumsComputed(self._rank, name, b"", why))
 
+    def copy_out(self, name: str, pieces: Pieces) -> None:
+        self._send(wire.copy_out_command(name, pieces), lambda why: events.CopiedOut(self._rank, name, why))
+
     def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
         """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""
         made = session_pb2.ServerFrame()
@@ -88,14 +104,19 @@ class WorkerRank:
 
 
 class Workers:
-    """The workers of one session. `data_paths` are those that the server allows, best first; `private`: they have
-    memory of their own, and move the bytes. `report` hears of commands that cannot be sent.
+    """The workers of one session. `data_paths` are those that the server allows, best first; `memory` says whose the
+    pool is, and who moves the bytes. `report` hears of commands that cannot be sent.
     """
 
-    def __init__(self, data_paths: Sequence[str], report: Callable[[events.Event], None], *, private: bool) -> None:
+    def __init__(
+        self,
+        data_paths: Sequence[str],
+        report: Callable[[events.Event], None],
+        memory: "session_pb2.PoolMemory.ValueType",
+    ) -> None:
         self._data_paths = data_paths
         self._report = report
-        self._private = private
+        self._memory = memory
         self._ranks: dict[int, WorkerRank] = {}
         self._attached: dict[int, asyncio.StreamWriter] = {}
         self.reports_steps = False
@@ -113,10 +134,8 @@ class Workers:
 
     def check(self, request: session_pb2.AttachRankRequest) -> None:
         """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
-        if request.private_memory != self._private:
-            kind = "private" if self._private else "shared"
-            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
-        if self._private and request.rank not in self._ranks:
+        check_memory(request, self._memory)
+        if in_workers(self._memory) and request.rank not in self._ranks:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
         if request.rank in self._attached:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")

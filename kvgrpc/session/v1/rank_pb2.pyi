@@ -68,6 +68,7 @@ class RankCommand(_message.Message):
     AWAIT_END_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
+    COPY_OUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferCommand:
         """Make an endpoint for one peer."""
@@ -100,6 +101,10 @@ class RankCommand(_message.Message):
     def sum(self) -> Global___SumCommand:
         """Sum up blocks of the memory."""
 
+    @_builtins.property
+    def copy_out(self) -> Global___CopyOutCommand:
+        """Copy bytes into the mirror."""
+
     def __init__(
         self,
         *,
@@ -111,12 +116,13 @@ class RankCommand(_message.Message):
         await_end: Global___AwaitEndCommand | None = ...,
         rekey: Global___RekeyCommand | None = ...,
         sum: Global___SumCommand | None = ...,
+        copy_out: Global___CopyOutCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey", "sum"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey", "sum", "copy_out"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -502,6 +508,43 @@ class SumCommand(_message.Message):
 Global___SumCommand: _TypeAlias = SumCommand  # noqa: Y015
 
 @_typing.final
+class CopyOutCommand(_message.Message):
+    """Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets there; answered by
+    CopyOutReport. Only to workers that attached with a mirror. They copy in the order of the commands, and no posting
+    that reads into any of these bytes begins before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the answer."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each run of bytes begins."""
+
+    @_builtins.property
+    def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its length."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        nbytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nbytes", b"nbytes", "offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOutCommand: _TypeAlias = CopyOutCommand  # noqa: Y015
+
+@_typing.final
 class RankReport(_message.Message):
     """What a rank tells its lead."""
 
@@ -514,6 +557,7 @@ class RankReport(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
+    COPY_OUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferReport:
         """An endpoint."""
@@ -542,6 +586,10 @@ class RankReport(_message.Message):
     def sum(self) -> Global___SumReport:
         """Blocks were summed up."""
 
+    @_builtins.property
+    def copy_out(self) -> Global___CopyOutReport:
+        """Bytes are in the mirror."""
+
     def __init__(
         self,
         *,
@@ -552,12 +600,13 @@ class RankReport(_message.Message):
         process: Global___ProcessReport | None = ...,
         rekey: Global___RekeyReport | None = ...,
         sum: Global___SumReport | None = ...,
+        copy_out: Global___CopyOutReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum", "copy_out"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -830,3 +879,29 @@ class SumReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SumReport: _TypeAlias = SumReport  # noqa: Y015
+
+@_typing.final
+class CopyOutReport(_message.Message):
+    """The end of copying into the mirror."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the command."""
+    message: _builtins.str
+    """Why the bytes are not there; empty: they are."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOutReport: _TypeAlias = CopyOutReport  # noqa: Y015

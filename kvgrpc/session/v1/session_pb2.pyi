@@ -45,6 +45,11 @@ class _PoolMemoryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolMemory
     """The lead makes shared memory for every rank; workers map it; the lead moves the bytes."""
     POOL_MEMORY_PRIVATE: _PoolMemory.ValueType  # 2
     """Workers bring their own memory and move the bytes."""
+    POOL_MEMORY_MIRRORED: _PoolMemory.ValueType  # 3
+    """Workers have memory that no data path reaches, as of a device, and a mirror of it in host memory. They move the bytes
+    of the mirror, into which the lead has them copy what is handed over (CopyOutCommand); what they read they copy on
+    before they report the posting's end. No peer writes there: sources let this engine read what they push.
+    """
 
 class PoolMemory(_PoolMemory, metaclass=_PoolMemoryEnumTypeWrapper):
     """Where the pool's memory is."""
@@ -55,6 +60,11 @@ POOL_MEMORY_SHARED: PoolMemory.ValueType  # 1
 """The lead makes shared memory for every rank; workers map it; the lead moves the bytes."""
 POOL_MEMORY_PRIVATE: PoolMemory.ValueType  # 2
 """Workers bring their own memory and move the bytes."""
+POOL_MEMORY_MIRRORED: PoolMemory.ValueType  # 3
+"""Workers have memory that no data path reaches, as of a device, and a mirror of it in host memory. They move the bytes
+of the mirror, into which the lead has them copy what is handed over (CopyOutCommand); what they read they copy on
+before they report the posting's end. No peer writes there: sources let this engine read what they push.
+"""
 Global___PoolMemory: _TypeAlias = PoolMemory  # noqa: Y015
 
 @_typing.final
@@ -287,6 +297,7 @@ class AttachRankRequest(_message.Message):
     PRIVATE_MEMORY_FIELD_NUMBER: _builtins.int
     RETURNS_FIELD_NUMBER: _builtins.int
     NOT_AT_REST_FIELD_NUMBER: _builtins.int
+    MIRRORED_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """The ticket."""
     rank: _builtins.int
@@ -301,6 +312,8 @@ class AttachRankRequest(_message.Message):
     """Of a worker that comes back: why its memory is not proved to be at rest. The engine is refused with it, and does not
     come back.
     """
+    mirrored: _builtins.bool
+    """Where `private_memory`: that is a mirror of memory that no data path reaches."""
     def __init__(
         self,
         *,
@@ -309,10 +322,11 @@ class AttachRankRequest(_message.Message):
         private_memory: _builtins.bool = ...,
         returns: _builtins.bool = ...,
         not_at_rest: _builtins.str = ...,
+        mirrored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_at_rest", b"not_at_rest", "private_memory", b"private_memory", "rank", b"rank", "returns", b"returns", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mirrored", b"mirrored", "not_at_rest", b"not_at_rest", "private_memory", b"private_memory", "rank", b"rank", "returns", b"returns", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

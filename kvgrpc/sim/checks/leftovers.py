@@ -28,6 +28,8 @@ TABLES = {
     "openings.rows": "openings still wait",
     "openings.missing": "openings are still listed by what they miss",
     "checksum_asks.waiting": "calls still wait for checksums",
+    "mirrors.stepping": "hand-overs still wait for the step after which they are copied",
+    "mirrors.queue": "hand-overs are still to be copied",
     "prefetch.waiting": "calls still wait for checksums of a lease",
     "prefetch.queue": "leases still wait for checksums",
     "proofs.processes_ended": "ends of processes are still kept",

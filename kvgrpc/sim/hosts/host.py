@@ -34,6 +34,7 @@ from kvgrpc.sim.hosts.performing import Performing
 from kvgrpc.sim.world.clock import Alarm, Clock
 from kvgrpc.sim.world.faults import Luck
 from kvgrpc.sim.world.memory import Door, Memory, Prompt
+from kvgrpc.sim.world.mirror import MirroredMemory
 from kvgrpc.sim.world.mover import Mover
 from kvgrpc.sim.world.network import Ask, Give
 from kvgrpc.sim.world.surroundings import Surroundings
@@ -296,17 +297,16 @@ class Host:
         description = self._describe(self._rng.getrandbits(64))
         secret = self._rng.randbytes(32)
         pool, ranks, honest = description.pool, description.world_size, not self.lies
-        memories = [Memory(pool, rank, world.store, checked=honest, ranks=ranks) for rank in range(ranks)]
+        kind = MirroredMemory if self.address in world.mirrored else Memory
+        memories = [kind(pool, rank, world.store, checked=honest, ranks=ranks) for rank in range(ranks)]
         mover = self._make_mover(memories)
         self._movers.append(mover)
         key = peer_key(self.address, description.incarnation)
         engine = Engine(self, description, secret, memories, world.limits)
         self._life = Life(key, description, engine, mover, memories, world)
         self._attached = True
-        sets_aside = self.address not in world.cannot_set_aside
-        self.handle(
-            LifeBegan(description.incarnation, secret, description, engine_attached=True, sets_aside=sets_aside)
-        )
+        sets_aside, mirrored = self.address not in world.cannot_set_aside, kind.mirrored
+        self.handle(LifeBegan(description.incarnation, secret, description, True, sets_aside, mirrored))
         self._tell(f"has the life {self.life}")
 
     def _make_mover(self, memories: list[Memory]) -> Mover:

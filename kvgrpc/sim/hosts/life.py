@@ -57,5 +57,5 @@ def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescr
         pool=world.pool_of(address),
         pool_kind=PoolKind.ENGINE_MANAGED,
         world_size=world.ranks_of(address),
-        features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside else (),
+        features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside | world.mirrored else (),
     )

@@ -7,6 +7,7 @@ from kvgrpc.core.actions import (
     Action,
     AwaitEnd,
     ComputeChecksums,
+    CopyOut,
     Dial,
     Expect,
     HangUp,
@@ -92,6 +93,7 @@ class Performing:
             MapPeer: self._map,
             UnmapPeer: self._unmap,
             ComputeChecksums: lambda action: host.mover.sum(action),  # noqa: PLW0108 - the mover of the life at that time
+            CopyOut: lambda action: host.mover.copy_out(action),  # noqa: PLW0108 - as above
             Post: self._post,
             AwaitEnd: lambda action: host.mover.ends.look(action),  # noqa: PLW0108 - as above
             Rekey: lambda action: host.rekey(action.rank),

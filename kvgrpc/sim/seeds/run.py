@@ -67,6 +67,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         writers=setup.writers,
         checksums=setup.checksums,
         hoarders=setup.hoarders,
+        mirrored=setup.mirrored,
         liars=setup.liars,
         aliased=setup.aliased,
         unlike=setup.unlike,

@@ -121,6 +121,8 @@ class Setup:
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
     """Engines that cannot set blocks aside: the first ones."""
+    mirrored: int = 0
+    """Engines whose memory no data path reaches: the first ones, but no liar."""
     liars: int = 0
     """Hosts that lie to the others: the last ones."""
     lies: float = 0.0
@@ -145,6 +147,7 @@ class Setup:
         tight += f", engines of {', '.join(map(str, self.unlike))} ranks" if self.unlike else ""
         tight += f" in {', '.join(map(str, self.stages))} stages" if self.stages else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
+        tight += f", {self.mirrored} engines have mirrors" if self.mirrored else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
         return (
@@ -153,10 +156,14 @@ class Setup:
         )
 
 
-def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False) -> Setup:
+def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False) -> Setup:
     """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
-    whose engines have other numbers of ranks.
+    whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
+    some engines.
     """
+    if mirrors:
+        rng, setup = Random(f"{seed}/mirrors"), drawn(seed, steps, liars=liars, unlike=unlike)  # noqa: S311 - as below
+        return replace(setup, mirrored=rng.randint(1, setup.engines))
     setup = _honest(seed, steps)
     if unlike:
         split = _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets

@@ -40,6 +40,8 @@ class Faults:
     """A rank answers what it is asked for (an endpoint, a mapping, checksums) only `stall_s` later."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
+    break_copy: float = 0.0
+    """A rank cannot copy between its memory and its mirror."""
 
     land_late: float = 0.0
     """Some of what a process wrote into a peer's memory lands `slow_s` after the process is gone."""
@@ -105,6 +107,7 @@ ROUGH = Faults(
     report_late=0.02,
     mute=0.02,
     break_mapping=0.05,
+    break_copy=0.02,
     land_late=0.5,
     undrained=0.3,
     rekey_proves_nothing=0.3,
@@ -124,6 +127,7 @@ STORMY = Faults(
     report_late=0.08,
     mute=0.05,
     break_mapping=0.1,
+    break_copy=0.08,
     land_late=0.5,
     undrained=0.5,
     rekey_proves_nothing=0.5,

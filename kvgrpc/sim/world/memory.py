@@ -189,8 +189,11 @@ def _pairs(runs: Runs, cell_bytes: int) -> list[tuple[int, int]]:
 class Memory:
     """The cells of one rank in one life of its engine. Not `checked`: a liar about its own memory hurts itself only."""
 
+    mirrored = False
+
     def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True, ranks: int = 1) -> None:
         self._where = Cells(pool, rank, ranks)
+        self.cell_bytes = self._where.cell_bytes
         self.cells = [UNWRITTEN] * self._where.count
         self._pool = pool
         self._store = store
@@ -300,10 +303,19 @@ class Memory:
         """A mover's write. What is written after the life ended goes nowhere."""
         if self._burnt:
             return
-        if self._targets.get(cell) != transfer_id:
-            self._trespass(cell, transfer_id)
+        self.check_given(cell, transfer_id)
         self._missing.discard(cell)
         self.cells[cell] = number
+
+    def check_given(self, cell: int, transfer_id: str) -> None:
+        """A mover writes there for that transfer."""
+        if not self._burnt and self._targets.get(cell) != transfer_id:
+            self._trespass(cell, transfer_id)
+
+    @property
+    def outside(self) -> list[int]:
+        """What peers read, and postings write."""
+        return self.cells
 
     @property
     def given(self) -> dict[int, str]:
@@ -373,11 +385,6 @@ class Memory:
                 cells = zip(self._where.of_block(region, block), self._where.shares(region), strict=True)
                 found += [(cell, Cell(kv, number, share)) for cell, share in cells]
         return found
-
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes of one cell."""
-        return self._where.cell_bytes
 
     @property
     def stage(self) -> int:

@@ -1,20 +1,22 @@
 """Modelled movers: a posting copies cell by cell over virtual time, whatever happens to the source meanwhile."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
 
-from kvgrpc.core.actions import ComputeChecksums, MapPeer, Operation, Post, UnmapPeer
-from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
+from kvgrpc.core.actions import ComputeChecksums, CopyOut, MapPeer, Operation, Post, UnmapPeer
+from kvgrpc.core.events import ChecksumsComputed, CopiedOut, Event, PeerMapped, PostingEnded
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults, Luck
 from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, cells_of, sum_of
+from kvgrpc.sim.world.mirror import MirroredMemory
 from kvgrpc.sim.world.process_ends import Ends
 
 CHUNKS = 6
@@ -85,6 +87,10 @@ class Mover:
         """Those that are not over."""
         self._corrupted: set[str] = set()
         """Transfers of which something arrived as something else."""
+        self._copies_out: dict[int, deque[CopyOut]] = {}
+        """What each rank is to copy into its mirror, in order."""
+        self._held: list[_Posting] = []
+        """Those that wait for such copies."""
         self._landing = 0
         """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
@@ -145,7 +151,14 @@ class Mover:
         posting.lost_at = self._somewhere(posting, "lose_posting")
         posting.stalls_at = self._somewhere(posting, "stall")
         posting.corrupt_at = self._somewhere(posting, "corrupt")
-        self._step(posting, -(-len(posting.cells) // CHUNKS))
+        self._start(posting)
+
+    def copy_out(self, action: CopyOut) -> None:
+        """A rank copies into its mirror, after all that it was asked to copy before."""
+        queue = self._copies_out.setdefault(action.rank, deque())
+        queue.append(action)
+        if len(queue) == 1:
+            self._begin_copy(action.rank)
 
     def sum(self, action: ComputeChecksums) -> None:
         """A rank sums up blocks as they are in a moment."""
@@ -215,7 +228,7 @@ class Mover:
 
     def _leave_on_wire(self, posting: _Posting) -> None:
         """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
-        sent = [(dst, posting.source.cells[src]) for src, dst in posting.cells[-CHUNKS:]]
+        sent = [(dst, posting.source.outside[src]) for src, dst in posting.cells[-CHUNKS:]]
         can = posting.can = lambda: posting.door.open and not posting.door.renewed
         self._landing += 1
         posting.sink.left_on_wire(posting.filled, can)
@@ -231,7 +244,7 @@ class Mover:
 
     def _summed(self, action: ComputeChecksums) -> ChecksumsComputed:
         """Of the blocks as they are now."""
-        cells, pieces, at = self._memories[action.rank].cells, action.pieces, 0
+        cells, pieces, at = self._memories[action.rank].outside, action.pieces, 0
         found = []
         for count in pieces.counts.tolist():
             found.append(sum_of(cells, pieces.offsets[at : at + count].tolist()))
@@ -265,7 +278,7 @@ class Mover:
                 self._end(posting, done=False)
                 return
             src, dst = posting.cells.pop()
-            number = posting.source.cells[src]
+            number = posting.source.outside[src]
             if left == posting.corrupt_at:
                 number = UNWRITTEN
                 self._corrupted.add(posting.owner)
@@ -274,7 +287,54 @@ class Mover:
         if posting.cells:
             self._step(posting, chunk)
         else:
+            self._arrived(posting)
+
+    def _arrived(self, posting: _Posting) -> None:
+        """All of it is there, or in the mirror of its rank."""
+        rank, sink = posting.post.rank, posting.sink
+        if isinstance(sink, MirroredMemory) and sink is self._memories[rank]:
+            self._later(rank, self._luck.draw(self._luck.faults.cell_s), partial(self._land, posting, sink))
+        else:
             self._end(posting, done=posting.lost_at == NEVER)
+
+    def _land(self, posting: _Posting, memory: MirroredMemory) -> None:
+        """The rank's device has what the posting has brought, and with that it ends."""
+        if posting not in self._postings:
+            return  # it was ended
+        broken = self._luck.strikes("break_copy")
+        if not broken:
+            memory.land(posting.filled, posting.owner)
+        self._end(posting, done=posting.lost_at == NEVER and not broken)
+
+    def _start(self, posting: _Posting) -> None:
+        """Nothing comes into a mirror over which a copy is still to come: that is of a hand-over that has ended."""
+        copies = self._copies_out.get(posting.post.rank, ())
+        coming = {cell for action in copies for cell in self._cells_of(action)}
+        if posting.post.operation is Operation.READ and not coming.isdisjoint(posting.filled):
+            self._held.append(posting)
+        else:
+            self._step(posting, -(-len(posting.cells) // CHUNKS))
+
+    def _begin_copy(self, rank: int) -> None:
+        self.answer(rank, lambda: self._copied_out(rank), self._luck.draw(self._luck.faults.cell_s))
+
+    def _copied_out(self, rank: int) -> None:
+        action, memory = self._copies_out[rank].popleft(), self._memories[rank]
+        broken = self._luck.strikes("break_copy")
+        if not broken and isinstance(memory, MirroredMemory):
+            memory.copy_out(self._cells_of(action))
+        if self._copies_out[rank]:
+            self._begin_copy(rank)
+        held, self._held = self._held, []
+        for posting in held:
+            if posting in self._postings:
+                self._start(posting)
+        self._report(CopiedOut(rank, action.name, "the simulator broke it" if broken else ""))
+
+    def _cells_of(self, action: CopyOut) -> list[int]:
+        each = self._memories[action.rank].cell_bytes
+        rows = zip(action.pieces.offsets.tolist(), action.pieces.nbytes.tolist(), strict=True)
+        return [at // each + i for at, nbytes in rows for i in range(nbytes // each)]
 
     def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
         posting.sink.filled(posting.filled, posting.can)

@@ -44,6 +44,8 @@ class Surroundings:
     """What arrives is compared with its source."""
     cannot_set_aside: frozenset[str] = frozenset()
     """Addresses of engines that do not wait for blocks in quarantine."""
+    mirrored: frozenset[str] = frozenset()
+    """Addresses of engines whose memory no data path reaches."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
     splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)

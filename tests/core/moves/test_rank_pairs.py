@@ -8,6 +8,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, access_id, content, describe, endpoint, key_of, lists
 from tests.core.pairs import MODES, Pair, Writers
@@ -161,3 +162,36 @@ def test_a_pair_that_cannot_be_reached_is_named() -> None:
     lead.feed(events.PeerMapped(0, key_of(peer), "", "", (("shm", "it is far"),), peer_rank=1))
     with pytest.raises(PreconditionFailed, match="rank 1 of engine p"):
         lead.answer(number)
+
+
+CUDA = RankEndpoint(0, nixl=NixlEndpoint("agent", b"", "UCX", (Segment(1 << 20, 64, MemoryKind.CUDA),)))
+
+
+@LONG_AND_SHORT
+def test_a_pull_that_a_device_would_have_to_re_pack_is_refused_before_anything_is_opened(dim: int) -> None:
+    pair = Unlike(*both(KINDS["one to two"], dim))
+    pair.feed(pair.d, events.EndpointOffered(0, "any", CUDA))
+    made = pair.call(pair.p, lambda c: events.FinishedBlocks(c, KEY, lists(range(2)), content(32)))
+    where = events.Destination(lists(range(2)))
+    pair.call(pair.d, lambda c: events.PullBlocks(c, made.token, content(32), access_id(9), destination=where))
+    ended = pair.both()[1]
+    if dim > 8:
+        assert (ended.state, len(pair.posts)) == (State.ACTIVE, 2), "runs are long enough to be moved by themselves"
+        return
+    assert ended.failure is not None
+    assert (ended.failure.reason, ended.failure.phase) == (Reason.INCOMPATIBLE_POOLS, "handshake")
+    assert not len(pair.d.state.pins)
+    assert not any(isinstance(action, actions.SendOpen) for action in pair.sent)
+
+
+def test_a_push_that_a_device_would_have_to_re_pack_is_refused_by_its_destination() -> None:
+    pair = Unlike(*both(KINDS["another order"]))
+    pair.feed(pair.d, events.EndpointOffered(0, "any", CUDA))
+    reserved = pair.reserve(32)
+    pair.register(reserved.token)
+    pair.finish(32, last=True)
+    source, destination = pair.both()
+    assert destination.failure is not None
+    assert destination.failure.reason is Reason.INCOMPATIBLE_POOLS
+    assert not pair.posts
+    assert source.over is False, "another destination may come"

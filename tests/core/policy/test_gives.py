@@ -164,6 +164,17 @@ def test_states_go_with_the_last_part() -> None:
     ]
 
 
+def test_a_state_of_more_tokens_than_are_given_goes_nowhere() -> None:
+    """As of a prefill that computes its whole prompt, since all its outputs are wanted."""
+    table = ((10, 11, 12), (5,))
+    for mode, tasks in ((PULL, []), (PUSH, [GiveUp(R, "its state is of more tokens")])):
+        made = policy(FULL, STATE, backoff_tokens=1)
+        made.arrived(prefill(mode, prompt=40, needs_all_outputs=True))
+        assert made.given_tokens(R, 40, COMPLETE) == 0
+        assert made.finished(R, table, 40, COMPLETE) == FREE
+        assert made.take_tasks() == tasks
+
+
 def test_a_preempted_prefill_starts_its_push_over() -> None:
     made = policy()
     made.arrived(prefill(PUSH, prompt=32))

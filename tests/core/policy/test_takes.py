@@ -148,6 +148,21 @@ def test_states_are_taken_whole_or_not_at_all() -> None:
     assert made.match(R, 0) == Match(0)
 
 
+def test_from_a_state_there_is_no_way_back() -> None:
+    """Each engine computes the last token that is its own to compute, and no token twice."""
+    made = policy(FULL, STATE, backoff_tokens=1)
+    made.arrived(decode(offer=1, prompt=1))
+    assert made.match(R, 0) == Match(0)
+    assert made.take_tasks() == [Begin(R, 0), Start(R, (), 0, 0)], "the source is let go"
+    made = policy(FULL, STATE, backoff_tokens=1)
+    made.arrived(decode(PUSH, offer=1, prompt=1))
+    assert made.take_tasks() == [Reserve(R, (), 1, 1, 0)]
+    for history, tokens in ((198, 198), (199, 0), (200, 0)):
+        made = policy(FULL, STATE, backoff_tokens=1)
+        made.arrived(Arrival(R, 200, Take(PULL, history), Give(PULL)))
+        assert made.match(R, 0) == Match(tokens), "of 200 tokens the last but one is what this engine computes"
+
+
 @pytest.mark.parametrize(
     ("table", "computed", "external", "reason"),
     [

@@ -159,7 +159,22 @@ def test_states_move_between_equal_ranks_only() -> None:
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
     pool = PoolLayout((group,), (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),), 512)
     assert not differences(Side(pool, 2), Side(pool, 2))
-    assert named(differences(Side(pool, 2), Side(pool, 1)), bridgeable=False) == ["world_size"]
+    (found,) = differences(Side(pool, 2), Side(pool, 1))
+    assert (found.field, found.here, found.there, found.bridgeable) == ("world_size", "2", "1", False)
+    assert "group s nothing is known of the inside of blocks" in found.why
+    assert "as many ranks" in found.why
+
+
+def test_states_of_engines_with_longer_prompts_or_other_blocks_are_the_same() -> None:
+    group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 16, "float32+bfloat16")
+    regions = (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),)
+    here, there, larger = (
+        Side(PoolLayout((replace(group, **changes),), regions, 512), 1)
+        for changes in ({}, {"block_tokens": 2048, "order": "head_major"}, {"head_dim": 32})
+    )
+    assert not differences(here, there)
+    assert here.pool.fingerprint() == there.pool.fingerprint()
+    assert named(differences(here, larger), bridgeable=False) == ["pool.groups[0].head_dim"]
 
 
 def test_blocks_that_no_staging_buffer_holds_are_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm.config.model_arch import ModelArchitectureConfig
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -38,7 +39,12 @@ SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "
 FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=64)
 LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 PACKED = replace(FULL, state_content_bytes=136)
-STATE = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
+CHUNKED = ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)
+STATE = MambaSpec(
+    block_size=2048, shapes=((3, 40), (4, 8, 16)), dtypes=(torch.bfloat16, torch.float32),
+    page_size_padded=FULL.page_size_bytes,
+)  # fmt: skip
+STATE_BYTES = 3 * 40 * 2 + 4 * 8 * 16 * 4
 MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": replace(FULL, head_size=64)})
 
 
@@ -189,6 +195,35 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
     assert {(row.tensor, row.block_bytes) for row in made.regions} == {(TensorKind.LATENT, 16 * 576 * 2)}
 
 
+def test_states_are_one_block_of_bytes_beside_attention_or_alone() -> None:
+    for specs in ([STATE, FULL], [STATE], [STATE, WINDOW, STATE]):
+        cache = cache_of(*specs)
+        made = laid_out_as(cache)
+        group = made.groups[0]
+        assert (group.kind, group.layers, group.blocks, group.total_kv_heads) == (GroupKind.STATE, LAYERS, BLOCKS, 0)
+        assert (group.head_dim, group.dtype) == (3 * 40 + 4 * 8 * 16, "bfloat16+float32")
+        assert group.blocks_of(1) == group.blocks_of(5000) == 1
+        rows = {(row.tensor, row.stride_bytes, row.block_bytes) for row in made.regions if row.group == 0}
+        assert rows == {(TensorKind.STATE, FULL.page_size_bytes, STATE_BYTES)}
+        assert len(set(made.spaces)) == 1
+        with worker_of(made) as worker:
+            found = caches_of(cache)
+            worker.register(found, names(cache))
+            with pytest.raises(ValueError, match=f"blocks of {STATE_BYTES} bytes for each layer, .* To do: "):
+                worker.register({**found, "layers.0.0": found["layers.0.0"][..., 2:]}, names(cache))
+
+
+def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_only() -> None:
+    longer = laid_out(replace(STATE, block_size=4096), FULL)
+    assert not differences(Side(laid_out(STATE, FULL), 1), Side(longer, 1))
+    halved = replace(FULL, num_kv_heads=2)
+    half = replace(STATE, shapes=((3, 20), (2, 8, 16)), page_size_padded=halved.page_size_bytes)
+    split = laid_out(half, halved, tensor_parallel_size=2)
+    assert not differences(Side(split, 2), Side(split, 2))
+    blocking = [row.field for row in differences(Side(laid_out(STATE, FULL), 1), Side(split, 2)) if not row.bridgeable]
+    assert blocking == ["pool.groups[0].head_dim", "world_size"]
+
+
 @pytest.mark.parametrize(
     ("specs", "parallel", "reason", "instead"),
     [
@@ -197,7 +232,8 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
         ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
         ([FULL], {"data_parallel_size": 2}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
-        ([FULL, STATE], {}, "layers with MambaSpec", "another one"),
+        ([FULL, CHUNKED], {}, "layers with ChunkedLocalAttentionSpec", "--disable-hybrid-kv"),
+        ([replace(STATE, num_speculative_blocks=2)], {}, "with speculation it has several", "--speculative-config"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
         ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"layout": None}, "vLLM chose the layout None", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
@@ -210,7 +246,8 @@ def test_latents_are_one_head_without_values_that_all_ranks_have() -> None:
         "hosts",
         "data_parallel",
         "data_parallel_dense",
-        "states",
+        "chunked",
+        "speculation",
         "unlike",
         "by_block",
         "unresolved",
@@ -233,9 +270,10 @@ def test_a_model_without_a_cache_and_groups_of_unlike_layers_are_refused() -> No
         laid_out_as(KVCacheConfig(1, [], []))
 
 
-def test_layers_with_a_window_are_served_as_full_attention_where_blocks_are_there_for_all_tokens() -> None:
+def test_layers_with_a_window_or_chunks_are_served_as_full_attention_where_blocks_are_there_for_all_tokens() -> None:
     """As without the hybrid manager: vLLM calls them full attention, and keeps every block."""
-    assert laid_out(FullAttentionSpec(**SHAPE, sliding_window=64)) == laid_out(FULL)
+    for kept in ({"sliding_window": 64}, {"attention_chunk_size": 64}):
+        assert laid_out(FullAttentionSpec(**SHAPE, **kept)) == laid_out(FULL)
 
 
 def test_vllm_keeps_what_the_last_token_reads_of_a_window() -> None:
@@ -246,11 +284,14 @@ def test_vllm_keeps_what_the_last_token_reads_of_a_window() -> None:
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
-@pytest.mark.parametrize("specs", [[FULL], [WINDOW, FULL], [LATENT]], ids=["full", "window and full", "latent"])
+@pytest.mark.parametrize(
+    "specs", [[FULL], [WINDOW, FULL], [LATENT], [STATE, FULL]], ids=["full", "window and full", "latent", "state"]
+)
 def test_caches_are_taken_as_vllm_stores_them_and_described_so(specs: list[Any], layout: str) -> None:
     cache = cache_of(*specs, layout=layout)
     made = laid_out_as(cache)
-    assert {group.order for group in made.groups} == {"head_major" if layout == "LBHNC" else "token_major"}
+    orders = {group.order for group in made.groups if group.kind is not GroupKind.STATE}
+    assert orders == {"head_major" if layout == "LBHNC" else "token_major"}
     with worker_of(made) as worker:
         worker.register(caches_of(cache), names(cache))
 

@@ -98,6 +98,7 @@ type RankCommand struct {
 	//	*RankCommand_AwaitEnd
 	//	*RankCommand_Rekey
 	//	*RankCommand_Sum
+	//	*RankCommand_CopyOut
 	Command       isRankCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -212,6 +213,15 @@ func (x *RankCommand) GetSum() *SumCommand {
 	return nil
 }
 
+func (x *RankCommand) GetCopyOut() *CopyOutCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_CopyOut); ok {
+			return x.CopyOut
+		}
+	}
+	return nil
+}
+
 type isRankCommand_Command interface {
 	isRankCommand_Command()
 }
@@ -256,6 +266,11 @@ type RankCommand_Sum struct {
 	Sum *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3,oneof"`
 }
 
+type RankCommand_CopyOut struct {
+	// Copy bytes into the mirror.
+	CopyOut *CopyOutCommand `protobuf:"bytes,9,opt,name=copy_out,json=copyOut,proto3,oneof"`
+}
+
 func (*RankCommand_Offer) isRankCommand_Command() {}
 
 func (*RankCommand_Connect) isRankCommand_Command() {}
@@ -271,6 +286,8 @@ func (*RankCommand_AwaitEnd) isRankCommand_Command() {}
 func (*RankCommand_Rekey) isRankCommand_Command() {}
 
 func (*RankCommand_Sum) isRankCommand_Command() {}
+
+func (*RankCommand_CopyOut) isRankCommand_Command() {}
 
 // Asks for an endpoint; answered by OfferReport.
 type OfferCommand struct {
@@ -975,6 +992,72 @@ func (x *SumCommand) GetCounts() []uint32 {
 	return nil
 }
 
+// Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets there; answered by
+// CopyOutReport. Only to workers that attached with a mirror. They copy in the order of the commands, and no posting
+// that reads into any of these bytes begins before.
+type CopyOutCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the answer.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Where each run of bytes begins.
+	Offsets []uint64 `protobuf:"varint,2,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	// Its length.
+	Nbytes        []uint64 `protobuf:"varint,3,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyOutCommand) Reset() {
+	*x = CopyOutCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyOutCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyOutCommand) ProtoMessage() {}
+
+func (x *CopyOutCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyOutCommand.ProtoReflect.Descriptor instead.
+func (*CopyOutCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CopyOutCommand) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CopyOutCommand) GetOffsets() []uint64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *CopyOutCommand) GetNbytes() []uint64 {
+	if x != nil {
+		return x.Nbytes
+	}
+	return nil
+}
+
 // What a rank tells its lead.
 type RankReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -989,6 +1072,7 @@ type RankReport struct {
 	//	*RankReport_Process
 	//	*RankReport_Rekey
 	//	*RankReport_Sum
+	//	*RankReport_CopyOut
 	Report        isRankReport_Report `protobuf_oneof:"report"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -996,7 +1080,7 @@ type RankReport struct {
 
 func (x *RankReport) Reset() {
 	*x = RankReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1092,7 @@ func (x *RankReport) String() string {
 func (*RankReport) ProtoMessage() {}
 
 func (x *RankReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1105,7 @@ func (x *RankReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReport.ProtoReflect.Descriptor instead.
 func (*RankReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RankReport) GetReport() isRankReport_Report {
@@ -1094,6 +1178,15 @@ func (x *RankReport) GetSum() *SumReport {
 	return nil
 }
 
+func (x *RankReport) GetCopyOut() *CopyOutReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_CopyOut); ok {
+			return x.CopyOut
+		}
+	}
+	return nil
+}
+
 type isRankReport_Report interface {
 	isRankReport_Report()
 }
@@ -1133,6 +1226,11 @@ type RankReport_Sum struct {
 	Sum *SumReport `protobuf:"bytes,7,opt,name=sum,proto3,oneof"`
 }
 
+type RankReport_CopyOut struct {
+	// Bytes are in the mirror.
+	CopyOut *CopyOutReport `protobuf:"bytes,8,opt,name=copy_out,json=copyOut,proto3,oneof"`
+}
+
 func (*RankReport_Offer) isRankReport_Report() {}
 
 func (*RankReport_Connect) isRankReport_Report() {}
@@ -1147,6 +1245,8 @@ func (*RankReport_Rekey) isRankReport_Report() {}
 
 func (*RankReport_Sum) isRankReport_Report() {}
 
+func (*RankReport_CopyOut) isRankReport_Report() {}
+
 // The endpoint asked for.
 type OfferReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1160,7 +1260,7 @@ type OfferReport struct {
 
 func (x *OfferReport) Reset() {
 	*x = OfferReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1272,7 @@ func (x *OfferReport) String() string {
 func (*OfferReport) ProtoMessage() {}
 
 func (x *OfferReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1285,7 @@ func (x *OfferReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReport.ProtoReflect.Descriptor instead.
 func (*OfferReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OfferReport) GetKey() string {
@@ -1223,7 +1323,7 @@ type ConnectReport struct {
 
 func (x *ConnectReport) Reset() {
 	*x = ConnectReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1335,7 @@ func (x *ConnectReport) String() string {
 func (*ConnectReport) ProtoMessage() {}
 
 func (x *ConnectReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1348,7 @@ func (x *ConnectReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReport.ProtoReflect.Descriptor instead.
 func (*ConnectReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ConnectReport) GetPeer() string {
@@ -1306,7 +1406,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1418,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1431,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -1373,7 +1473,7 @@ type PostingReport struct {
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1485,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1498,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -1464,7 +1564,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1576,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1589,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1521,7 +1621,7 @@ type ProcessReport struct {
 
 func (x *ProcessReport) Reset() {
 	*x = ProcessReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +1633,7 @@ func (x *ProcessReport) String() string {
 func (*ProcessReport) ProtoMessage() {}
 
 func (x *ProcessReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +1646,7 @@ func (x *ProcessReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
 func (*ProcessReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ProcessReport) GetPeer() string {
@@ -1581,7 +1681,7 @@ type RekeyReport struct {
 
 func (x *RekeyReport) Reset() {
 	*x = RekeyReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1593,7 +1693,7 @@ func (x *RekeyReport) String() string {
 func (*RekeyReport) ProtoMessage() {}
 
 func (x *RekeyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1606,7 +1706,7 @@ func (x *RekeyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
 func (*RekeyReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RekeyReport) GetMessage() string {
@@ -1631,7 +1731,7 @@ type SumReport struct {
 
 func (x *SumReport) Reset() {
 	*x = SumReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1743,7 @@ func (x *SumReport) String() string {
 func (*SumReport) ProtoMessage() {}
 
 func (x *SumReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1756,7 @@ func (x *SumReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SumReport.ProtoReflect.Descriptor instead.
 func (*SumReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SumReport) GetName() string {
@@ -1680,11 +1780,66 @@ func (x *SumReport) GetMessage() string {
 	return ""
 }
 
+// The end of copying into the mirror.
+type CopyOutReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the command.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why the bytes are not there; empty: they are.
+	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyOutReport) Reset() {
+	*x = CopyOutReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyOutReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyOutReport) ProtoMessage() {}
+
+func (x *CopyOutReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyOutReport.ProtoReflect.Descriptor instead.
+func (*CopyOutReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CopyOutReport) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CopyOutReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 var File_kvgrpc_session_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xf9\x03\n" +
+	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xb9\x04\n" +
 	"\vRankCommand\x127\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1f.kvgrpc.session.v1.OfferCommandH\x00R\x05offer\x12=\n" +
 	"\aconnect\x18\x02 \x01(\v2!.kvgrpc.session.v1.ConnectCommandH\x00R\aconnect\x12F\n" +
@@ -1695,7 +1850,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06expect\x18\x05 \x01(\v2 .kvgrpc.session.v1.ExpectCommandH\x00R\x06expect\x12A\n" +
 	"\tawait_end\x18\x06 \x01(\v2\".kvgrpc.session.v1.AwaitEndCommandH\x00R\bawaitEnd\x127\n" +
 	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekey\x121\n" +
-	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sumB\t\n" +
+	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sum\x12>\n" +
+	"\bcopy_out\x18\t \x01(\v2!.kvgrpc.session.v1.CopyOutCommandH\x00R\acopyOutB\t\n" +
 	"\acommand\"4\n" +
 	"\fOfferCommand\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
@@ -1750,7 +1906,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aoffsets\x18\x02 \x03(\x04R\aoffsets\x12\x16\n" +
 	"\x06nbytes\x18\x03 \x03(\x04R\x06nbytes\x12\x16\n" +
-	"\x06counts\x18\x04 \x03(\rR\x06counts\"\xa7\x03\n" +
+	"\x06counts\x18\x04 \x03(\rR\x06counts\"V\n" +
+	"\x0eCopyOutCommand\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aoffsets\x18\x02 \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\x03 \x03(\x04R\x06nbytes\"\xe6\x03\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
@@ -1759,7 +1919,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04step\x18\x04 \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\x04step\x12<\n" +
 	"\aprocess\x18\x05 \x01(\v2 .kvgrpc.session.v1.ProcessReportH\x00R\aprocess\x126\n" +
 	"\x05rekey\x18\x06 \x01(\v2\x1e.kvgrpc.session.v1.RekeyReportH\x00R\x05rekey\x120\n" +
-	"\x03sum\x18\a \x01(\v2\x1c.kvgrpc.session.v1.SumReportH\x00R\x03sumB\b\n" +
+	"\x03sum\x18\a \x01(\v2\x1c.kvgrpc.session.v1.SumReportH\x00R\x03sum\x12=\n" +
+	"\bcopy_out\x18\b \x01(\v2 .kvgrpc.session.v1.CopyOutReportH\x00R\acopyOutB\b\n" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
@@ -1800,7 +1961,10 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tSumReport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\aR\x06values\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage*\x86\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"=\n" +
+	"\rCopyOutReport\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage*\x86\x01\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
@@ -1821,7 +1985,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -1835,18 +1999,20 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*AwaitEndCommand)(nil),     // 9: kvgrpc.session.v1.AwaitEndCommand
 	(*RekeyCommand)(nil),        // 10: kvgrpc.session.v1.RekeyCommand
 	(*SumCommand)(nil),          // 11: kvgrpc.session.v1.SumCommand
-	(*RankReport)(nil),          // 12: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 13: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 14: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 15: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 16: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 17: kvgrpc.session.v1.StepReport
-	(*ProcessReport)(nil),       // 18: kvgrpc.session.v1.ProcessReport
-	(*RekeyReport)(nil),         // 19: kvgrpc.session.v1.RekeyReport
-	(*SumReport)(nil),           // 20: kvgrpc.session.v1.SumReport
-	(*v1.RankEndpoint)(nil),     // 21: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 23: kvgrpc.v1.LayerRange
+	(*CopyOutCommand)(nil),      // 12: kvgrpc.session.v1.CopyOutCommand
+	(*RankReport)(nil),          // 13: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 14: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 15: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 16: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 17: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 18: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 19: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 20: kvgrpc.session.v1.RekeyReport
+	(*SumReport)(nil),           // 21: kvgrpc.session.v1.SumReport
+	(*CopyOutReport)(nil),       // 22: kvgrpc.session.v1.CopyOutReport
+	(*v1.RankEndpoint)(nil),     // 23: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 25: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
@@ -1857,27 +2023,29 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	9,  // 5: kvgrpc.session.v1.RankCommand.await_end:type_name -> kvgrpc.session.v1.AwaitEndCommand
 	10, // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
 	11, // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
-	21, // 8: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	0,  // 9: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	11, // 10: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
-	6,  // 11: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
-	7,  // 12: kvgrpc.session.v1.RepackCommand.strips:type_name -> kvgrpc.session.v1.Strip
-	13, // 13: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	14, // 14: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	16, // 15: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	17, // 16: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	18, // 17: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	19, // 18: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	20, // 19: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
-	21, // 20: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	15, // 21: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	22, // 22: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	23, // 23: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	12, // 8: kvgrpc.session.v1.RankCommand.copy_out:type_name -> kvgrpc.session.v1.CopyOutCommand
+	23, // 9: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	0,  // 10: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
+	11, // 11: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	6,  // 12: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
+	7,  // 13: kvgrpc.session.v1.RepackCommand.strips:type_name -> kvgrpc.session.v1.Strip
+	14, // 14: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	15, // 15: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	17, // 16: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	18, // 17: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	19, // 18: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	20, // 19: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	21, // 20: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	22, // 21: kvgrpc.session.v1.RankReport.copy_out:type_name -> kvgrpc.session.v1.CopyOutReport
+	23, // 22: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	16, // 23: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	24, // 24: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	25, // 25: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	26, // [26:26] is the sub-list for method output_type
+	26, // [26:26] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -1894,11 +2062,12 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankCommand_AwaitEnd)(nil),
 		(*RankCommand_Rekey)(nil),
 		(*RankCommand_Sum)(nil),
+		(*RankCommand_CopyOut)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[11].OneofWrappers = []any{
+	file_kvgrpc_session_v1_rank_proto_msgTypes[12].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
@@ -1906,16 +2075,17 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankReport_Process)(nil),
 		(*RankReport_Rekey)(nil),
 		(*RankReport_Sum)(nil),
+		(*RankReport_CopyOut)(nil),
 	}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[13].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[17].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[14].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -39,6 +39,10 @@ const (
 	PoolMemory_POOL_MEMORY_SHARED PoolMemory = 1
 	// Workers bring their own memory and move the bytes.
 	PoolMemory_POOL_MEMORY_PRIVATE PoolMemory = 2
+	// Workers have memory that no data path reaches, as of a device, and a mirror of it in host memory. They move the bytes
+	// of the mirror, into which the lead has them copy what is handed over (CopyOutCommand); what they read they copy on
+	// before they report the posting's end. No peer writes there: sources let this engine read what they push.
+	PoolMemory_POOL_MEMORY_MIRRORED PoolMemory = 3
 )
 
 // Enum value maps for PoolMemory.
@@ -47,11 +51,13 @@ var (
 		0: "POOL_MEMORY_UNSPECIFIED",
 		1: "POOL_MEMORY_SHARED",
 		2: "POOL_MEMORY_PRIVATE",
+		3: "POOL_MEMORY_MIRRORED",
 	}
 	PoolMemory_value = map[string]int32{
 		"POOL_MEMORY_UNSPECIFIED": 0,
 		"POOL_MEMORY_SHARED":      1,
 		"POOL_MEMORY_PRIVATE":     2,
+		"POOL_MEMORY_MIRRORED":    3,
 	}
 )
 
@@ -604,7 +610,9 @@ type AttachRankRequest struct {
 	Returns bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
 	// Of a worker that comes back: why its memory is not proved to be at rest. The engine is refused with it, and does not
 	// come back.
-	NotAtRest     string `protobuf:"bytes,5,opt,name=not_at_rest,json=notAtRest,proto3" json:"not_at_rest,omitempty"`
+	NotAtRest string `protobuf:"bytes,5,opt,name=not_at_rest,json=notAtRest,proto3" json:"not_at_rest,omitempty"`
+	// Where `private_memory`: that is a mirror of memory that no data path reaches.
+	Mirrored      bool `protobuf:"varint,6,opt,name=mirrored,proto3" json:"mirrored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -672,6 +680,13 @@ func (x *AttachRankRequest) GetNotAtRest() string {
 		return x.NotAtRest
 	}
 	return ""
+}
+
+func (x *AttachRankRequest) GetMirrored() bool {
+	if x != nil {
+		return x.Mirrored
+	}
+	return false
 }
 
 // The rank is attached.
@@ -2303,13 +2318,14 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x06limits\x18\x05 \x01(\v2\x11.kvgrpc.v1.LimitsR\x06limits\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12\x1d\n" +
 	"\n" +
-	"void_slots\x18\a \x01(\rR\tvoidSlots\"\xa0\x01\n" +
+	"void_slots\x18\a \x01(\rR\tvoidSlots\"\xbc\x01\n" +
 	"\x11AttachRankRequest\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12%\n" +
 	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\x12\x18\n" +
 	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +
-	"\vnot_at_rest\x18\x05 \x01(\tR\tnotAtRest\"g\n" +
+	"\vnot_at_rest\x18\x05 \x01(\tR\tnotAtRest\x12\x1a\n" +
+	"\bmirrored\x18\x06 \x01(\bR\bmirrored\"g\n" +
 	"\x12AttachRankResponse\x12.\n" +
 	"\x04pool\x18\x01 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12!\n" +
 	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\"q\n" +
@@ -2428,12 +2444,13 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x10RankCommandBatch\x12:\n" +
 	"\bcommands\x18\x01 \x03(\v2\x1e.kvgrpc.session.v1.RankCommandR\bcommands\"J\n" +
 	"\x0fRankReportBatch\x127\n" +
-	"\areports\x18\x01 \x03(\v2\x1d.kvgrpc.session.v1.RankReportR\areports*Z\n" +
+	"\areports\x18\x01 \x03(\v2\x1d.kvgrpc.session.v1.RankReportR\areports*t\n" +
 	"\n" +
 	"PoolMemory\x12\x1b\n" +
 	"\x17POOL_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12POOL_MEMORY_SHARED\x10\x01\x12\x17\n" +
-	"\x13POOL_MEMORY_PRIVATE\x10\x02BZ\n" +
+	"\x13POOL_MEMORY_PRIVATE\x10\x02\x12\x18\n" +
+	"\x14POOL_MEMORY_MIRRORED\x10\x03BZ\n" +
 	"\x15dev.kvgrpc.session.v1B\fSessionProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
 
 var (

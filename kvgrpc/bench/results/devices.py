@@ -1,0 +1,39 @@
+"""What a run of `kvgrpc bench pull --device` found."""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.bench.results.pulls import Run, Target
+
+DEVICE_BASELINES = {
+    "copies": "those between the device and page-locked host memory alone, of the same blocks, by the same streams",
+    "out": "from a device to an engine with shared memory, from the hand-over to the woken destination",
+    "in": "from an engine with shared memory to a device",
+}
+
+
+@dataclass(frozen=True)
+class DeviceCase:
+    """Pulls out of a device or into one. The ratio is the median over pairs: how much of the time the copies take."""
+
+    direction: str
+    datapath: str
+    block_bytes: int
+    blocks: int
+    layout: str
+    gbps: float
+    copy_gbps: float
+    ratio_copies: float
+
+
+@dataclass
+class DeviceResult(Run):
+    """A run with a device."""
+
+    device: str = ""
+    cases: list[DeviceCase] = field(default_factory=list)
+
+    def targets(self) -> list[Target]:
+        return []
+
+    def figures(self) -> dict[str, float | None]:
+        return {}

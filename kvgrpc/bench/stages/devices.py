@@ -1,0 +1,116 @@
+"""Two engines in this process, one of them with a device behind a mirror, between which blocks are pulled."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.bench.plan import BLOCK_TOKENS, Case, environment_of, path_of, pool
+from kvgrpc.bench.stages.engines import environment, next_event
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.mirror.lane import Job, Lane
+from kvgrpc.datapath.mirror.ranges import Ranges
+from kvgrpc.engine import BlocksReturned, Device, Engine, Rank, Received, content
+from kvgrpc.errors import InternalError, Reason
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_COPY_S = 60.0
+MakeDevices = Callable[[int], tuple[Device, Device]]
+"""Two views of one device's memory, of so many bytes: one for the rank, and one for what is measured beside it."""
+
+
+class DeviceEngines:
+    """The device is the source's (`out`) or the destination's; the other engine has shared memory. Use it as a context
+    manager.
+    """
+
+    def __init__(self, case: Case, make: MakeDevices, *, out: bool) -> None:
+        layout = pool(case.block_bytes, case.blocks).layout()
+        self._out = out
+        self._blocks = case.ids("source"), case.ids("destination")
+        self._content = content(opaque_id=b"kvgrpc bench", tokens=case.blocks * BLOCK_TOKENS)
+        device, self._beside = make(layout.total_bytes)
+        self._array = np.zeros(layout.total_bytes, dtype=np.uint8)
+        mine = self._blocks[0 if out else 1] * case.block_bytes
+        self._ranges = Ranges.of(mine, np.full(case.blocks, case.block_bytes, dtype=np.int64), layout.total_bytes)
+        self._block_bytes = case.block_bytes
+        self._ends = contextlib.ExitStack()
+        flags = ["--data-paths", path_of(case.data_path), "--copy-threads", str(case.threads)]
+        with environment(environment_of(case.data_path)):
+            self._source, self._destination = (
+                self._ends.enter_context(
+                    Engine.launch(flags=flags, pool=layout, weights_revision="bench", mirrored=mirrored)
+                )
+                for mirrored in (out, not out)
+            )
+        with_device, shared = (self._source, self._destination) if out else (self._destination, self._source)
+        paths = (path_of(case.data_path),)
+        self._ends.enter_context(Rank(with_device.ticket, device=device, data_paths=paths, copy_threads=case.threads))
+        self._memory = self._ends.enter_context(Rank(shared.ticket)).memory
+        self._beside.open(self._array)
+        self._ends.callback(self._beside.close)
+        self._lanes = {
+            True: Lane("kvgrpc-bench-out", self._beside.to_host),
+            False: Lane("kvgrpc-bench-in", self._beside.to_device),
+        }
+        for lane in self._lanes.values():
+            self._ends.callback(lane.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def check(self) -> None:
+        """A pull brings what the source has. Raises InternalError where it does not."""
+        words = self._array.view(np.uint64) if self._out else self._memory.view(np.uint64)
+        np.multiply(np.arange(len(words), dtype=np.uint64), _ODD, out=words)
+        if self._out:
+            self.copy_s(out=False)
+        self.pull_s()
+        if not self._out:
+            self.copy_s(out=True)
+        held = (self._array, self._memory) if self._out else (self._memory, self._array)
+        source, destination = (self._rows(memory, ids) for memory, ids in zip(held, self._blocks, strict=True))
+        if not np.array_equal(source, destination):
+            raise InternalError(Reason.INTERNAL, "the destination has other bytes than were to move")
+
+    def pull_s(self) -> float:
+        """From the hand-over to the event Received."""
+        given, taken = map(_any, self._blocks)
+        began = time.monotonic()
+        handed = self._source.finished_blocks(given, self._content, transfer_key=secrets.token_bytes(16))
+        self._source.flush()
+        self._destination.pull(handed.grant, self._content).start(taken)
+        self._destination.flush()
+        next_event(self._destination, Received)
+        woken = time.monotonic()
+        next_event(self._source, BlocksReturned)
+        return woken - began
+
+    def copy_s(self, *, out: bool | None = None) -> float:
+        """The copies between the device and host memory alone, in the direction of the pull unless another is named."""
+        ended = threading.Event()
+        job, began = Job(self._ranges, ended.set), time.monotonic()
+        self._lanes[self._out if out is None else out].copy(job)
+        if not ended.wait(_COPY_S) or job.poll() is not PostingState.DONE:
+            raise InternalError(Reason.INTERNAL, f"the device did not copy: {job.error or 'it does not end'}")
+        return time.monotonic() - began
+
+    def _rows(self, memory: NDArray[np.uint8], ids: Ids) -> NDArray[np.uint8]:
+        rows: NDArray[np.uint8] = memory[: len(memory) // self._block_bytes * self._block_bytes].reshape(
+            -1, self._block_bytes
+        )
+        return rows[ids]
+
+
+def _any(blocks: Ids) -> Any:
+    """Arrays of integers will do for lists of them, which types cannot say."""
+    return blocks

@@ -1,0 +1,121 @@
+"""Copies of what is handed over, for an engine whose memory no data path reaches.
+
+Its ranks have mirrors of their memory in host memory, block for block, and peers read these. A block may be read once
+it is in the mirrors of all ranks, after the step that writes it. Every hand-over is copied, also of blocks that an
+earlier one has brought there: only the engine knows which of them it has written since.
+
+Ranks copy in the order in which they are asked, also for leases that have ended meanwhile.
+"""
+
+from kvgrpc.core.actions import CopyOut
+from kvgrpc.core.events import CopiedOut
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.push_course import PushCourse
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.waiting import Copying, CopyingPortion, Mirrors
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.transfers import Failure, Side
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.parts import Part
+from kvgrpc.core.values.pieces import pieces_of, portions_of
+from kvgrpc.errors import NextStep, Reason
+
+RUNNING_MAX = 2
+"""Portions that the ranks copy at once: while the end of one is told, the next is under way."""
+
+
+class Mirroring:
+    """What is copied into the mirrors, portion by portion."""
+
+    def __init__(self, state: NodeState, hand_overs: HandOvers, course: PushCourse) -> None:
+        self._state = state
+        self._hand_overs = hand_overs
+        self._course = course
+
+    @property
+    def _mirrors(self) -> Mirrors:
+        return self._state.mirrors
+
+    def announced(self, lease: Lease) -> None:
+        """Blocks were handed over to readers."""
+        self._add(lease, 0, lease.blocks, None, lease.after_step)
+
+    def part_came(self, lease: Lease, part: Part, blocks: Blocks) -> None:
+        """A part of a push was handed over, of these blocks."""
+        self._add(lease, part.number, blocks, part.layers, part.after_step)
+
+    def go_on(self) -> None:
+        """A step is over, or a portion has been copied: what may be copied next is begun, in its order."""
+        state, mirrors = self._state, self._mirrors
+        ready = [copying for copying in mirrors.stepping if copying.after_step <= state.steps.done(copying.layers)]
+        if ready:
+            mirrors.stepping = [copying for copying in mirrors.stepping if copying not in ready]
+            mirrors.queue += ready
+        while mirrors.queue and len(mirrors.running) < RUNNING_MAX:
+            copying = mirrors.queue[0]
+            portion = next(copying.portions, None)
+            if portion is not None:
+                self._begin(copying, portion)
+                continue
+            del mirrors.queue[0]
+            copying.begun = True
+            self._look(copying)
+
+    def copied(self, event: CopiedOut) -> None:
+        """A rank has copied a portion, or could not."""
+        portion = self._mirrors.running.get(event.name)
+        if portion is None or event.rank not in portion.ranks:
+            return
+        copying = portion.copying
+        portion.ranks.discard(event.rank)
+        if not portion.ranks:
+            del self._mirrors.running[event.name]
+            copying.running -= 1
+        if event.message and copying.lease.live:
+            self._fail(copying.lease, event)
+        elif not portion.ranks:
+            self._look(copying)
+        self.go_on()
+
+    def _add(self, lease: Lease, number: int, blocks: Blocks, layers: LayerRange | None, after_step: int) -> None:
+        if not self._state.mirrored:
+            return
+        lease.uncopied.add(number)
+        portions = portions_of(self._state.pool.pool, [(blocks, layers)])
+        self._mirrors.stepping.append(Copying(lease, number, after_step, layers, portions))
+        self.go_on()
+
+    def _begin(self, copying: Copying, portion: list[tuple[Blocks, LayerRange | None]]) -> None:
+        state, mirrors = self._state, self._mirrors
+        mirrors.names += 1
+        copying.running += 1
+        name, ranks = f"c{mirrors.names}", set(range(state.pool.world_size))
+        mirrors.running[name] = CopyingPortion(copying, set(ranks), state.now)
+        pool = state.pool.pool
+        of_stages = [pieces_of(pool, portion, stage) for stage in range(pool.stages)]
+        for rank in sorted(ranks):
+            state.emit(CopyOut(rank, name, of_stages[rank // state.pool.stage_ranks]))
+
+    def _look(self, copying: Copying) -> None:
+        """Whether all of it is there; then it may be read."""
+        lease = copying.lease
+        if not copying.begun or copying.running or not lease.live:
+            return
+        lease.uncopied.discard(copying.number)
+        push = self._state.pushes.find(lease.transfer_id) if lease.pushed else None
+        if push is None:
+            self._state.react.lease_copied(lease)
+            return
+        for move in push.live:
+            self._course.try_post(move)
+
+    def _fail(self, lease: Lease, event: CopiedOut) -> None:
+        """What cannot be copied is never there: its readers are told."""
+        lease.failed = f"rank {event.rank} of its engine could not copy it into its mirror: {event.message}"
+        phase = "rendezvous" if lease.pushed else "readers"
+        failure = Failure(
+            Reason.SOURCE_FAILED, lease.failed, phase, Side.SOURCE, rank=event.rank, next=NextStep.RECOMPUTE
+        )
+        self._hand_overs.end(lease, LeaseState.RELEASED, failure)
+        self._state.react.lease_copied(lease)

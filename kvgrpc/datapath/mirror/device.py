@@ -1,0 +1,58 @@
+"""The seam between a mirror and memory that no data path reaches: what an integrator brings."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.errors import KVGrpcError, Reason
+
+
+class CopyFailed(KVGrpcError):
+    """A device could not copy, and nothing of that copy follows. Any other error proves nothing: what was to be filled
+    stays in quarantine, and the rank copies nothing more.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.DATA_PATH_FAILED, message)
+
+
+class Copy(Protocol):
+    """Copies that a device is at. A `torch.cuda.Event` that was recorded behind them is one."""
+
+    def synchronize(self) -> None:
+        """Waits until all bytes are there, visible to whoever reads them later; the interpreter lock is released.
+
+        Raises CopyFailed. Called once, from another thread than the one that started it, or from the same.
+        """
+
+
+class Device(Protocol):
+    """A rank's memory that only its own copies reach: `nbytes` bytes, in the order of the pool's linear offsets.
+
+    `to_host` and `to_device` are called from two threads, each from one; they only start copies, which take what the
+    engine's finished steps have written. Each gets the same offsets in both memories, sorted, of runs that do not
+    overlap, of shape [n], int64. Up to two copies of each direction are under way at once, never into the same bytes.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def open(self, mirror: NDArray[np.uint8]) -> None:
+        """The mirror, shape [nbytes], that copies are of from now on: page-locked here, where that is of use. A rank
+        that comes back to a new lead has a new mirror.
+        """
+        ...
+
+    def to_host(self, offsets: Ids, nbytes: Ids) -> Copy:
+        """Starts copying into the mirror. Raises CopyFailed."""
+        ...
+
+    def to_device(self, offsets: Ids, nbytes: Ids) -> Copy:
+        """Starts copying out of the mirror. Raises CopyFailed."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the mirror; no copy is under way. Idempotent."""
+        ...

@@ -1,0 +1,123 @@
+"""Copies of one direction between a device and its mirror, one job after the other, piece by piece."""
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.mirror.device import Copy, CopyFailed
+from kvgrpc.datapath.mirror.ranges import Ranges
+
+_log = logging.getLogger(__name__)
+
+PIECE_BYTES = 16 << 20
+"""A millisecond of a PCIe link: a job that is not wanted any more ends after as much."""
+PIECE_RUNS = 4_096
+PIECES_MAX = 2
+"""Pieces under way at once: the device never waits for who starts the next one."""
+
+
+class CopyLost(Exception):
+    """A copy ended without proof that nothing of it follows."""
+
+
+class Job:
+    """Copies of some ranges; a Posting. `ended` is called once, from any thread, when it is not PENDING any more."""
+
+    def __init__(self, ranges: Ranges, ended: Callable[[], None]) -> None:
+        self.ranges = ranges
+        self.lost = False
+        self._ended = ended
+        self._state = PostingState.PENDING
+        self._error = ""
+
+    def poll(self) -> PostingState:
+        """Raises CopyLost where it is not proved that nothing of it follows."""
+        if self.lost and self._state is not PostingState.PENDING:
+            raise CopyLost(self._error)
+        return self._state
+
+    @property
+    def error(self) -> str:
+        return self._error
+
+    def end(self, error: str) -> None:
+        self._error = error
+        self._state = PostingState.FAILED if error else PostingState.DONE
+        self._ended()
+
+
+class Lane:
+    """The thread that starts copies and waits for them. `start` starts those of a piece, see `Device`."""
+
+    def __init__(self, name: str, start: Callable[[Ids, Ids], Copy]) -> None:
+        self._start = start
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closing = False
+        self._lost = ""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def copy(self, job: Job) -> None:
+        """After all that were asked for before it. Never blocks."""
+        if self._closing:
+            job.end(self._refusal())
+        else:
+            self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Begins no piece any more: all jobs fail."""
+        self._closing = True
+        self._jobs.put(None)
+
+    def at_rest(self, wait_s: float) -> bool:
+        """After `stop`: whether it is proved that no copy of it is under way any more, or will be."""
+        self._thread.join(wait_s)
+        return not self._thread.is_alive() and not self._lost
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            error = self._copied(job)
+            try:
+                job.end(error)
+            except Exception:  # noqa: BLE001 - logged, and the thread goes on
+                _log.exception("the owner of a copy could not take its end")
+            del job
+
+    def _copied(self, job: Job) -> str:
+        """Why a job has failed; empty when it is done."""
+        flying: deque[Copy] = deque()
+        error = ""
+        for piece in job.ranges.parts(PIECE_BYTES, PIECE_RUNS):
+            if len(flying) == PIECES_MAX:
+                error = self._wait(job, flying.popleft().synchronize)
+            if error := error or self._refusal() or self._wait(job, partial(self._begin, piece, flying)):
+                break
+        while flying:
+            error = self._wait(job, flying.popleft().synchronize) or error
+        return error
+
+    def _begin(self, piece: Ranges, flying: deque[Copy]) -> None:
+        flying.append(self._start(piece.offsets, piece.nbytes))
+
+    def _refusal(self) -> str:
+        if self._lost:
+            return f"this rank lost a copy, of which something may still follow: {self._lost}"
+        return "this rank is closing" if self._closing else ""
+
+    def _wait(self, job: Job, do: Callable[[], None]) -> str:
+        """Why a call to the device failed."""
+        try:
+            do()
+        except CopyFailed as error:
+            return error.message
+        except Exception as error:  # noqa: BLE001 - logged, and nothing more is copied
+            _log.exception("a copy between a device and its mirror was lost")
+            job.lost = True
+            self._lost = str(error) or type(error).__name__
+            return self._lost
+        return ""

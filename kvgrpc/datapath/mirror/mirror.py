@@ -1,0 +1,117 @@
+"""The mirror of a rank: host memory as large as the rank's own, which no data path reaches.
+
+Data paths know the mirror only. What the engine hands over is copied out of the device before a peer may read it; what
+a posting has brought is copied into the device before the posting ends. Copies out are made one after the other, in the
+order in which they were asked for, so that an old one never overwrites a newer one; and no posting begins to read into
+bytes of which a copy out is still to come: the hand-over that it was for has ended then, and its blocks are others'.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvgrpc.core.events import CopiedOut
+from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.datapath.base import DataPathFailed, Posting
+from kvgrpc.datapath.host.memory import SharedMemory
+from kvgrpc.datapath.mirror.device import Device
+from kvgrpc.datapath.mirror.lane import Job, Lane
+from kvgrpc.datapath.mirror.ranges import Ranges
+from kvgrpc.errors import KVGrpcError
+
+_log = logging.getLogger(__name__)
+
+Report = Callable[[CopiedOut], None]
+
+
+class Mirror:
+    """`memory` mirrors `device`. `report` hears from threads of its own; nothing here blocks but `close`."""
+
+    def __init__(self, rank: int, memory: SharedMemory, device: Device, report: Report) -> None:
+        self._rank = rank
+        self._nbytes = memory.nbytes
+        self._device = device
+        self._report = report
+        self._lock = threading.Lock()  # guards the next two
+        self._coming: set[Job] = set()
+        """Copies out that have not ended, or were lost."""
+        self._waiting: list[Callable[[], None]] = []
+        device.open(memory.as_numpy())
+        self._out = Lane(f"kvgrpc-out-{rank}", device.to_host)
+        self._in = Lane(f"kvgrpc-in-{rank}", device.to_device)
+
+    def copy_out(self, name: str, pieces: Pieces) -> None:
+        """Copies these bytes out of the device: CopiedOut of that name, always."""
+        try:
+            ranges = Ranges.of(pieces.offsets, pieces.nbytes, self._nbytes)
+        except KVGrpcError as error:
+            self._report(CopiedOut(self._rank, name, error.message))
+            return
+        job = Job(ranges, lambda: self._copied_out(name, job))
+        with self._lock:
+            self._coming.add(job)
+        self._out.copy(job)
+
+    def copy_in(self, ranges: Ranges, wake: Callable[[], None]) -> Posting:
+        """Starts copying into the device what has arrived in the mirror."""
+        job = Job(ranges, wake)
+        self._in.copy(job)
+        return job
+
+    def is_clear(self, ranges: Ranges, wake: Callable[[], None]) -> bool:
+        """Whether nothing may be copied over these bytes of the mirror any more. If not, `wake` is called when to ask
+        again. Raises DataPathFailed where that is never proved.
+        """
+        with self._lock:
+            coming = [job for job in self._coming if job.ranges.touches(ranges)]
+            if lost := [job for job in coming if job.lost]:
+                raise DataPathFailed(f"a copy of the device was lost and may still write there: {lost[0].error}")
+            if coming:
+                self._waiting.append(wake)
+        return not coming
+
+    def close(self, wait_s: float) -> bool:
+        """Ends what is under way, after the piece that it is at; whether device and mirror are at rest. Idempotent."""
+        deadline = time.monotonic() + wait_s
+        lanes = self._out, self._in
+        for lane in lanes:
+            lane.stop()
+        rest = [lane.at_rest(max(deadline - time.monotonic(), 0.0)) for lane in lanes]
+        at_rest = all(rest)
+        if at_rest:
+            self._device.close()
+        else:
+            _log.error("the device of rank %d may still copy to its mirror, or from there", self._rank)
+        return at_rest
+
+    def _copied_out(self, name: str, job: Job) -> None:
+        with self._lock:
+            if not job.lost:
+                self._coming.discard(job)
+            waiting, self._waiting = self._waiting, []
+        self._report(CopiedOut(self._rank, name, job.error))
+        for wake in waiting:
+            wake()
+
+
+class Landing:
+    """What a posting brings into a mirror, on its way into the device. Used by the mover's thread only."""
+
+    def __init__(self, mirror: Mirror, ranges: Ranges) -> None:
+        self._mirror = mirror
+        self._ranges = ranges
+        self._clear = False
+        self.begun = False
+        """The bytes are in the mirror, and on their way from there: no data path has a part in it any more."""
+
+    def may_come(self, wake: Callable[[], None]) -> bool:
+        """Whether bytes may come into the mirror by now; if not, `wake` is called when to ask again. Raises as
+        `Mirror.is_clear` does.
+        """
+        self._clear = self._clear or self._mirror.is_clear(self._ranges, wake)
+        return self._clear
+
+    def start(self, wake: Callable[[], None]) -> Posting:
+        self.begun = True
+        return self._mirror.copy_in(self._ranges, wake)

@@ -1,0 +1,60 @@
+"""Bytes of a memory as sorted runs that do not touch each other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvgrpc.core.actions import Post
+from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.strips import spread
+from kvgrpc.datapath.host.addresses import check_runs, cut, groups
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Run i is `nbytes[i]` bytes from `offsets[i]` on. Shape [runs], int64."""
+
+    offsets: Ids
+    nbytes: Ids
+
+    @classmethod
+    def of(cls, offsets: Ids, nbytes: Ids, total_bytes: int) -> "Ranges":
+        """Neighbours are joined. Raises DataPathFailed unless all lie within `total_bytes` bytes."""
+        check_runs(Runs(offsets, offsets, nbytes), total_bytes, total_bytes)
+        offsets, nbytes = offsets[nbytes > 0], nbytes[nbytes > 0]
+        order = np.argsort(offsets, kind="stable")
+        offsets, ends = offsets[order], (offsets + nbytes)[order]
+        if not len(offsets):
+            return cls(offsets, ends)
+        reached = np.maximum.accumulate(ends)
+        begins = np.flatnonzero(np.concatenate(([True], offsets[1:] > reached[:-1])))
+        ends = reached[np.concatenate((begins[1:], [len(offsets)])) - 1]
+        return cls(offsets[begins], ends - offsets[begins])
+
+    def parts(self, part_bytes: int, most: int) -> "list[Ranges]":
+        """The same bytes in order, in parts of about `part_bytes` bytes, and at most `most` runs."""
+        runs = cut(Runs(self.offsets, self.offsets, self.nbytes), part_bytes)
+        bounds = groups(runs.nbytes, part_bytes, most)
+        return [Ranges(runs.dst[first:end], runs.nbytes[first:end]) for first, end in bounds]
+
+    def touches(self, other: "Ranges") -> bool:
+        """Whether they have a byte in common."""
+        if not len(self.offsets) or not len(other.offsets):
+            return False
+        at = np.searchsorted(other.offsets + other.nbytes, self.offsets, side="right")
+        within = at < len(other.offsets)
+        return bool((other.offsets[at[within]] < (self.offsets + self.nbytes)[within]).any())
+
+
+def filled_by(post: Post, total_bytes: int) -> Ranges:
+    """What a READ fills of the rank's memory, by its runs or by its re-pack, which was checked."""
+    if post.repack is None:
+        return Ranges.of(post.runs.dst, post.runs.nbytes, total_bytes)
+    places = [spread(strip.dst, strip.shape, strip.dst_steps) for strip in post.repack.strips]
+    lengths = [
+        np.full(len(some), strip.run_bytes, dtype=np.int64)
+        for some, strip in zip(places, post.repack.strips, strict=True)
+    ]
+    if not places:
+        return Ranges(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    return Ranges.of(np.concatenate(places), np.concatenate(lengths), total_bytes)

@@ -1,0 +1,296 @@
+"""States (Mamba 2, gated delta nets), alone or beside attention: prefill stops before the last token of the prompt,
+decode goes on from its state, and the tokens are those of one engine.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import (
+    CHUNK_TOKENS,
+    MAX_TOKENS,
+    START_S,
+    VOCABULARY,
+    Engine,
+    Engines,
+    Pair,
+    prompt_of,
+    wait_until,
+)
+
+pytestmark = pytest.mark.timeout(START_S)
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 256, "num_hidden_layers": 4, "bos_token_id": 1, "eos_token_id": 2,
+    "initializer_range": 0.08, "tie_word_embeddings": False,
+}  # fmt: skip
+ATTENTION: dict[str, Any] = {
+    "intermediate_size": 688, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+}  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_chunk_size": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model, and how vLLM runs it here."""
+
+    name: str
+    block_tokens: int
+    """Of its attention; of a model without any, any number."""
+    attention_bytes: int
+    """Of one block of all layers."""
+    state_bytes: int
+    """Of all layers."""
+    dtype: str = "float32"
+    prefix_caching: bool = False
+    shortest: int = 1
+    """Prompts of fewer tokens than vLLM's kernels take on processors end the engine, with a connector or without."""
+    path: str = "cma"
+    """How bytes move."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of prompts: decode has no block for the last token, or it is the first, the second or the last of one."""
+        block = self.block_tokens
+        return [self.shortest + 1, block, block + 1, block + 2, 2 * max(block, CHUNK_TOKENS) + 77]
+
+    def nbytes(self, tokens: int) -> int:
+        """What moves of a prompt of so many tokens."""
+        return -(-(tokens - 1) // self.block_tokens) * self.attention_bytes + self.state_bytes
+
+
+MODELS = {
+    "mamba": Model("mamba", 64, 0, 4 * 39_296, path="nixl"),
+    "falcon": Model("falcon", 32, 4 * 32_768, 4 * 19_840),
+    "granite": Model("granite", 64, 65_536, 3 * 39_296),
+    "qwen": Model("qwen", 544, 278_528, 3 * 268_288, "bfloat16", shortest=2),
+    "qwen-cached": Model("qwen", 544, 278_528, 3 * 268_288, "bfloat16", prefix_caching=True, shortest=2),
+}
+
+
+def write_model(folder: Path, name: str) -> None:
+    """A Mamba 2, a Falcon H1, a Granite 4 or a Qwen 3.5 with random weights."""
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(0)
+    made: Any
+    match name:
+        case "mamba":
+            made = hf.Mamba2ForCausalLM(
+                hf.Mamba2Config(**COMMON, state_size=16, num_heads=16, head_dim=32, n_groups=1, chunk_size=64)
+            )
+        case "falcon":
+            made = hf.FalconH1ForCausalLM(
+                hf.FalconH1Config(**COMMON, **ATTENTION, **MAMBA, mamba_d_ssm=256, mamba_n_heads=8)
+            )
+        case "granite":
+            layers = ["mamba", "attention", "mamba", "mamba"]
+            made = hf.GraniteMoeHybridForCausalLM(
+                hf.GraniteMoeHybridConfig(
+                    **COMMON, **ATTENTION, **MAMBA, mamba_n_heads=16, layer_types=layers, num_local_experts=0,
+                    num_experts_per_tok=0, shared_intermediate_size=512, position_embedding_type="rope",
+                )
+            )  # fmt: skip
+        case _:
+            layers = ["linear_attention"] * 3 + ["full_attention"]
+            made = hf.Qwen3_5ForCausalLM(
+                hf.Qwen3_5TextConfig(
+                    **COMMON, **ATTENTION, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
+                    linear_key_head_dim=128, linear_value_head_dim=128, layer_types=layers,
+                )
+            )  # fmt: skip
+    made.save_pretrained(folder)
+
+
+def arguments(engines: Engines, model: Model) -> dict[str, Any]:
+    """Of vLLM. The folder is there."""
+    folder = engines.folder / f"states-{model.name}"
+    if not folder.exists():
+        write_model(folder, model.name)
+    return {"model": str(folder), "dtype": model.dtype, "enable_prefix_caching": model.prefix_caching}
+
+
+@dataclass(frozen=True)
+class States:
+    """Engines with such a model."""
+
+    model: Model
+    pair: Pair
+
+    def asked(self, start: list[int]) -> tuple[list[int], list[int]]:
+        """A prompt of one token more, and what one engine makes of it. In bfloat16 vLLM's kernels that prefill and that
+        decode do not agree, and an engine that takes a state decodes the last token of its prompt. So that is one that
+        the other engine had decoded.
+        """
+        if self.model.dtype == "float32":
+            prompt = [*start, 77]
+            return prompt, self.pair.expected(prompt)
+        decoded, *expected = self.pair.p.ask(start, None, 1 + MAX_TOKENS).tokens
+        assert self.pair.p.forgets()
+        return [*start, decoded], expected
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def states(request: pytest.FixtureRequest, engines: Engines) -> Iterator[States]:
+    model = MODELS[request.param]
+    more = arguments(engines, model)
+    with closing(Pair(engines, more=more, data_paths=[model.path], layers_per_part=1, offer_ttl_s=60.0)) as pair:
+        pair.start()
+        yield States(model, pair)
+
+
+def received(engine: Engine) -> int:
+    return engine.counts().get("received_tokens", 0)
+
+
+def moved(engine: Engine) -> dict[str, int]:
+    """Bytes of each transfer that its lead remembers."""
+    with engine.lead() as lead:
+        return {row.transfer_id: row.moved_bytes for row in lead.list_transfers().transfers}
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_decode_goes_on_from_the_state_before_the_last_token_as_one_engine_does(states: States, mode: str) -> None:
+    pair = states.pair
+    for length in states.model.lengths:
+        prompt, expected = states.asked(prompt_of(length - 1, seed=21))
+        before, known = received(pair.d), moved(pair.d)
+        answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
+        assert answer.tokens == expected, (length, answer)
+        assert received(pair.d) - before == length - 1
+        came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
+        assert max(came) == states.model.nbytes(length), (length, came)
+        pair.at_rest()
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_a_prompt_of_one_token_is_computed_by_decode_alone(states: States, mode: str) -> None:
+    pair, prompt = states.pair, [77]
+    if states.model.shortest > 1:
+        pytest.skip("vLLM cannot compute it")
+    expected, before = pair.expected(prompt), received(pair.d)
+    answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
+    assert answer.tokens == expected
+    assert received(pair.d) == before
+    pair.at_rest()
+
+
+def test_states_of_requests_at_once_are_kept_apart(states: States) -> None:
+    """Blocks that attention had are those of a state next, and are zeroed in between."""
+    pair = states.pair
+    asked = [states.asked(prompt_of(40 + 37 * number, seed=70 + number)) for number in range(6)]
+    prompts, expected = [prompt for prompt, _ in asked], [tokens for _, tokens in asked]
+    before = received(pair.d)
+    params = [pair.prefilled(prompt) for prompt in prompts]
+    lines = [pair.d.begin(prompt, of) for prompt, of in zip(prompts, params, strict=True)]
+    own = pair.d.begin(prompts[0])
+    assert [pair.d.answer(line).tokens for line in lines] == expected
+    assert pair.d.answer(own).tokens == expected[0]
+    assert received(pair.d) - before == sum(map(len, prompts)) - len(prompts)
+    pair.at_rest()
+
+
+@pytest.mark.parametrize("more", [1, 2, 40])
+def test_the_next_turn_goes_on_from_the_state_of_the_engine_that_decoded(states: States, more: int) -> None:
+    """Of a turn of one token more than was computed, prefill is to compute none: it begins anew."""
+    pair = states.pair
+    prompt, expected = states.asked(prompt_of(states.model.block_tokens + 70, seed=60))
+    answer = pair.pull(prompt)
+    assert answer.tokens == expected
+    if states.model.dtype == "float32":
+        turn = [*prompt, *expected, *prompt_of(more - 1, seed=61)]
+        expected_then = pair.expected(turn)
+    else:  # all of the turn is decoded by the one engine
+        decoded = pair.p.ask(prompt[:-1], None, 1 + 2 * MAX_TOKENS + more - 1).tokens
+        turn = [*prompt[:-1], *decoded[: 1 + MAX_TOKENS + more - 1]]
+        expected_then = decoded[1 + MAX_TOKENS + more - 1 :]
+    wait_until(pair.p.rests)
+    before = pair.p.counts().get("external_hits", 0)
+    relayed = pair.p.ask(turn, answer.params, 1)
+    history = len(prompt) + len(expected) - 1  # the last token of an answer was never computed
+    assert len(turn) == history + more
+    assert pair.p.counts().get("external_hits", 0) - before == (history if more > 1 else 0)
+    wait_until(pair.d.rests)
+    before = received(pair.d)
+    tokens = pair.d.ask(turn, relayed.params).tokens
+    assert received(pair.d) - before == len(turn) - 1
+    if states.model.dtype == "float32" or more == 2:  # else prefill computes what the one engine decodes
+        assert tokens == expected_then
+    pair.at_rest()
+
+
+def test_what_decode_has_of_a_prompt_does_not_come_again_but_its_state(states: States) -> None:
+    """Where it caches states: that of a prefix which ends with a block."""
+    pair, model = states.pair, states.model
+    if not model.prefix_caching:
+        pytest.skip("vLLM keeps no states here")
+    shared = prompt_of(model.block_tokens, seed=40)
+    for start, hits in ((shared, len(shared)), ([*shared, *prompt_of(69, seed=41)], 69)):
+        prompt, expected = states.asked(start)
+        before, known = pair.d.counts().get("external_hits", 0), moved(pair.d)
+        assert pair.pull(prompt).tokens == expected
+        assert pair.d.counts()["external_hits"] - before == hits
+        came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
+        assert max(came) == model.attention_bytes + model.state_bytes, "one block in either case"
+    pair.at_rest()
+
+
+def test_hand_overs_that_nobody_comes_for_are_taken_back_and_what_is_lost_is_computed(engines: Engines) -> None:
+    model = MODELS["falcon"]
+    more = {**arguments(engines, model), "max_model_len": 512, "num_gpu_blocks_override": 40}
+    with closing(Pair(engines, more=more, ttl_s=600.0, firm_ttl_s=0.3)) as pair:
+        pair.on_loss["D"] = "recompute"
+        pair.start()
+        for seed in range(5):
+            pair.prefilled(prompt_of(10 * model.block_tokens, seed=80 + seed))  # its client hangs up: nobody comes
+        prompt = prompt_of(10 * model.block_tokens, seed=90)
+        answer = pair.pull(prompt)
+        assert answer.tokens == pair.p.ask(prompt).tokens
+        assert pair.p.counts().get("preempted", 0) == 0
+        params, before = pair.prefilled(prompt), received(pair.d)
+        pair.p.let_go()
+        assert pair.d.ask(prompt, params).tokens == answer.tokens
+        assert received(pair.d) == before
+        pair.at_rest()
+
+
+ENGINES: dict[str, dict[str, dict[str, Any]]] = {
+    "two-ranks-each": {name: {"tensor_parallel_size": 2} for name in "PD"},
+    "cached-to-shorter": {"P": {"enable_prefix_caching": True}, "D": {"max_model_len": 1024}},
+}
+
+
+@pytest.mark.parametrize("each", ENGINES)
+def test_states_move_between_equal_ranks_whatever_is_cached_and_however_long_prompts_are(
+    engines: Engines, each: str
+) -> None:
+    model = MODELS["qwen"]
+    with closing(Pair(engines, more=arguments(engines, model), each=ENGINES[each])) as pair:
+        pair.start()
+        for length in (model.block_tokens + 1, 700):
+            prompt, expected = States(model, pair).asked(prompt_of(length - 1, seed=97))
+            before = received(pair.d)
+            assert pair.pull(prompt).tokens == expected
+            assert pair.push(prompt).tokens == expected
+            assert received(pair.d) - before == 2 * (length - 1)
+            pair.at_rest()
+
+
+def test_states_of_engines_with_other_numbers_of_ranks_are_refused(engines: Engines) -> None:
+    more, each = arguments(engines, MODELS["falcon"]), {"D": {"tensor_parallel_size": 2}}
+    with closing(Pair(engines, more=more, each=each)) as pair:
+        pair.start()
+        assert pair.pull(prompt_of(100, seed=95)).failed
+        log = pair.d.log()
+        assert "got no KV: INCOMPATIBLE_POOLS" in log
+        assert "world_size: 1 here, 2 there" in log
+        assert "give both engines as many ranks" in log
+        pair.at_rest()
