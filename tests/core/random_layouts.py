@@ -51,6 +51,10 @@ class Layers(NamedTuple):
         """Whether both engines need as many ranks."""
         return self.inside == "nothing" and self.kind is not MLA
 
+    def fits(self, ranks: int) -> bool:
+        """Whether so many ranks can have these heads: shares of them, or one on each."""
+        return self.kind in (MLA, STATE) or 0 in (self.heads % ranks, ranks % self.heads)
+
 
 class Engine(NamedTuple):
     """What an engine chooses once for all groups."""
@@ -127,7 +131,7 @@ def models(draw: st.DrawFn) -> list[Layers]:
             Layers(
                 kind,
                 layers,
-                draw(st.sampled_from([1, 2, 4, 8])),
+                draw(st.sampled_from([1, 2, 4, 6, 8])),
                 draw(st.sampled_from([1, 5, 8, 13])) if kind is WINDOW else 0,
                 inside,
                 sizes if inside == "tokens" or kind is STATE else (sizes[0], sizes[0]),
@@ -256,7 +260,8 @@ def _listed(draw: st.DrawFn, side: SplitKV, tokens: int, *, from_first: bool, to
 def moves(draw: st.DrawFn) -> Move:
     """Two engines that can exchange blocks, and the blocks of a prompt of which each has a part."""
     model = draw(models())
-    ranks = [draw(st.sampled_from([1, 2, 4])) for _ in range(2)]
+    fitting = [ranks for ranks in range(1, 5) if all(some.fits(ranks) for some in model)]
+    ranks = [draw(st.sampled_from(fitting)) for _ in range(2)]
     if any(some.binds_ranks for some in model):
         ranks[1] = ranks[0]
     sides = [_engine(draw, model, which, ranks[which]) for which in range(2)]

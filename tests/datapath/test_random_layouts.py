@@ -34,7 +34,7 @@ class Way(NamedTuple):
 WAYS = {
     name: Way(case, examples, environment)
     for name, path, examples, environment in [
-        ("loopback", "loopback", 200, {}),
+        ("loopback", "loopback", 400, {}),
         ("shm", "shm", 40, {}),
         ("cma", "cma", 40, {}),
         ("nixl", "nixl", 25, {}),

@@ -18,7 +18,7 @@ from tests.core.random_layouts import Move, moves
 from tests.core.split_kv import move
 
 
-@settings(max_examples=800)
+@settings(max_examples=1000)
 @given(moves(), st.sampled_from([1, 8, 64, 1024]))
 def test_every_head_of_every_destination_rank_is_written_once_and_nothing_else(made: Move, run_bytes_min: int) -> None:
     assert all(row.bridgeable for row in differences(made.source.side, made.destination.side))
@@ -33,7 +33,7 @@ def test_every_head_of_every_destination_rank_is_written_once_and_nothing_else(m
         assert tuple(begins) == made.chunk.begins
 
 
-@settings(max_examples=400)
+@settings(max_examples=500)
 @given(moves(), st.data(), st.integers(1, 400), st.sampled_from([1, 64, 1024]))
 def test_what_is_posted_in_parts_and_split_is_the_same_in_all(
     made: Move, data: st.DataObject, most: int, run_bytes_min: int
@@ -60,7 +60,7 @@ def apart(made: Move) -> list[tuple[int, int]]:
     return [(first, end - first) for first, end in pairwise([0, *whole])]
 
 
-@settings(max_examples=300)
+@settings(max_examples=500)
 @given(moves())
 def test_layers_one_after_the_other_are_all_layers(made: Move) -> None:
     bridge = made.bridge(1)
