@@ -44,7 +44,7 @@ from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
 FEATURES = ("push", "layerwise", CHECKSUMS)
-"""What this server can do beyond what every one can."""
+"""What every server can do beyond what every version can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
 
@@ -107,6 +107,7 @@ class Server:
         self._sessions: Sessions | None = None
         self._local: list[SharedRank] = []
         self._paths: list[DataPathStatus] = []
+        self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(
@@ -131,7 +132,7 @@ class Server:
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
-        self._grpc, self._health = build(self._lead, self.config.limits)
+        self._grpc, self._health = build(self._lead, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
         try:
             port = self._grpc.add_insecure_port(self.config.listen)
@@ -302,7 +303,7 @@ class Server:
             engine,
             engine_id=request.engine_id or engine.engine_id,
             weights_revision=request.weights_revision or engine.weights_revision,
-            features=(*FEATURES, READS_PUSHES) if reads else engine.features,
+            features=(*self._features, READS_PUSHES) if reads else engine.features,
         )
 
     async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:
@@ -345,7 +346,7 @@ class Server:
             pool=layout,
             pool_kind=kind,
             world_size=world_size,
-            features=(*FEATURES, READS_PUSHES) if self.config.checksums else FEATURES,
+            features=(*self._features, READS_PUSHES) if self.config.checksums else self._features,
             required_features=(CHECKSUMS,) if self.config.checksums else (),
         )
 

@@ -136,8 +136,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--session-socket", default="", help="where its lead listens; none: no transfers")
     parser.add_argument("--ranks", type=int, default=1, help="over so many its KV heads are split")
+    parser.add_argument("--window-tokens", type=int, default=0, help="every second layer sees no more; 0: all see all")
     arguments = parser.parse_args()
-    engine = MinimalEngine(arguments.session_socket, ranks=arguments.ranks)
+    engine = MinimalEngine(arguments.session_socket, ranks=arguments.ranks, window_tokens=arguments.window_tokens)
     operations = Operations(engine)
     print(json.dumps({"ready": True}), flush=True)
     while True:

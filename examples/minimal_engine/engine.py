@@ -4,8 +4,8 @@
 BlockManager gives out the blocks (an ENGINE_MANAGED pool). It keeps one reference per hand-over of a block, and gives
 it back when BlocksReturned says so.
 
-Blocks move by pull here. More files add what only some engines do: `push`, `chat` for conversations that come back, and
-`ranks` for a pool that is split over several.
+Blocks move by pull here. More files add what only some engines do: `push`, `chat` for conversations that come back,
+`ranks` for a pool that is split over several, and `windows` for layers that see the last tokens only.
 """
 
 import time
@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from examples.minimal_engine.model import MinimalModel, encode, greedy_token
-from examples.minimal_engine.paged import BlockManager
+from examples.minimal_engine.model import MinimalModel, ModelConfig, encode, greedy_token
 from examples.minimal_engine.ranks import layers_in
+from examples.minimal_engine.windows import GroupBlocks, split
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, LayersReceived, Pull, Rank, Received, content
 from kvgrpc.engine.transfers.handles import Handle
@@ -41,16 +41,18 @@ class Request:
 class MinimalEngine:
     """A model, a paged pool, and (with a session socket) a lead."""
 
-    def __init__(self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16, ranks: int = 1) -> None:
-        """`ranks`: over so many its KV heads are split, which they divide."""
-        self.model = MinimalModel()
-        config = self.model.config
-        self.blocks = BlockManager(blocks, block_tokens)
+    def __init__(
+        self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16, ranks: int = 1, window_tokens: int = 0
+    ) -> None:
+        """`ranks`: over so many its KV heads are split, which they divide. `window_tokens`: as in ModelConfig."""
+        config = ModelConfig(window_tokens=window_tokens)
+        self.model = MinimalModel(config)
         group = Group(
             "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads // ranks,
             config.head_dim, "float32",
         )  # fmt: skip
-        layout = uniform_layout(group, config.block_bytes(block_tokens) // ranks)
+        layout = split(uniform_layout(group, config.block_bytes(block_tokens) // ranks), window_tokens)
+        self.blocks = GroupBlocks(blocks, block_tokens, layout.groups)
         memories = [np.zeros(layout.total_bytes, dtype=np.uint8) for _ in range(ranks)]
         if socket_path:
             revision = self.model.weights_revision
@@ -81,7 +83,8 @@ class MinimalEngine:
 
     def hand_over(self, request: Request, **labels: Any) -> HandOver:
         """Hands the KV of all tokens of a request over. Its references are the hand-over's from now on."""
-        handover = self.engine.finished_blocks(request.table, content(request.ids), **labels)
+        blocks = self.blocks.cut(request.table, len(request.ids))
+        handover = self.engine.finished_blocks(blocks, content(request.ids), **labels)
         self.engine.flush()
         self.given[handover] = request.table
         return handover
@@ -94,10 +97,10 @@ class MinimalEngine:
 
     def fill(self, request: Request, pull: Pull) -> None:
         """Gives a pull the request's blocks and waits. Raises TransferFailed; the blocks are the request's again."""
-        block = self.blocks.block_tokens
-        missing = request.table[request.have_tokens // block : -(-pull.use_tokens // block)]
+        missing = self.blocks.cut(request.table, pull.use_tokens, request.have_tokens)
         pull.start(missing, have_tokens=request.have_tokens)
         self.wait(pull)
+        self.blocks.filled(request.table, pull.use_tokens, request.have_tokens)
         request.have_tokens = max(request.have_tokens, pull.use_tokens)
 
     def decode(self, request: Request, count: int, logits: torch.Tensor | None = None) -> list[int]:
@@ -105,18 +108,17 @@ class MinimalEngine:
 
         The tokens join the request; all but the last have their KV then.
         """
-        ids, made = request.ids, list[int]()
-        start = min(request.have_tokens, len(ids) - 1)
+        ids, prompt_tokens = request.ids, len(request.ids)
+        start = min(request.have_tokens, prompt_tokens - 1)
         for _ in range(count):
             if logits is None:
                 self.blocks.extend(request.table, len(ids))
                 logits = self.model.forward(ids[start:], start, request.table, self.kv)
-            made.append(greedy_token(logits))
-            start, logits = len(ids), None
-            ids.append(made[-1])
+            ids.append(greedy_token(logits))
+            start, logits = len(ids) - 1, None
         request.have_tokens = len(ids) - 1
         self.blocks.register(request.table, ids[:-1])
-        return made
+        return ids[prompt_tokens:]
 
     def release(self, request: Request) -> None:
         """The request is over; its KV stays findable until its blocks are recycled."""

@@ -2,6 +2,7 @@
 
 Six layers over bytes: RMSNorm, grouped-query attention with rotary positions, SwiGLU. The weights
 are random but fixed, so the text it writes means nothing; it depends on every byte of the prompt.
+With `ModelConfig.window_tokens` every second layer sees the last tokens only.
 
 Rules of this file:
 
@@ -90,12 +91,16 @@ class ModelConfig:
     # decoding falls into a loop; at 4 it follows single tokens and no loop was seen.
     score_deviation: float = 4.0
     seed: int = 1
+    # Every second layer sees so many tokens, its own included; 0: all layers see all.
+    window_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.query_heads % self.kv_heads:
             raise ValueError(f"{self.query_heads} query heads over {self.kv_heads} KV heads")
         if self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim, not {self.head_dim}")
+        if self.window_tokens < 0 or (self.window_tokens and self.layers % 2):
+            raise ValueError(f"every second of {self.layers} layers has a window of {self.window_tokens} tokens")
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, int, int, int, int]:
         """Shape of one layer's KV: [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim]."""
@@ -105,11 +110,19 @@ class ModelConfig:
         """Bytes of one block in one layer, K and V together."""
         return math.prod(self.kv_shape(1, block_tokens)) * torch.float32.itemsize
 
+    def window_of(self, layer: int) -> int:
+        """How many tokens a layer sees; 0: all."""
+        return self.window_tokens if layer % 2 else 0
+
     @property
     def weights_revision(self) -> str:
         """Digest of all that the weights, and so the KV, depend on: 64 hex digits."""
-        fields = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(f"{_REVISION_DOMAIN}\n{fields}".encode()).hexdigest()
+        fields = asdict(self)
+        if not self.window_tokens:
+            # Such KV is that of engines that know of no windows.
+            del fields["window_tokens"]
+        text = json.dumps(fields, sort_keys=True)
+        return hashlib.sha256(f"{_REVISION_DOMAIN}\n{text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -229,9 +242,9 @@ class MinimalModel:
 
     def next_layer(self, run: ForwardPass) -> None:
         """Computes one layer more. Its KV is complete then, and is not written again."""
-        weights, layer_kv = self.layers[run.layers_done], run.kv[run.layers_done]
+        weights = self.layers[run.layers_done]
         for i, (tile, hidden) in enumerate(zip(run.tiles, run.hidden, strict=True)):
-            mixed = hidden + self._attention(weights, _norm(hidden), tile, layer_kv, writes=run.writes)
+            mixed = hidden + self._attention(run, _norm(hidden), tile)
             gate, up = (_norm(mixed) @ weights.gate_up).chunk(2, dim=-1)
             run.hidden[i] = mixed + (silu(gate) * up) @ weights.down
         run.layers_done += 1
@@ -288,23 +301,30 @@ class MinimalModel:
             rotation=(angles.cos(), angles.sin()),
         )
 
-    def _attention(self, weights: LayerWeights, x: Tensor, tile: _Tile, layer_kv: Tensor, *, writes: bool) -> Tensor:
-        """Writes the tile's K and V, then attends over the blocks; [TILE_TOKENS, hidden_dim]."""
-        c = self.config
+    def _attention(self, run: ForwardPass, x: Tensor, tile: _Tile) -> Tensor:
+        """Writes the tile's K and V in the layer whose turn it is, then attends over the blocks;
+        [TILE_TOKENS, hidden_dim].
+        """
+        c, layer = self.config, run.layers_done
+        weights, layer_kv, window = self.layers[layer], run.kv[layer], self.config.window_of(layer)
         group = c.query_heads // c.kv_heads
         projected = (x @ weights.qkv).view(TILE_TOKENS, -1, c.head_dim)
         q, k = projected[:, : c.query_heads], projected[:, c.query_heads : -c.kv_heads]
         k, v = _rotate(k, tile.rotation), projected[:, -c.kv_heads :]
-        if writes:
+        if run.writes:
             layer_kv[tile.write_blocks, 0, tile.write_slots] = k[tile.rows].float()
             layer_kv[tile.write_blocks, 1, tile.write_slots] = v[tile.rows].float()
-        keys, values = _gather(layer_kv, tile)
+        start = tile.padded_tokens - TILE_TOKENS
+        keys, values = _gather(layer_kv, tile, max(start + tile.rows.start + 1 - window, 0) if window else 0)
 
         q = _rotate(q, tile.rotation) * (c.score_deviation / math.sqrt(c.head_dim))
         q = q.view(TILE_TOKENS, c.kv_heads, group, c.head_dim).permute(1, 2, 0, 3)
         scores = q.reshape(c.kv_heads, group * TILE_TOKENS, c.head_dim) @ keys
         scores = scores.view(c.kv_heads, group, TILE_TOKENS, tile.padded_tokens)
         scores[..., -TILE_TOKENS:].masked_fill_(self._later, -torch.inf)
+        if window:
+            rows = torch.arange(start, tile.padded_tokens)[:, None]
+            scores.masked_fill_(torch.arange(tile.padded_tokens) <= rows - window, -torch.inf)
         mixed = scores.softmax(dim=-1).view(c.kv_heads, group * TILE_TOKENS, -1) @ values
         mixed = mixed.view(c.kv_heads, group, TILE_TOKENS, c.head_dim).permute(2, 0, 1, 3)
         return mixed.reshape(TILE_TOKENS, -1) @ weights.attention_out
@@ -320,17 +340,17 @@ class MinimalModel:
         return draws.view(inputs, outputs).double() * (deviation * math.sqrt(3) / 2**15)
 
 
-def _gather(layer_kv: Tensor, tile: _Tile) -> tuple[Tensor, Tensor]:
+def _gather(layer_kv: Tensor, tile: _Tile, first: int) -> tuple[Tensor, Tensor]:
     """The context, read through the block table: keys [kv_heads, head_dim, padded_tokens] and
     values [kv_heads, padded_tokens, head_dim], float64.
 
-    The padding is zeros, never what lies in the blocks: an unwritten slot may hold NaN, and its
-    weight of 0 would not hide that.
+    The padding is zeros, and so is what stands before the token `first`, which no row sees; never
+    what lies in the blocks: an unwritten slot may hold NaN, and its weight of 0 would not hide that.
     """
     _, _, _, kv_heads, head_dim = layer_kv.shape
     context = torch.zeros(2, tile.padded_tokens, kv_heads, head_dim, dtype=torch.float64)
     blocks = layer_kv[tile.read_blocks].transpose(0, 1)
-    context[:, : tile.written_tokens] = blocks.flatten(1, 2)[:, : tile.written_tokens]
+    context[:, first : tile.written_tokens] = blocks.flatten(1, 2)[:, first : tile.written_tokens]
     keys, values = context
     return keys.permute(1, 2, 0), values.transpose(0, 1)
 

@@ -72,11 +72,7 @@ class BlockManager:
         """
         if not token_ids:
             raise ValueError("a prompt has at least one token")
-        cached: list[int] = []
-        for key in block_keys(token_ids[:-1], self.block_tokens):
-            if key not in self._block_of:
-                break
-            cached.append(self._block_of[key])
+        cached = self.find(token_ids[:-1])
         self._add_references(cached)
         block_table = list(cached)
         try:
@@ -85,6 +81,15 @@ class BlockManager:
             self.release(cached)
             raise
         return Allocation(block_table, len(cached) * self.block_tokens)
+
+    def find(self, token_ids: Sequence[int]) -> list[int]:
+        """The full blocks in which KV of these tokens is, from the first on."""
+        found: list[int] = []
+        for key in block_keys(token_ids, self.block_tokens):
+            if key not in self._block_of:
+                break
+            found.append(self._block_of[key])
+        return found
 
     def extend(self, block_table: list[int], tokens: int) -> None:
         """Appends blocks, one reference each, until the table covers `tokens` tokens.

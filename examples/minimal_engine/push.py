@@ -21,14 +21,14 @@ def prefill(engine: MinimalEngine, request: Request, grant: bytes, *, layerwise:
     engine.given[push] = request.table
     missing = request.ids[request.have_tokens :]
     run = engine.model.begin(missing, request.have_tokens, request.table, engine.kv)
-    last = len(engine.kv) - 1
+    blocks, last = engine.blocks.cut(request.table, len(request.ids)), len(engine.kv) - 1
     for layer in range(last + 1):
         engine.model.next_layer(run)
-        if layerwise and layer < last:
-            push.finished(request.table, layers=(layer, 1))
+        if layerwise and layer < last and engine.blocks.completes(layer):
+            push.finished(blocks, layers=(engine.blocks.number(layer), 1))
             engine.engine.flush()
     engine.prefilled_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-    push.finished(request.table, layers=(last, 1) if layerwise else None, last=True)
+    push.finished(blocks, layers=(engine.blocks.number(last), 1) if layerwise else None, last=True)
     engine.engine.flush()
     engine.blocks.register(request.table, request.ids)
     return push
@@ -36,7 +36,7 @@ def prefill(engine: MinimalEngine, request: Request, grant: bytes, *, layerwise:
 
 def reserve(engine: MinimalEngine, request: Request, **labels: Any) -> Reservation:
     """Reserves the request's blocks for a push, beyond what is here, and waits for the grant. Raises TransferFailed."""
-    missing = request.table[request.have_tokens // engine.blocks.block_tokens :]
+    missing = engine.blocks.cut(request.table, len(request.ids), request.have_tokens)
     reservation = engine.engine.reserve(missing, content(request.ids), have_tokens=request.have_tokens, **labels)
     while not reservation.grant and not reservation.over:
         engine.step(timeout_s=1.0)
@@ -53,15 +53,16 @@ def receive(engine: MinimalEngine, request: Request, reservation: Reservation) -
     last = len(request.ids) - 1
     run = engine.model.begin(request.ids[last:], last, request.table, engine.kv, writes=False)
     for layer in range(len(engine.kv)):
-        _wait_for(engine, reservation, layer)
+        _wait_for(engine, reservation, engine.blocks.number(layer))
         engine.model.next_layer(run)
     engine.wait(reservation)
+    engine.blocks.filled(request.table, len(request.ids), request.have_tokens)
     request.have_tokens = len(request.ids)
     return engine.model.logits(run)
 
 
 def _wait_for(engine: MinimalEngine, reservation: Reservation, layer: int) -> None:
-    """Until a layer is there. Raises TransferFailed."""
+    """Until the layer with that number within its group is there. Raises TransferFailed."""
     while not reservation.over:
         ranges = engine.layers_here.get(reservation, ())
         if any(first <= layer < first + count for first, count in ranges):

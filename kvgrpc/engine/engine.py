@@ -129,6 +129,14 @@ class Engine:
         return self._lives.address
 
     @property
+    def remote_ticket(self) -> RankTicket:
+        """For workers on other hosts, whose memory is private: `ticket`, with the address of the lead of this moment.
+
+        The lead's address is one that their hosts reach: not loopback.
+        """
+        return replace(self.ticket, address=self.address)
+
+    @property
     def lead_pid(self) -> int:
         """The lead's process."""
         return self._lives.lead_pid

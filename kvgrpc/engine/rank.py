@@ -7,6 +7,9 @@ released. With a device it does so in a mirror of the device's memory.
 A lead that dies is replaced where the ticket says so. The rank then takes no command any more, drops what is not
 posted, and lets its postings end, or ends them with their data paths; only when its memory is proved to be at rest does
 it attach again. Memory and views of it stay what they are, and steps that were reported are reported again.
+
+On another host than its lead a rank speaks to a process beside it, as to a lead, which hands all on over the network
+(`kvgrpc/engine/session/rank_link.py`).
 """
 
 import logging
@@ -28,6 +31,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.engine.session.connection import Connection, LeadDied
+from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import (
@@ -47,6 +51,8 @@ from kvgrpc.wire.frames import encode
 CLOSE_S = 2.0
 RETRY_S = 0.05
 """Between attempts to reach a new lead: its process takes a second to start."""
+REMOTE_RETRY_S = 0.5
+"""The same over the network."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,11 +86,14 @@ class Rank:
         if tensors and device is not None:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank's memory is tensors, or a device's: give one")
         nbytes = device.nbytes if device is not None else PrivateMemory.of(*tensors).nbytes if tensors else None
+        if ticket.address and nbytes is None:
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank on another host than its lead brings memory")
         if nbytes is not None and not ticket.fits(rank, nbytes):
             least = f"{ticket.stage_bytes} to " if ticket.stage_bytes else ""
             what = f"this memory has {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
-        self._connection = self._next = Connection(ticket.socket_path)
+        self._link = RankLink(ticket.address) if ticket.address else None
+        self._connection = self._next = self._connect()
         self._lock = threading.Lock()  # who sends
         self._closing = threading.Event()
         self._steps = Steps()
@@ -137,6 +146,8 @@ class Rank:
         if self._thread is not None:
             self._thread.join()
         self._connection.close()
+        if self._link is not None:
+            self._link.close()
         for memory in (self._shared, self._next_memory):
             if memory is not None:
                 memory.close()
@@ -227,8 +238,8 @@ class Rank:
         that this rank's memory is not at rest.
         """
         deadline = time.monotonic() + self._ticket.comes_back_s
-        home = Path(self._ticket.socket_path).parent
-        while (left_s := deadline - time.monotonic()) > 0 and home.exists() and not self._closing.wait(RETRY_S):
+        retry_s = RETRY_S if self._link is None else REMOTE_RETRY_S
+        while (left_s := deadline - time.monotonic()) > 0 and self._may_come_back() and not self._closing.wait(retry_s):
             try:
                 self._reach()
                 self._attach(returns=True, timeout_s=left_s)
@@ -241,6 +252,10 @@ class Rank:
             else:
                 return True
         return False
+
+    def _may_come_back(self) -> bool:
+        """Whether the way to a lead is still there: the folder of its socket goes with its engine."""
+        return Path(self._ticket.socket_path).parent.exists() if self._link is None else self._link.alive
 
     def _not_at_rest(self) -> str:
         """Why the memory may still be accessed, as text."""
@@ -256,9 +271,13 @@ class Rank:
 
     def _reach(self) -> None:
         """Connects. Raises Unavailable."""
-        self._next = Connection(self._ticket.socket_path)
+        self._next = self._connect()
         if self._closing.is_set():
             self._next.shutdown()
+
+    def _connect(self) -> Connection:
+        """Raises Unavailable."""
+        return Connection(self._ticket.socket_path) if self._link is None else self._link.connect()
 
     # -- what is said to the lead
 

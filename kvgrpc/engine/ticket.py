@@ -25,3 +25,5 @@ class RankTicket:
 
     comes_back_s: float = 0.0
     """How long a worker whose lead died waits for the next one; 0: not at all."""
+    address: str = ""
+    """Where a worker on another host finds the lead, host:port; empty: the worker is on the lead's host."""

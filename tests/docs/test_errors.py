@@ -8,10 +8,6 @@ from tests.docs import reasons
 from tests.docs.pages import ROOT
 from tests.service.contract import ANY_CALL, listed
 
-NOT_SERVED = {"ConnectRank"}
-"""Declared, not served."""
-SESSIONS = {("ALREADY_EXISTS", "ENGINE_ATTACHED")}
-"""Answered to who attaches at the session socket."""
 RAISED = {(code, reason) for reason, codes in reasons.codes().items() for code in codes}
 
 
@@ -23,13 +19,13 @@ def rows() -> set[str]:
     return {name for part in found for name in re.findall(r"[A-Z][A-Z_]{3,}", re.sub(r"\([^)]*\)", "", part))}
 
 
-@pytest.mark.parametrize("rpc", sorted(listed().keys() - NOT_SERVED))
+@pytest.mark.parametrize("rpc", sorted(listed()))
 def test_every_error_that_an_rpc_lists_can_come(rpc: str) -> None:
     assert listed()[rpc] <= RAISED
 
 
 def test_every_error_that_can_come_is_listed() -> None:
-    left = RAISED - ANY_CALL - SESSIONS - set().union(*listed().values())
+    left = RAISED - ANY_CALL - set().union(*listed().values())
     assert {reason for _, reason in left} <= rows()
 
 

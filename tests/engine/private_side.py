@@ -1,8 +1,9 @@
 """Engines of two ranks, whose workers bring their own memory: torch tensors in processes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 from kvgrpc.engine import Engine
 from tests.engine.made import layout, made_bytes
@@ -16,18 +17,26 @@ class PrivateSide(Side):
     """An engine with two workers."""
 
     def __init__(
-        self, lead: Lead, workers: Sequence[Asked], *data_paths: str, limits: Sequence[float | None] = (None, None)
+        self,
+        lead: Lead,
+        workers: Sequence[Asked],
+        *data_paths: str,
+        limits: Sequence[float | None] = (None, None),
+        remote: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """`limits`: bytes that each worker moves in a second."""
+        """`limits`: bytes that each worker moves in a second. `remote`: ranks that attach over the network, with the
+        address where they do; empty: the lead's.
+        """
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
         self.ranks = []
         self.workers = tuple(workers)
-        ticket = self.engine.ticket
+        ticket, address = self.engine.ticket, self.engine.remote_ticket.address
         for rank, worker in enumerate(self.workers):
             worker.send(
                 op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
                 memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths, limit=limits[rank],
+                address=(remote[rank] or address) if rank in remote else "",
             )  # fmt: skip
         assert [worker.answer() for worker in self.workers] == ["attached"] * 2
 

@@ -230,12 +230,14 @@ class EngineProcess(Asked):
 
 
 class Workers:
-    """Makes processes that answer JSON lines; unless another module says how, workers with private memory."""
+    """Makes processes that answer JSON lines; unless another module says how, workers with private memory. `within`:
+    the command that starts them elsewhere.
+    """
 
-    def __init__(self, module: str = "tests.engine.workers") -> None:
+    def __init__(self, module: str = "tests.engine.workers", within: Sequence[str] = ()) -> None:
         self._control, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-m", module, str(there.fileno())]
+            command = [*within, sys.executable, "-m", module, str(there.fileno())]
             self._popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
         self._made: list[Asked] = []
 

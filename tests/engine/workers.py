@@ -1,10 +1,11 @@
 """Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
 
-    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit"}
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit", "address"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
     {"op": "read", "blocks"}             SHA-256 of the blocks
     {"op": "step_done", "step"}
     {"op": "layers_done", "step", "first", "count"}
+    {"op": "link_pid"}   of a rank that attached over the network: the process that links it to its lead
     {"op": "detach"}     "detached", or "not at rest": something may still use its memory
 
 One process imports torch, which takes seconds, and forks a worker for every descriptor that it is sent.
@@ -32,8 +33,9 @@ class Worker:
 
     def attach(self, line: dict[str, Any]) -> str:
         ticket = RankTicket(
-            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0)
-        )
+            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0),
+            line.get("address", ""),
+        )  # fmt: skip
         limit, paths = line.get("limit"), tuple(line["data_paths"])
         self.rank = Rank(ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         return "attached"
@@ -58,6 +60,11 @@ class Worker:
         assert self.rank is not None
         self.rank.layers_done(line["step"], line["first"], line["count"])
         return "reported"
+
+    def link_pid(self, _: dict[str, Any]) -> int:
+        assert self.rank is not None
+        assert self.rank._link is not None
+        return self.rank._link.pid
 
     def detach(self, _: dict[str, Any]) -> str:
         rank, self.rank = self.rank, None

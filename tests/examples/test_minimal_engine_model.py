@@ -32,6 +32,12 @@ def model() -> MinimalModel:
     return MinimalModel()
 
 
+@pytest.fixture(scope="module", params=[0, 20], ids=["all", "window"])
+def either(request: pytest.FixtureRequest) -> MinimalModel:
+    """All layers see all, or every second one some tokens, which are no whole blocks nor tiles."""
+    return MinimalModel(ModelConfig(window_tokens=request.param))
+
+
 def empty_pool(model: MinimalModel, num_blocks: int, block_tokens: int) -> Pool:
     shape = model.config.kv_shape(num_blocks, block_tokens)
     return [torch.full(shape, math.nan) for _ in range(model.config.layers)]
@@ -87,7 +93,9 @@ def plain_forward(model: MinimalModel, token_ids: list[int]) -> Tensor:
 
     norm = partial(rms_norm, normalized_shape=[c.hidden_dim], eps=1e-6)
     hidden = model.embedding[torch.tensor(token_ids)]
-    for weights in model.layers:
+    ages = torch.arange(len(token_ids))[:, None] - torch.arange(len(token_ids))
+    for number, weights in enumerate(model.layers):
+        newer_than = c.window_of(number) or len(token_ids)
         heads = (norm(hidden) @ weights.qkv).view(len(token_ids), -1, c.head_dim)
         q = rotate(heads[:, : c.query_heads])
         k = rotate(heads[:, c.query_heads : -c.kv_heads]).float().double()
@@ -96,7 +104,7 @@ def plain_forward(model: MinimalModel, token_ids: list[int]) -> Tensor:
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
             v.transpose(0, 1)[None],
-            is_causal=True,
+            attn_mask=(ages >= 0) & (ages < newer_than),
             scale=c.score_deviation / math.sqrt(c.head_dim),
             enable_gqa=True,
         )
@@ -109,15 +117,15 @@ def plain_forward(model: MinimalModel, token_ids: list[int]) -> Tensor:
 # ---- the model
 
 
-def test_logits_equal_a_plain_forward_pass_far_below_the_margin(model: MinimalModel) -> None:
+def test_logits_equal_a_plain_forward_pass_far_below_the_margin(either: MinimalModel) -> None:
     rng = random.Random(1)
     noise, margin = 0.0, math.inf
     for size_bytes in (1, 15, 16, 200):
         prompt = text_prompt(rng, size_bytes)
-        session = Session.alone(model, prompt)
+        session = Session.alone(either, prompt)
         session.decode(session.prefill(), 16)
         paged = torch.stack(session.history)[:, PRINTABLE]
-        plain = plain_forward(model, session.token_ids)[len(prompt) - 1 :, PRINTABLE]
+        plain = plain_forward(either, session.token_ids)[len(prompt) - 1 :, PRINTABLE]
         noise = max(noise, float((paged - plain).abs().max()))
         best, second = paged.topk(2).values.unbind(dim=-1)
         margin = min(margin, float((best - second).min()))
@@ -125,29 +133,29 @@ def test_logits_equal_a_plain_forward_pass_far_below_the_margin(model: MinimalMo
     assert margin > 1000 * noise
 
 
-def test_a_prompt_in_chunks_or_token_by_token_gives_the_same_bits(model: MinimalModel) -> None:
+def test_a_prompt_in_chunks_or_token_by_token_gives_the_same_bits(either: MinimalModel) -> None:
     prompt = text_prompt(random.Random(2), 50)
-    whole = Session.alone(model, prompt)
+    whole = Session.alone(either, prompt)
     expected = whole.prefill()
     for chunk_tokens in (1, 7, 33):
-        chunked = Session.alone(model, prompt)
+        chunked = Session.alone(either, prompt)
         logits = torch.empty(0)
         for start in range(0, len(prompt), chunk_tokens):
             chunk = prompt[start : start + chunk_tokens]
-            logits = model.forward(chunk, start, chunked.table, chunked.kv)
+            logits = either.forward(chunk, start, chunked.table, chunked.kv)
         assert torch.equal(logits, expected)
         for layer, expected_layer in zip(chunked.kv, whole.kv, strict=True):
             assert torch.equal(layer.view(torch.int32), expected_layer.view(torch.int32))
 
 
 @pytest.mark.parametrize("block_tokens", [5, 8, 16, 64])
-def test_which_blocks_of_which_size_does_not_matter(model: MinimalModel, block_tokens: int) -> None:
+def test_which_blocks_of_which_size_does_not_matter(either: MinimalModel, block_tokens: int) -> None:
     prompt = text_prompt(random.Random(3), 70)
-    plain = Session.alone(model, prompt)
+    plain = Session.alone(either, prompt)
     plain.decode(plain.prefill(), 8)
     table = list(range(40))
     random.Random(block_tokens).shuffle(table)
-    shuffled = Session(model, prompt, table, empty_pool(model, 40, block_tokens))
+    shuffled = Session(either, prompt, table, empty_pool(either, 40, block_tokens))
     shuffled.decode(shuffled.prefill(), 8)
     shuffled.assert_equal(plain)
 
@@ -222,7 +230,8 @@ def test_weights_and_block_bytes_are_the_same_or_have_a_new_revision(model: Mini
     assert model.config.block_bytes(BLOCK_TOKENS) == 16 * 1024
     assert model.weights_revision[:16] == "393fba709303ee83"
     assert digest.hexdigest()[:16] == "d7f504dfbe78d62a"
-    assert ModelConfig(seed=2).weights_revision != model.weights_revision
+    others = (ModelConfig(seed=2), ModelConfig(window_tokens=32), ModelConfig(window_tokens=33))
+    assert len({model.weights_revision, *(config.weights_revision for config in others)}) == 4
 
 
 def test_layers_whose_kv_comes_just_in_time_give_the_same_bits_unwritten(model: MinimalModel) -> None:
@@ -273,6 +282,9 @@ def test_forward_and_config_refuse_what_does_not_fit(model: MinimalModel) -> Non
         ModelConfig(kv_heads=3)
     with pytest.raises(ValueError, match="even head_dim"):
         ModelConfig(head_dim=31)
+    for config in ({"window_tokens": -1}, {"window_tokens": 8, "layers": 5}):
+        with pytest.raises(ValueError, match="layers has a window"):
+            ModelConfig(**config)
     with pytest.raises(ValueError, match="0 blocks of 16"):
         BlockManager(0, 16)
 
@@ -285,22 +297,22 @@ def test_importing_the_package_does_not_import_torch() -> None:
 # ---- model and blocks together
 
 
-def test_a_prefill_that_skips_a_cached_prefix_gives_the_same_tokens(model: MinimalModel) -> None:
+def test_a_prefill_that_skips_a_cached_prefix_gives_the_same_tokens(either: MinimalModel) -> None:
     rng = random.Random(10)
     for size_bytes in [600, *(rng.randrange(1, 80) for _ in range(19))]:
         prompt = text_prompt(rng, size_bytes)
         manager = BlockManager(100, BLOCK_TOKENS)
-        pool = empty_pool(model, 100, BLOCK_TOKENS)
+        pool = empty_pool(either, 100, BLOCK_TOKENS)
         first, _ = manager.allocate(prompt)
         manager.extend(first, len(prompt) + 3)
-        full = Session(model, prompt, first, pool)
+        full = Session(either, prompt, first, pool)
         full.decode(full.prefill(), 3)
         known_tokens = rng.randrange(len(prompt) + 1)
         manager.register(first, prompt[:known_tokens])
         table, cached_tokens = manager.allocate(prompt)
         manager.extend(table, len(prompt) + 3)
         assert cached_tokens == min(known_tokens, len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        skipping = Session(model, prompt, table, pool)
-        logits = model.forward(prompt[cached_tokens:], cached_tokens, table, pool)
+        skipping = Session(either, prompt, table, pool)
+        logits = either.forward(prompt[cached_tokens:], cached_tokens, table, pool)
         skipping.decode(logits, 3)
         skipping.assert_equal(full)

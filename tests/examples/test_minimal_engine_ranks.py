@@ -1,7 +1,6 @@
 """The minimal engine with its heads split over two ranks: what moved between such engines gives the tokens of one."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -10,42 +9,17 @@ from examples.minimal_engine import push
 from examples.minimal_engine.engine import MinimalEngine, Request
 from examples.minimal_engine.model import MinimalModel
 from examples.minimal_engine.ranks import SplitLayer, layers_in
-from kvgrpc.engine.transfers.handles import Handle
-from tests.engine.support import Lead, new_key
+from tests.engine.support import new_key
+from tests.examples.led_engines import Pair, led_pair
 
 PROMPT = "The cache of the prompt lies in halves, one in the memory of each rank."
 COUNT = 12
-Pair = tuple["Split", "Split"]
-
-
-class Split(MinimalEngine):
-    """An engine of two ranks, and its lead."""
-
-    def __init__(self, lead: Lead) -> None:
-        super().__init__(lead.socket_path, blocks=32, ranks=2)
-        self.lead = lead
-
-    def moved(self, transfer: Handle) -> dict[int, int]:
-        """Bytes of a transfer, by rank."""
-        return {row.rank: row.moved_bytes for row in self.lead.transfer(transfer.transfer_id).paths}
-
-    def close(self) -> None:
-        self.engine.close()
-        for rank in self.ranks:
-            rank.close()
 
 
 @pytest.fixture
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """P and D."""
-    with ExitStack() as stack:
-        leads = [Lead(tmp_path_factory.mktemp("lead"), name) for name in ("P", "D")]
-        for lead in leads:
-            stack.callback(lead.close)
-        made = [Split(lead.wait_ready()) for lead in leads]
-        for engine in made:
-            stack.callback(engine.close)
-        yield made[0], made[1]
+    with led_pair(tmp_path_factory.mktemp("leads"), ranks=2) as pair:
+        yield pair
 
 
 def alone() -> list[int]:

@@ -52,9 +52,15 @@ def run(request: pytest.FixtureRequest, record_property: Callable[[str, object],
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """One server for all tests of a process, with a peer. On an address of their own: inputs name others to dial."""
-    with starting(tmp_path_factory.mktemp("fuzz")) as start:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with starting(folder) as start:
         where = ("--listen", "127.0.0.7:0")
-        engine, peer = start(where, where, settings=f'dial_allow = ["127.0.0.7"]\n{LIMITS}', **inside.ENVIRONMENT)
+        engine, peer = start(
+            (*where, "--session-socket", str(folder / "session.sock")),
+            where,
+            settings=f'dial_allow = ["127.0.0.7"]\n{LIMITS}',
+            **inside.ENVIRONMENT,
+        )
         with closing(State(engine.process.pid)) as digest:
             made = Target(engine, peer, digest)
             yield made

@@ -12,6 +12,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from kvgrpc.peer.v1 import rank_pb2
+
 Field = Any
 """A FieldDescriptor: there are two classes of them, without a common one."""
 DEPTH_MAX = 6
@@ -176,6 +178,16 @@ class Maker:
             return self._random.randbytes(self._random.choice((0, 1, 15, 16, 64, 65, 256)))
         chosen = self._random.choice(seen)
         return chosen if self._random.random() < 0.7 else self.garbled(chosen)
+
+
+def messages_of_a_rank(maker: Maker, random: Random, ticket: bytes) -> list[bytes]:
+    """Of one that is elsewhere: mostly its introduction, and more."""
+    made: list[Any] = [rank_pb2.ConnectRankRequest(ticket=ticket)]
+    made += [maker.any_of(made[0].DESCRIPTOR) for _ in range(random.choice((0, 1, 1, 3)))]
+    if random.random() < 0.3:
+        made[0] = maker.mutated(made[0])
+    bodies = [message.SerializeToString() for message in made]
+    return [maker.garbled(body) if random.random() < 0.2 else body for body in bodies]
 
 
 def _places(message: Message) -> list[tuple[Message, Field]]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
@@ -149,7 +149,7 @@ class _Made:
 
 
 def _requests(made: _Made) -> Iterator[Request]:
-    """(RPC, a request that succeeds), for every RPC of the server."""
+    """(RPC, a request that succeeds), for every RPC of the server; of ConnectRank, one whose ticket alone is wrong."""
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
         _pool_requests, _admin_requests, _peer_requests,
@@ -311,6 +311,7 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
     yield "Converse", peer_pb2.ConverseRequest(calls=said)
     yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
     sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
+    yield "ConnectRank", rank_pb2.ConnectRankRequest(ticket=made.keys[0] * 2, rank=1, returns=True, not_at_rest="no")
     yield "ChecksumBlocks", peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=made.keys[3], blocks=[sums])
 
 

@@ -1,9 +1,12 @@
-"""The session socket: frames that nobody meant, from an engine's scheduler, from its worker, and from strangers."""
+"""The session socket: frames that nobody meant, from an engine's scheduler, from its worker, also over the network, and
+from strangers.
+"""
 
 import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -15,13 +18,14 @@ from kvgrpc.engine import content
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.frames import encode
+from tests.engine.ranks.streams import stream_to
 from tests.engine.session_client import ATTACH, Client
 from tests.engine.support import Lead, Side, received, tokens
 from tests.fuzz import inside
 from tests.fuzz.conftest import Run
 from tests.fuzz.heavy import Heavy
 from tests.fuzz.inside import ANSWER_S, State
-from tests.fuzz.messages import Known, Maker
+from tests.fuzz.messages import Known, Maker, messages_of_a_rank
 from tests.fuzz.target import LIMITS, SCENE_INPUTS, after_refusal, changes_nothing
 from tests.fuzz.weights import Scales
 from tests.service.engines import wait_until
@@ -172,6 +176,26 @@ class Target:
         if self.scheduler is not None:
             self.say(b"")
 
+    def remote(self, make: Callable[[bytes], list[bytes]]) -> None:
+        """Another engine in place of the one that is there, whose worker is elsewhere, and says what `make` makes of
+        its ticket.
+        """
+        self.leave()
+        request = fresh()
+        request.attach.memory = session_pb2.POOL_MEMORY_PRIVATE
+        self.scheduler = Client(self._lead.socket_path)
+        answer = self._first(self.scheduler, request)
+        assert answer is not None
+        bodies = make(answer.attached.rank_ticket)
+        self.sent_bytes = max(map(len, bodies))
+        stream = stream_to(self._lead)
+        for body in bodies:
+            stream.say(body)
+        stream.end()
+        found = stream.last()
+        assert found is None or "a defect" not in found.message, found
+        self.leave()
+
     def stranger(self, data: bytes) -> None:
         """A connection that is nobody's; it is ended."""
         client = Client(self._lead.socket_path)
@@ -304,6 +328,8 @@ def give(random: Random, sessions: Target, kind: str) -> None:
             if other.HasField("attach"):
                 make_small(other.attach)
             sessions.stranger(maker.garbled(encode(other)))
+        case "remote":
+            sessions.remote(partial(messages_of_a_rank, maker, random))
         case "attach":
             attach = maker.mutated(ATTACH)
             assert isinstance(attach, session_pb2.ClientFrame)
@@ -316,7 +342,7 @@ def give(random: Random, sessions: Target, kind: str) -> None:
 
 def test_no_frame_stops_the_lead_or_has_effects_after_its_engine(sessions: Target, run: Run) -> None:
     def frame(random: Random) -> None:
-        kind = random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach"))
+        kind = random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach", "remote"))
         choices = random.getstate()
 
         def again() -> None:

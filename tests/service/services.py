@@ -2,7 +2,7 @@
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.v1 import admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 
 SERVICES: list[ServiceDescriptor] = [
@@ -15,6 +15,7 @@ SERVICES: list[ServiceDescriptor] = [
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     calls_pb2.DESCRIPTOR.services_by_name["CallService"],
     peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+    rank_pb2.DESCRIPTOR.services_by_name["RankService"],
 ]
 NAMES = [
     "kvgrpc.v1.HandshakeService",
@@ -26,4 +27,5 @@ NAMES = [
     "kvgrpc.v1.AdminService",
     "kvgrpc.v1.CallService",
     "kvgrpc.peer.v1.PeerService",
+    "kvgrpc.peer.v1.RankService",
 ]

@@ -4,14 +4,15 @@ The first argument is the number of a socket, which gives for each engine its ar
 a socket of its own, for JSON lines, and its log. The answer is its process id.
 
     {"op": "generate", "prompt", "max_tokens", "params",
-     "salt", "n", "adapter", "image"}                      ->  {"tokens", "finish", "params", "cached", "others"}
+     "salt", "n", "adapter", "image", "replica"}           ->  {"tokens", "finish", "params", "cached", "others"}
     {"op": "load", "adapter"}                              ->  {}        the adapter, in place of one with its number
     {"op": "abort", "of"}                                  ->  {}        the request of that line's id
     {"op": "counts"}                                       ->  {...}     what vLLM counted since the start
     {"op": "reset", "connector"}                           ->  {"free"}  the prefix cache is empty: no block in use
 
-An "adapter" is [number, folder], an "image" the seed of a random one. Each line has an "id", and so has its answer;
-they come in any order. A line that fails is answered with {"error"}. The end of the input ends the engine.
+An "adapter" is [number, folder], an "image" the seed of a random one, a "replica" the number of one of a data-parallel
+engine. Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with
+{"error"}. The end of the input ends the engine.
 """
 
 import asyncio
@@ -104,7 +105,10 @@ class Lines:
         tokens: dict[int, list[int]] = {}
         finish: dict[int, str | None] = {}
         adapter = _adapter(*line["adapter"]) if "adapter" in line else None
-        async for output in self._engine.generate(prompt, sampling, f"line-{line['id']}", lora_request=adapter):
+        replica = line.get("replica")
+        async for output in self._engine.generate(
+            prompt, sampling, f"line-{line['id']}", lora_request=adapter, data_parallel_rank=replica
+        ):
             for one in output.outputs:
                 tokens[one.index], finish[one.index] = list(one.token_ids), one.finish_reason
         first, *others = [tokens[index] for index in sorted(tokens)]

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -182,8 +183,9 @@ class Engine:
             },
             **more,
         }  # fmt: skip
-        ranks = more.get("tensor_parallel_size", 1) * more.get("pipeline_parallel_size", 1)
-        cores = [(core + rank) % (os.cpu_count() or 1) for rank in range(ranks)]
+        splits = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        workers = math.prod(more.get(split, 1) for split in splits)
+        cores = [(core + worker) % (os.cpu_count() or 1) for worker in range(workers)]
         bound = "|".join(map(str, cores))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
         # Each rank on one processor: two engines whose threads share both take many times as long.
@@ -237,7 +239,7 @@ class Engine:
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> int:
         """A request on its way; see `answer`. `more`: the `salt` of its cache, the number `n` of its answers, its
-        `adapter` or `image`.
+        `adapter`, `image` or `replica`.
         """
         return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvgrpc.config import PoolConfig
@@ -15,15 +17,19 @@ from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
 from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.stats import PromMetrics
 from tests.docs.pages import DOCS, plain, section, tables
 
 POOL = PoolConfig().layout()
 
 
-def options_of(policy: str = "fail", **extra: Any) -> Options:
+def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> Options:
     transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy=policy)
     model = SimpleNamespace(model="llama", revision=None)
-    config = SimpleNamespace(kv_transfer_config=transfer, model_config=model, max_in_flight_tokens=4096)
+    config = SimpleNamespace(
+        kv_transfer_config=transfer, model_config=model, max_in_flight_tokens=4096,
+        parallel_config=SimpleNamespace(data_parallel_index=replica),
+    )  # fmt: skip
     return Options.of(config)
 
 
@@ -49,6 +55,37 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
 def test_what_is_unknown_stops_the_start(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"listne|pusch"):
         options_of(**extra)
+
+
+@pytest.mark.parametrize(
+    ("listen", "replica", "found"),
+    [("0.0.0.0:50051", 0, "0.0.0.0:50051"), ("[::1]:50051", 3, "[::1]:50054"), ("127.0.0.1:0", 3, "127.0.0.1:0")],
+)
+def test_each_replica_listens_at_a_port_of_its_own(listen: str, replica: int, found: str) -> None:
+    assert options_of(replica=replica, listen=listen, serve_flags=["--advertise", "10.0.0.1:0"]).listen == found
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"listen": "127.0.0.1:65535"},
+        {"listen": "50051"},
+        {"serve_flags": ["--advertise", "10.0.0.1:50051"]},
+        {"serve_flags": ["--advertise=10.0.0.1:50051"]},
+    ],
+)
+def test_replicas_that_would_share_an_address_stop_the_start(extra: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="data-parallel engine"):
+        options_of(replica=1, **extra)
+
+
+def test_each_replica_is_counted_by_itself() -> None:
+    registry = CollectorRegistry()
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    made = PromMetrics(SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"], 1: ["1"]})
+    made.observe({"received": 2}, 1)
+    found = [registry.get_sample_value("vllm:kvgrpc_received_total", {"engine": engine}) for engine in "01"]
+    assert found == [0.0, 2.0]
 
 
 def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers_that_go_one_by_one() -> None:

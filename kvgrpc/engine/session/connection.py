@@ -39,15 +39,9 @@ class SessionOver(LeadDied):
 class Connection:
     """One connection to a lead. One thread may send while another receives."""
 
-    def __init__(self, socket_path: str) -> None:
-        """Raises Unavailable when no lead listens there."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(socket_path)
-        except OSError as error:
-            self._socket.close()
-            said = error.strerror or str(error)
-            raise Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {socket_path}: {said}") from error
+    def __init__(self, lead: str | socket.socket) -> None:
+        """`lead`: the path of its socket, or what is connected with it. Raises Unavailable when none listens there."""
+        self._socket = _connected(lead) if isinstance(lead, str) else lead
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -159,6 +153,17 @@ class Connection:
         if not data:
             raise _lost()
         return list(self._frames.feed(data))
+
+
+def _connected(socket_path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(socket_path)
+    except OSError as error:
+        made.close()
+        said = error.strerror or str(error)
+        raise Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {socket_path}: {said}") from error
+    return made
 
 
 _open: "weakref.WeakSet[Connection]" = weakref.WeakSet()

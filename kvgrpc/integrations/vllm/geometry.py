@@ -158,12 +158,6 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
                 f"leave {split} at 1 and split the model by --tensor-parallel-size or --pipeline-parallel-size, or "
                 "start it without a connector",
             )
-    # Of models without experts, each rank of a data-parallel engine is told that it is alone, and its index.
-    if parallel.data_parallel_size != 1 or parallel.data_parallel_index:
-        raise unserved(
-            "no data-parallel engines, whose ranks would all listen at one address",
-            "start an engine of its own for each rank, with its own `listen`, and let the router choose",
-        )
     if config.cache_config.cache_dtype == "int8_per_token_head":
         raise unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
     if not cache.kv_cache_groups:

@@ -1,6 +1,7 @@
 """What vLLM is told about kvgrpc."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import Mode, OnLoss
@@ -8,6 +9,8 @@ from kvgrpc.integrations.params import Defaults
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+PORT_MAX = 65_535
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class Options:
     step_tokens: int = 2048
     """Tokens that steps compute which are not over."""
     listen: str = "127.0.0.1:0"
-    """Where the lead serves peers and routers."""
+    """Where the lead serves peers and routers. Of each replica of a data-parallel engine, at the port after the last
+    one's.
+    """
     data_paths: tuple[str, ...] = ("cma", "nixl")
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
@@ -52,4 +57,24 @@ class Options:
         unknown = fields.keys() - cls.__dataclass_fields__.keys()
         if unknown:
             raise ValueError(f"kv_connector_extra_config: kvgrpc knows no {', '.join(sorted(unknown))}")
-        return cls(defaults, **fields)
+        replica = config.parallel_config.data_parallel_index
+        made = cls(defaults, **fields)
+        return made if not replica else replace(made, listen=_listen_of(made, replica))
+
+
+def _listen_of(options: Options, replica: int) -> str:
+    """Where the lead of another replica than the first serves: vLLM gives all of them one configuration. Raises
+    ValueError.
+    """
+    host, colon, port = options.listen.rpartition(":")
+    following = int(port) + replica if port.isdecimal() else 0
+    if not colon or following > PORT_MAX:
+        raise ValueError(f"listen: {options.listen} leaves no port for replica {replica} of this data-parallel engine")
+    words = [word for flag in options.serve_flags for word in flag.split("=", 1)]
+    for flag, value in pairwise([*words, ""]):
+        if flag == "--advertise" and value.rpartition(":")[2] != "0":
+            raise ValueError(
+                f"serve_flags: every replica of a data-parallel engine would say that it serves at {value}; write port "
+                "0 there, which means the port of each one's own `listen`"
+            )
+    return options.listen if port == "0" else f"{host}:{following}"

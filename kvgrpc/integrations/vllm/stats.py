@@ -72,12 +72,9 @@ class PromMetrics(KVConnectorPromMetrics):
 
     def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
         super().__init__(vllm_config, metric_types, labels, values)
+        made = {name: self._counter_cls(f"vllm:kvgrpc_{name}", about, labels) for name, about in COUNTERS.items()}
         self._counters = {
-            name: {
-                engine: self._counter_cls(f"vllm:kvgrpc_{name}", about, labels).labels(*of)
-                for engine, of in values.items()
-            }
-            for name, about in COUNTERS.items()
+            name: {engine: counter.labels(*of) for engine, of in values.items()} for name, counter in made.items()
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

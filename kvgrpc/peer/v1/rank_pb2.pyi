@@ -5,9 +5,12 @@ A rank on another host than its lead: the same commands and reports as in a sess
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from kvgrpc.session.v1 import rank_pb2 as _rank_pb2
+from kvgrpc.session.v1 import session_pb2 as _session_pb2
+from kvgrpc.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -27,21 +30,37 @@ class ConnectRankRequest(_message.Message):
 
     TICKET_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
+    NOT_AT_REST_FIELD_NUMBER: _builtins.int
+    MIRRORED_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """Required in the first message. The ticket that the engine's scheduler handed to the worker."""
+    rank: _builtins.int
+    """In the first message: which rank it is."""
+    returns: _builtins.bool
+    """In the first message: as in kvgrpc.session.v1.AttachRankRequest."""
+    not_at_rest: _builtins.str
+    """In the first message: as in kvgrpc.session.v1.AttachRankRequest."""
+    mirrored: _builtins.bool
+    """In the first message: as in kvgrpc.session.v1.AttachRankRequest."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_rank_pb2.RankReport]:
-        """What happened."""
+        """What happened, in order. None in the first message."""
 
     def __init__(
         self,
         *,
         ticket: _builtins.bytes = ...,
         reports: _abc.Iterable[_rank_pb2.RankReport] | None = ...,
+        rank: _builtins.int = ...,
+        returns: _builtins.bool = ...,
+        not_at_rest: _builtins.str = ...,
+        mirrored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mirrored", b"mirrored", "not_at_rest", b"not_at_rest", "rank", b"rank", "reports", b"reports", "returns", b"returns", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -54,18 +73,44 @@ class ConnectRankResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMANDS_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[_rank_pb2.RankCommand]:
         """What to do, in order."""
+
+    @_builtins.property
+    def attached(self) -> _session_pb2.AttachRankResponse:
+        """The rank is attached."""
+
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """With `attached`: how long an end may say nothing."""
+
+    @_builtins.property
+    def over(self) -> _session_pb2.SessionOver:
+        """The engine's life is over, and this lead serves on: the last message. A stream that ends without it was cut, or the
+        lead is dead.
+        """
+
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """With `attached`: who answered, in the engine's incarnation."""
 
     def __init__(
         self,
         *,
         commands: _abc.Iterable[_rank_pb2.RankCommand] | None = ...,
+        attached: _session_pb2.AttachRankResponse | None = ...,
+        grace: _duration_pb2.Duration | None = ...,
+        over: _session_pb2.SessionOver | None = ...,
+        header: _common_pb2.ResponseHeader | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "grace", b"grace", "header", b"header", "over", b"over"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "grace", b"grace", "header", b"header", "over", b"over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

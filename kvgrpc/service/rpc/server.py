@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
 from kvgrpc.service.rpc.admin import AdminService
@@ -24,6 +24,7 @@ from kvgrpc.service.rpc.lease import LeaseService
 from kvgrpc.service.rpc.method import Registrar
 from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
+from kvgrpc.service.rpc.rank import Attaching, RankService
 from kvgrpc.service.rpc.scheduler import SchedulerService
 from kvgrpc.service.rpc.transfer import TransferService
 from kvgrpc.v1 import (
@@ -44,6 +45,7 @@ from kvgrpc.v1 import (
     transfer_pb2,
     transfer_pb2_grpc,
 )
+from kvgrpc.wire.frames import FRAME_BYTES_MAX
 
 SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -57,6 +59,7 @@ SERVICES = tuple(
         (admin_pb2, "AdminService"),
         (calls_pb2, "CallService"),
         (peer_pb2, "PeerService"),
+        (rank_pb2, "RankService"),
     )
 )
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -92,14 +95,15 @@ class _OthersFaults(logging.Filter):
 _OTHERS_FAULTS = _OthersFaults()
 
 
-def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
-    """A server with all services, not yet bound; and its health."""
+def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.aio.Server, Health]:
+    """A server with all services, not yet bound; and its health. Ranks on other hosts attach to `sessions`."""
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
-            ("grpc.max_send_message_length", limits.message_bytes),
+            # Above what any caller takes: commands to a rank are as long as over the session socket.
+            ("grpc.max_send_message_length", max(limits.message_bytes, FRAME_BYTES_MAX)),
             # gRPC's default lets two servers share a port, unnoticed.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -126,6 +130,7 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
+    rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, sessions), ours)
     calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, limits.message_bytes), ours)
     health = Health(lead, SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)

@@ -5,7 +5,6 @@ and only then its new life begins.
 import asyncio
 import os
 import secrets
-import socket
 
 from kvgrpc.errors import (
     AlreadyExists,
@@ -18,13 +17,10 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service.session.socket import Frames
-from kvgrpc.service.session.workers import check_memory, in_workers, write_with_descriptor
+from kvgrpc.service.session.workers import WorkerEnd, check_memory, in_workers
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.wire.frames import encode
 
 TICKET_BYTES_MIN = 16
-MEMORY_TIMEOUT_S = 5.0
-"""How long a worker has for giving its memory."""
 
 
 class Return:
@@ -65,7 +61,7 @@ class Return:
             raise self._refusal
         return _with(ahead, frames)
 
-    async def take(self, request: session_pb2.AttachRankRequest, writer: asyncio.StreamWriter) -> None:
+    async def take(self, request: session_pb2.AttachRankRequest, worker: WorkerEnd) -> None:
         """A worker is here: returns when the engine's life has begun. Raises PermissionDenied when it does not begin,
         and what is wrong with the worker.
         """
@@ -78,7 +74,7 @@ class Return:
         self._known.add(request.rank)
         try:
             if not in_workers(self._memory):
-                self._keep(request.rank, await _memory_of(writer))
+                self._keep(request.rank, await worker.memory())
         except BaseException:
             self._known.discard(request.rank)
             raise
@@ -119,26 +115,3 @@ async def _with(first: asyncio.Future[session_pb2.ClientFrame | None], rest: Fra
         yield frame
         async for frame in rest:
             yield frame
-
-
-async def _memory_of(writer: asyncio.StreamWriter) -> int:
-    """The descriptor that a worker gives. Raises Unavailable when it gives none."""
-    here, there = socket.socketpair()
-    with here:
-        with there:
-            frame = session_pb2.ServerFrame(memory_wanted=session_pb2.MemoryWanted())
-            write_with_descriptor(writer, encode(frame), there.fileno())
-        given = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(here, given.set)
-        try:
-            async with asyncio.timeout(MEMORY_TIMEOUT_S):
-                await given.wait()
-        except TimeoutError:
-            raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory in time") from None
-        finally:
-            loop.remove_reader(here)
-        _, descriptors, _, _ = socket.recv_fds(here, 1, 1, socket.MSG_CMSG_CLOEXEC)
-    if not descriptors:
-        raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory")
-    return int(descriptors[0])

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvgrpc.config import NAMES_BYTES_MAX, Config
@@ -22,8 +22,8 @@ from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
 from kvgrpc.service.session.void_page import SLOTS, VoidPage
-from kvgrpc.service.session.workers import Workers, write, write_with_descriptor
-from kvgrpc.session.v1 import session_pb2
+from kvgrpc.service.session.workers import SocketEnd, WorkerEnd, Workers, write, write_with_descriptor
+from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import encode, encode_rows
@@ -32,6 +32,7 @@ from kvgrpc.wire.values import reason
 
 _log = logging.getLogger(__name__)
 
+Reports = Sequence[rank_pb2.RankReport]
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
 """How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
@@ -105,10 +106,8 @@ class Session:
         """Ends its connections; `why` is told to processes that are still there, unless it is this lead's life that
         ends.
         """
-        last = encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b""
-        for writer in (self.writer, *self.workers.writers):
-            write(writer, last)
-            writer.close()
+        for end in (SocketEnd(self.writer), *self.workers.ends):
+            end.close(why)
         self.page.close()
 
     def flush(self) -> None:
@@ -209,7 +208,7 @@ class Sessions:
             if first is not None and first.HasField("attach"):
                 await self._serve_scheduler(first.attach, frames, writer)
             elif first is not None and first.HasField("attach_rank"):
-                await self._serve_worker(first.attach_rank, frames, writer)
+                await self.serve_worker(first.attach_rank, _reports(frames), SocketEnd(writer))
         except KVGrpcError as error:
             error.untraced()
             refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=sentence(error))
@@ -336,38 +335,48 @@ class Sessions:
 
     # -- workers
 
-    async def _serve_worker(
-        self, request: session_pb2.AttachRankRequest, frames: Frames, writer: asyncio.StreamWriter
+    async def serve_worker(
+        self, request: session_pb2.AttachRankRequest, reports: AsyncIterator[Reports], worker: WorkerEnd
     ) -> None:
+        """A worker, until it or its engine is gone. Raises what refuses it, and what its reports raise: that ends its
+        engine.
+        """
         returning = self._returning
         if returning is not None and returning.awaits(request.ticket):
-            await returning.take(request, writer)
+            await returning.take(request, worker)
         session = self._session
         known = session is not None and secrets.compare_digest(request.ticket, session.ticket)
         if session is None or not known or (request.returns and returning is None):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
-        engine = self._lead.node.state.pool
+        engine, memory = self._lead.node.state.pool, -1
         reply = session_pb2.AttachRankResponse(pool=pool_to_proto(engine.pool, engine.pool_kind))
-        if request.private_memory or request.returns:
-            write(writer, encode(session_pb2.ServerFrame(rank_attached=reply)))
-        else:
-            fd, reply.shared_bytes = self._host.shared_memory(request.rank)
-            write_with_descriptor(writer, encode(session_pb2.ServerFrame(rank_attached=reply)), fd)
-        session.workers.attached(request.rank, writer)
+        if not (request.private_memory or request.returns):
+            memory, reply.shared_bytes = self._host.shared_memory(request.rank)
+        worker.attached(reply, memory)
+        session.workers.attached(request.rank, worker)
+        why = f"the worker of rank {request.rank} is gone, and with it its engine"
         try:
-            async for frame in frames:
+            async for batch in reports:
                 if self._session is session:
-                    self._take_reports(session, request.rank, frame.reports)
+                    self._take_reports(session, request.rank, batch)
+        except KVGrpcError as error:
+            why = f"the engine is over with the worker of rank {request.rank}: {error.message}"
+            raise
         finally:
-            await self._end(session, f"the worker of rank {request.rank} is gone, and with it its engine")
+            await self._end(session, why)
 
-    def _take_reports(self, session: Session, rank: int, batch: session_pb2.RankReportBatch) -> None:
-        for report in batch.reports:
+    def _take_reports(self, session: Session, rank: int, batch: Reports) -> None:
+        for report in batch:
             event = wire.report_to_event(rank, report)
             session.workers.reports_steps |= isinstance(event, events.StepDone)
             if event is not None:
                 self._lead.runner.feed(session.workers.allowed(event))
+
+
+async def _reports(frames: Frames) -> AsyncIterator[Reports]:
+    async for frame in frames:
+        yield frame.reports.reports
 
 
 def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:

@@ -1,4 +1,8 @@
-"""Workers of a session: the ranks whose memory is private, and who is attached for which rank."""
+"""Workers of a session: the ranks whose memory is private, and who is attached for which rank.
+
+A worker is at the other end of the session socket, or, on another host, of a ConnectRank stream: `WorkerEnd` is what
+both have in common.
+"""
 
 import asyncio
 import logging
@@ -6,12 +10,13 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
-from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
@@ -21,6 +26,72 @@ _log = logging.getLogger(__name__)
 
 UNREAD_BYTES_MAX = 256 * 1024 * 1024
 """What a connection may leave unread; one that is further behind is declared dead."""
+MEMORY_TIMEOUT_S = 5.0
+"""How long a worker has for giving its memory."""
+
+
+class WorkerEnd(Protocol):
+    """The lead's end of a worker's connection. Nothing here waits but `memory`."""
+
+    def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
+        """Says that the worker is attached; `memory`: the descriptor of its shared memory, or -1."""
+        ...
+
+    def command(self, command: rank_pb2.RankCommand) -> None:
+        """Sends a command. Raises OutOfRange (LIMIT_EXCEEDED) for one that no worker would read."""
+        ...
+
+    def close(self, why: str) -> None:
+        """Ends the connection. `why` is told to the worker, unless it is this lead's life that ends."""
+        ...
+
+    async def memory(self) -> int:
+        """The descriptor of shared memory that a worker has. Raises Unavailable when it gives none."""
+        ...
+
+
+class SocketEnd:
+    """A worker at the session socket."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
+        frame = encode(session_pb2.ServerFrame(rank_attached=reply))
+        if memory < 0:
+            write(self._writer, frame)
+        else:
+            write_with_descriptor(self._writer, frame, memory)
+
+    def command(self, command: rank_pb2.RankCommand) -> None:
+        made = session_pb2.ServerFrame()
+        made.commands.commands.add().CopyFrom(command)
+        write(self._writer, encode(made))
+
+    def close(self, why: str) -> None:
+        write(self._writer, encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b"")
+        self._writer.close()
+
+    async def memory(self) -> int:
+        here, there = socket.socketpair()
+        with here:
+            with there:
+                frame = session_pb2.ServerFrame(memory_wanted=session_pb2.MemoryWanted())
+                write_with_descriptor(self._writer, encode(frame), there.fileno())
+            given = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            loop.add_reader(here, given.set)
+            try:
+                async with asyncio.timeout(MEMORY_TIMEOUT_S):
+                    await given.wait()
+            except TimeoutError:
+                raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory in time") from None
+            finally:
+                loop.remove_reader(here)
+            _, descriptors, _, _ = socket.recv_fds(here, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        if not descriptors:
+            raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory")
+        return int(descriptors[0])
 
 
 def in_workers(memory: "session_pb2.PoolMemory.ValueType") -> bool:
@@ -46,15 +117,15 @@ class WorkerRank:
         self._rank = rank
         self._data_paths = data_paths
         self._report = report
-        self._waiting: list[bytes] = []
-        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: list[tuple[rank_pb2.RankCommand, Callable[[str], events.Event] | None]] = []
+        self._end: WorkerEnd | None = None
 
-    def connected(self, writer: asyncio.StreamWriter) -> None:
+    def connected(self, end: WorkerEnd) -> None:
         """The worker attached."""
-        self._writer = writer
-        for frame in self._waiting:
-            write(writer, frame)
-        self._waiting.clear()
+        self._end = end
+        waiting, self._waiting = self._waiting, []
+        for command, refused in waiting:
+            self._send(command, refused)
 
     def offer(self, key: str, peer: str) -> None:
         self._send(wire.offer_command(key, peer))
@@ -89,18 +160,14 @@ class WorkerRank:
 
     def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
         """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""
-        made = session_pb2.ServerFrame()
-        made.commands.commands.add().CopyFrom(command)
+        if self._end is None:
+            self._waiting.append((command, refused))
+            return
         try:
-            frame = encode(made)
+            self._end.command(command)
         except OutOfRange as error:
             assert refused is not None, "a command of a few bytes"
             self._report(refused(f"the command for its worker does not fit into a frame: {error.message}"))
-            return
-        if self._writer is None:
-            self._waiting.append(frame)
-        else:
-            write(self._writer, frame)
 
 
 class Workers:
@@ -118,7 +185,7 @@ class Workers:
         self._report = report
         self._memory = memory
         self._ranks: dict[int, WorkerRank] = {}
-        self._attached: dict[int, asyncio.StreamWriter] = {}
+        self._attached: dict[int, WorkerEnd] = {}
         self.reports_steps = False
         """Whether a worker reported a step: its scheduler cannot speak for it, whose queue it does not see."""
 
@@ -140,14 +207,14 @@ class Workers:
         if request.rank in self._attached:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
 
-    def attached(self, rank: int, writer: asyncio.StreamWriter) -> None:
+    def attached(self, rank: int, end: WorkerEnd) -> None:
         """A worker attached, and was told so."""
-        self._attached[rank] = writer
+        self._attached[rank] = end
         if rank in self._ranks:
-            self._ranks[rank].connected(writer)
+            self._ranks[rank].connected(end)
 
     @property
-    def writers(self) -> Iterable[asyncio.StreamWriter]:
+    def ends(self) -> Iterable[WorkerEnd]:
         """The connections of those that are attached."""
         return self._attached.values()
 

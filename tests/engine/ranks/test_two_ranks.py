@@ -2,43 +2,37 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pytest
 
-from kvgrpc.client import name_of
-from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, Push, Received, Reservation, Reserved, content
+from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, Received
 from kvgrpc.engine.transfers.handles import Handle
-from kvgrpc.errors import Reason
-from kvgrpc.v1 import admin_pb2, common_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, transfer_pb2
 from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.made import BLOCKS
 from tests.engine.private_side import PrivateSide, Teams
-from tests.engine.support import QUIET_S, Lead, Workers, kinds, lead_died, new_key, tokens
+from tests.engine.ranks.moves import (
+    LOST,
+    MANY,
+    NAMES,
+    PROMPT,
+    SLOW_BYTES_PER_S,
+    SOURCE,
+    TARGET,
+    WAYS,
+    Way,
+    begun,
+    moved_by,
+    pulled,
+    pushed,
+)
+from tests.engine.support import QUIET_S, Lead, Workers, kinds, lead_died
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
-PROMPT, SOURCE, TARGET = tokens(40), [1, 2, 9], [30, 31, 5]
-LONG, MANY = tokens(16 * (BLOCKS - 4), seed=1), list(range(BLOCKS - 4))
-"""Long enough to be in the middle of."""
 OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
-SLOW_BYTES_PER_S = 10e3
-"""Of what is long, every rank moves 120 kB, 4 kB at a time."""
-LOST = {Reason.DATA_PATH_FAILED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.SOURCE_FAILED}
-
-
-@dataclass(frozen=True)
-class Way:
-    """How bytes move."""
-
-    path: str
-    source_writes: bool = False
-
-
-WAYS = [Way("cma"), Way("nixl"), Way("nixl", source_writes=True)]
-NAMES = ["cma", "nixl", "nixl-writes"]
 Attach = Callable[..., PrivateSide]
 Kill = Callable[[PrivateSide, int], None]
 
@@ -77,24 +71,6 @@ def kill(workers: Workers, teams: Teams) -> Kill:
         team[rank] = workers.make()
 
     return end
-
-
-def begun(
-    source: PrivateSide, destination: PrivateSide, target: list[int], prompt: list[int]
-) -> tuple[Push, Reservation]:
-    """A push whose two sides know each other."""
-    key = new_key()
-    reservation = destination.engine.reserve(target, content(prompt), transfer_key=key)
-    assert destination.poll_until(bool) == [Reserved(reservation)]
-    push = source.engine.push(content(prompt), transfer_key=key)
-    push.register(reservation.grant)
-    return push, reservation
-
-
-def moved_by(side: PrivateSide, handle: Handle) -> list[tuple[int, str]]:
-    """Its ranks that moved bytes of a transfer, and over which path."""
-    paths = side.lead.transfer(handle.transfer_id).paths
-    return [(row.rank, name_of(common_pb2.DataPath, row.data_path)) for row in paths]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
@@ -142,22 +118,6 @@ def test_layers_move_when_every_rank_has_written_them_and_not_before(sides: Atta
     report(0)
     assert destination.poll_until(lambda _: reservation.over)[-1] == Received(reservation, len(PROMPT))
     assert destination.read_all(TARGET) == expected
-
-
-def pulled(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
-    """Both ends of a long pull."""
-    handover = source.hand_over(MANY, LONG, ttl_s=300.0)
-    pull = destination.engine.pull(handover.grant, content(LONG))
-    pull.start(MANY)
-    return handover, pull
-
-
-def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
-    """Both ends of a long push."""
-    push, reservation = begun(source, destination, MANY, LONG)
-    push.finished(MANY, last=True)
-    source.engine.flush()
-    return push, reservation
 
 
 def in_the_middle(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:

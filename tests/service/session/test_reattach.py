@@ -9,6 +9,7 @@ import pytest
 
 from kvgrpc.errors import PermissionDenied
 from kvgrpc.service.session.reattach import Return
+from kvgrpc.service.session.workers import SocketEnd
 from kvgrpc.session.v1 import session_pb2
 
 TICKET = b"t" * 32
@@ -25,7 +26,7 @@ async def test_memory_that_comes_after_the_end_is_closed() -> None:
     here, worker = socket.socketpair()
     _, writer = await asyncio.open_unix_connection(sock=here)
     request = session_pb2.AttachRankRequest(ticket=TICKET, rank=0, returns=True)
-    taken = asyncio.ensure_future(back.take(request, writer))
+    taken = asyncio.ensure_future(back.take(request, SocketEnd(writer)))
     _, (given, *_), _, _ = await asyncio.to_thread(socket.recv_fds, worker, 4096, 1)
     back.end()  # its scheduler has hung up
     memory = os.memfd_create("given-too-late")

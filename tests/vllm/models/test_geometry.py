@@ -74,7 +74,7 @@ def laid_out_as(
     cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, *, model: Any = None, draft: Any = None,
     **parallel: int,
 ) -> PoolLayout:  # fmt: skip
-    one = {"tensor_parallel_size": 1, "data_parallel_size": 1, "data_parallel_index": 0, **dict.fromkeys(SPLITS, 1)}
+    one = {"tensor_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
     config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         model_config=model or model_of(heads), speculative_config=draft,
@@ -230,8 +230,6 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
-        ([FULL], {"data_parallel_size": 2}, "no data-parallel engines", "an engine of its own for each rank"),
-        ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL, CHUNKED], {}, "layers with ChunkedLocalAttentionSpec", "--disable-hybrid-kv"),
         ([replace(STATE, num_speculative_blocks=2)], {}, "with speculation it has several", "--speculative-config"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
@@ -244,8 +242,6 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         "prefill_context",
         "decode_context",
         "hosts",
-        "data_parallel",
-        "data_parallel_dense",
         "chunked",
         "speculation",
         "unlike",

@@ -11,7 +11,9 @@ package peerv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	v1 "kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1"
+	v11 "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -29,8 +31,16 @@ type ConnectRankRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required in the first message. The ticket that the engine's scheduler handed to the worker.
 	Ticket []byte `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
-	// What happened.
-	Reports       []*v1.RankReport `protobuf:"bytes,2,rep,name=reports,proto3" json:"reports,omitempty"`
+	// What happened, in order. None in the first message.
+	Reports []*v1.RankReport `protobuf:"bytes,2,rep,name=reports,proto3" json:"reports,omitempty"`
+	// In the first message: which rank it is.
+	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	// In the first message: as in kvgrpc.session.v1.AttachRankRequest.
+	Returns bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
+	// In the first message: as in kvgrpc.session.v1.AttachRankRequest.
+	NotAtRest string `protobuf:"bytes,5,opt,name=not_at_rest,json=notAtRest,proto3" json:"not_at_rest,omitempty"`
+	// In the first message: as in kvgrpc.session.v1.AttachRankRequest.
+	Mirrored      bool `protobuf:"varint,6,opt,name=mirrored,proto3" json:"mirrored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -79,11 +89,48 @@ func (x *ConnectRankRequest) GetReports() []*v1.RankReport {
 	return nil
 }
 
+func (x *ConnectRankRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *ConnectRankRequest) GetReturns() bool {
+	if x != nil {
+		return x.Returns
+	}
+	return false
+}
+
+func (x *ConnectRankRequest) GetNotAtRest() string {
+	if x != nil {
+		return x.NotAtRest
+	}
+	return ""
+}
+
+func (x *ConnectRankRequest) GetMirrored() bool {
+	if x != nil {
+		return x.Mirrored
+	}
+	return false
+}
+
 // From the lead.
 type ConnectRankResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What to do, in order.
-	Commands      []*v1.RankCommand `protobuf:"bytes,1,rep,name=commands,proto3" json:"commands,omitempty"`
+	Commands []*v1.RankCommand `protobuf:"bytes,1,rep,name=commands,proto3" json:"commands,omitempty"`
+	// The rank is attached.
+	Attached *v1.AttachRankResponse `protobuf:"bytes,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// With `attached`: how long an end may say nothing.
+	Grace *durationpb.Duration `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
+	// The engine's life is over, and this lead serves on: the last message. A stream that ends without it was cut, or the
+	// lead is dead.
+	Over *v1.SessionOver `protobuf:"bytes,4,opt,name=over,proto3" json:"over,omitempty"`
+	// With `attached`: who answered, in the engine's incarnation.
+	Header        *v11.ResponseHeader `protobuf:"bytes,5,opt,name=header,proto3" json:"header,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -125,16 +172,52 @@ func (x *ConnectRankResponse) GetCommands() []*v1.RankCommand {
 	return nil
 }
 
+func (x *ConnectRankResponse) GetAttached() *v1.AttachRankResponse {
+	if x != nil {
+		return x.Attached
+	}
+	return nil
+}
+
+func (x *ConnectRankResponse) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+func (x *ConnectRankResponse) GetOver() *v1.SessionOver {
+	if x != nil {
+		return x.Over
+	}
+	return nil
+}
+
+func (x *ConnectRankResponse) GetHeader() *v11.ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
 var File_kvgrpc_peer_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1ckvgrpc/session/v1/rank.proto\"e\n" +
+	"\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x1fkvgrpc/session/v1/session.proto\x1a\x16kvgrpc/v1/common.proto\"\xcf\x01\n" +
 	"\x12ConnectRankRequest\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x127\n" +
-	"\areports\x18\x02 \x03(\v2\x1d.kvgrpc.session.v1.RankReportR\areports\"Q\n" +
+	"\areports\x18\x02 \x03(\v2\x1d.kvgrpc.session.v1.RankReportR\areports\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x18\n" +
+	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +
+	"\vnot_at_rest\x18\x05 \x01(\tR\tnotAtRest\x12\x1a\n" +
+	"\bmirrored\x18\x06 \x01(\bR\bmirrored\"\xac\x02\n" +
 	"\x13ConnectRankResponse\x12:\n" +
-	"\bcommands\x18\x01 \x03(\v2\x1e.kvgrpc.session.v1.RankCommandR\bcommands2i\n" +
+	"\bcommands\x18\x01 \x03(\v2\x1e.kvgrpc.session.v1.RankCommandR\bcommands\x12A\n" +
+	"\battached\x18\x02 \x01(\v2%.kvgrpc.session.v1.AttachRankResponseR\battached\x12/\n" +
+	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x122\n" +
+	"\x04over\x18\x04 \x01(\v2\x1e.kvgrpc.session.v1.SessionOverR\x04over\x121\n" +
+	"\x06header\x18\x05 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header2i\n" +
 	"\vRankService\x12Z\n" +
 	"\vConnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x010\x01BR\n" +
 	"\x12dev.kvgrpc.peer.v1B\rPeerRankProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
@@ -153,21 +236,29 @@ func file_kvgrpc_peer_v1_rank_proto_rawDescGZIP() []byte {
 
 var file_kvgrpc_peer_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_kvgrpc_peer_v1_rank_proto_goTypes = []any{
-	(*ConnectRankRequest)(nil),  // 0: kvgrpc.peer.v1.ConnectRankRequest
-	(*ConnectRankResponse)(nil), // 1: kvgrpc.peer.v1.ConnectRankResponse
-	(*v1.RankReport)(nil),       // 2: kvgrpc.session.v1.RankReport
-	(*v1.RankCommand)(nil),      // 3: kvgrpc.session.v1.RankCommand
+	(*ConnectRankRequest)(nil),    // 0: kvgrpc.peer.v1.ConnectRankRequest
+	(*ConnectRankResponse)(nil),   // 1: kvgrpc.peer.v1.ConnectRankResponse
+	(*v1.RankReport)(nil),         // 2: kvgrpc.session.v1.RankReport
+	(*v1.RankCommand)(nil),        // 3: kvgrpc.session.v1.RankCommand
+	(*v1.AttachRankResponse)(nil), // 4: kvgrpc.session.v1.AttachRankResponse
+	(*durationpb.Duration)(nil),   // 5: google.protobuf.Duration
+	(*v1.SessionOver)(nil),        // 6: kvgrpc.session.v1.SessionOver
+	(*v11.ResponseHeader)(nil),    // 7: kvgrpc.v1.ResponseHeader
 }
 var file_kvgrpc_peer_v1_rank_proto_depIdxs = []int32{
 	2, // 0: kvgrpc.peer.v1.ConnectRankRequest.reports:type_name -> kvgrpc.session.v1.RankReport
 	3, // 1: kvgrpc.peer.v1.ConnectRankResponse.commands:type_name -> kvgrpc.session.v1.RankCommand
-	0, // 2: kvgrpc.peer.v1.RankService.ConnectRank:input_type -> kvgrpc.peer.v1.ConnectRankRequest
-	1, // 3: kvgrpc.peer.v1.RankService.ConnectRank:output_type -> kvgrpc.peer.v1.ConnectRankResponse
-	3, // [3:4] is the sub-list for method output_type
-	2, // [2:3] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	4, // 2: kvgrpc.peer.v1.ConnectRankResponse.attached:type_name -> kvgrpc.session.v1.AttachRankResponse
+	5, // 3: kvgrpc.peer.v1.ConnectRankResponse.grace:type_name -> google.protobuf.Duration
+	6, // 4: kvgrpc.peer.v1.ConnectRankResponse.over:type_name -> kvgrpc.session.v1.SessionOver
+	7, // 5: kvgrpc.peer.v1.ConnectRankResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	0, // 6: kvgrpc.peer.v1.RankService.ConnectRank:input_type -> kvgrpc.peer.v1.ConnectRankRequest
+	1, // 7: kvgrpc.peer.v1.RankService.ConnectRank:output_type -> kvgrpc.peer.v1.ConnectRankResponse
+	7, // [7:8] is the sub-list for method output_type
+	6, // [6:7] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_rank_proto_init() }

@@ -30,12 +30,23 @@ const (
 //
 // Connects a rank's worker with its lead.
 type RankServiceClient interface {
-	// The rank reports, the lead commands, for as long as both live. The first report introduces the rank. The end of
-	// the stream is the end of the rank's life, and so of the engine's.
+	// The rank reports, the lead commands, for as long as both live. The rank brings memory of its own, and moves its
+	// bytes itself. Its first message introduces it, within 5 s and without reports; the answer has `attached`. Of an
+	// engine that comes back from a lead that died, it comes when all ranks are back. From their first message on both say
+	// something at least every second, an empty message if nothing else. An end that hears nothing for the grace takes the
+	// other one for dead.
+	//
+	// The end of the stream, whoever ends it, is the end of the rank's life, and so of the engine's. It proves nothing
+	// about what the rank has posted: that may go on.
 	//
 	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
-	// * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
+	//   - PERMISSION_DENIED NOT_OWNER: the ticket is of no engine that is attached here. Of an engine that comes back: its
+	//     scheduler is still to come, or the rank is new.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine has shared memory, or no such rank.
+	//   - ALREADY_EXISTS ENGINE_ATTACHED: the rank is connected already.
+	//   - INTERNAL DATA_PATH_FAILED: the memory of a rank that comes back is not at rest.
+	//   - DEADLINE_EXCEEDED DEADLINE: nothing came for the grace, or no first message; `phase` in its metadata says which.
 	ConnectRank(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRankRequest, ConnectRankResponse], error)
 }
 
@@ -66,12 +77,23 @@ type RankService_ConnectRankClient = grpc.BidiStreamingClient[ConnectRankRequest
 //
 // Connects a rank's worker with its lead.
 type RankServiceServer interface {
-	// The rank reports, the lead commands, for as long as both live. The first report introduces the rank. The end of
-	// the stream is the end of the rank's life, and so of the engine's.
+	// The rank reports, the lead commands, for as long as both live. The rank brings memory of its own, and moves its
+	// bytes itself. Its first message introduces it, within 5 s and without reports; the answer has `attached`. Of an
+	// engine that comes back from a lead that died, it comes when all ranks are back. From their first message on both say
+	// something at least every second, an empty message if nothing else. An end that hears nothing for the grace takes the
+	// other one for dead.
+	//
+	// The end of the stream, whoever ends it, is the end of the rank's life, and so of the engine's. It proves nothing
+	// about what the rank has posted: that may go on.
 	//
 	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
-	// * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
+	//   - PERMISSION_DENIED NOT_OWNER: the ticket is of no engine that is attached here. Of an engine that comes back: its
+	//     scheduler is still to come, or the rank is new.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine has shared memory, or no such rank.
+	//   - ALREADY_EXISTS ENGINE_ATTACHED: the rank is connected already.
+	//   - INTERNAL DATA_PATH_FAILED: the memory of a rank that comes back is not at rest.
+	//   - DEADLINE_EXCEEDED DEADLINE: nothing came for the grace, or no first message; `phase` in its metadata says which.
 	ConnectRank(grpc.BidiStreamingServer[ConnectRankRequest, ConnectRankResponse]) error
 	mustEmbedUnimplementedRankServiceServer()
 }

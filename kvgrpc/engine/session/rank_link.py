@@ -1,0 +1,81 @@
+"""The way from a worker to a lead on another host: a process beside the worker (`kvgrpc/rank_link`).
+
+The worker speaks to it as to a lead, over the frames of a session; it speaks gRPC. So no gRPC thread is in the engine's
+process, a busy interpreter there does not look like a dead host, and the kernel still tells the end of either process
+to the other one by the end of their connection.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import weakref
+
+from kvgrpc.engine.session.connection import Connection
+from kvgrpc.errors import Reason, Unavailable
+
+END_S = 5.0
+
+
+class RankLink:
+    """The process, and connections through it. It ends with this one."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: the lead's, host:port."""
+        self._address = address
+        self._control, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-m", "kvgrpc.rank_link", str(there.fileno()), address],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+        _all.add(self)
+
+    def connect(self) -> Connection:
+        """A new connection. Raises Unavailable where the process has ended."""
+        here, there = socket.socketpair()
+        with there:
+            try:
+                socket.send_fds(self._control, [b"."], [there.fileno()])
+            except OSError as error:
+                here.close()
+                what = f"the process that links this rank to its lead at {self._address} is gone"
+                raise Unavailable(Reason.PEER_UNREACHABLE, what) from error
+        return Connection(here)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends the process. Idempotent."""
+        self._control.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def let_go(self) -> None:
+        """In a child of this process: the link is not the child's."""
+        self._control.close()
+
+
+_all: "weakref.WeakSet[RankLink]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A copy in a child would keep the process alive beyond the end of its worker."""
+    for link in list(_all):
+        link.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,24 @@
+"""`python -m kvgrpc.rank_link FD ADDRESS`: started by a Rank, which sends connections over the socket FD."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+
+from kvgrpc.service.polling import poll_in_place
+
+
+def main() -> None:
+    """Serves until the other end of the socket is closed."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    fd, address = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(fd, False)
+    poll_in_place(os.environ)
+    from kvgrpc.rank_link.link import serve
+
+    with socket.socket(fileno=fd) as control:
+        asyncio.run(serve(control, address))
+
+
+main()

@@ -1,0 +1,174 @@
+"""Connections of a worker, each a stream to the lead."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
+from kvgrpc.service.peers.errors import failure_of
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
+from kvgrpc.wire.values import reason
+
+_log = logging.getLogger(__name__)
+
+Frames = AsyncIterator[session_pb2.ClientFrame]
+READ_BYTES = 256 * 1024
+BEAT_S = 1.0
+"""How long this end says nothing."""
+ANSWER_S = 10.0
+"""How long the lead may say nothing before it has told its grace."""
+END_S = 2.0
+"""How long the lead has for the end of a stream."""
+OPTIONS = [
+    ("grpc.max_receive_message_length", FRAME_BYTES_MAX),
+    ("grpc.max_send_message_length", FRAME_BYTES_MAX),
+    # A lead that comes back is tried again soon, not after gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+async def serve(control: socket.socket, address: str) -> None:
+    """Serves the connections that come over `control`, until that is closed."""
+    loop = asyncio.get_running_loop()
+    links: set[asyncio.Task[None]] = set()
+    ended = asyncio.Event()
+    control.setblocking(False)
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+
+        def take() -> None:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            for descriptor in descriptors:
+                link = Link(socket.socket(fileno=descriptor), channel, address)
+                task = loop.create_task(link.run())
+                links.add(task)
+                task.add_done_callback(links.discard)
+            if not data:
+                loop.remove_reader(control)
+                ended.set()
+
+        loop.add_reader(control, take)
+        await ended.wait()
+        if links:
+            await asyncio.wait(links, timeout=2 * END_S)
+
+
+class Link:
+    """One connection of the worker, and its stream."""
+
+    def __init__(self, worker: socket.socket, channel: grpc.aio.Channel, address: str) -> None:
+        self._worker = worker
+        self._channel = channel
+        self._address = address
+        self._attached = False
+
+    async def run(self) -> None:
+        """Until one of them ends."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._worker)
+        try:
+            frames = _frames(reader)
+            first = await anext(frames, None)
+            if first is not None:
+                await self._link(first.attach_rank, frames)
+        except ConnectionError:
+            _log.debug("the worker is gone")
+        except Exception as error:  # noqa: BLE001 - told to the worker
+            self._fail(failure_of(error, f"ConnectRank at {self._address}"))
+        finally:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+            self._writer.close()
+
+    async def _link(self, request: session_pb2.AttachRankRequest, frames: Frames) -> None:
+        call: Any = rank_pb2_grpc.RankServiceStub(self._channel).ConnectRank()
+        introduction = rank_pb2.ConnectRankRequest(
+            ticket=request.ticket,
+            rank=request.rank,
+            returns=request.returns,
+            not_at_rest=request.not_at_rest,
+            mirrored=request.mirrored,
+        )
+        receiving = asyncio.create_task(self._receive(call))
+        sending = asyncio.create_task(_send(call, introduction, frames))
+        try:
+            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            # The lead has the last word: also why it does not read any more.
+            await asyncio.wait({receiving}, timeout=END_S)
+            if receiving.done():
+                receiving.result()
+        finally:
+            call.cancel()
+            for task in (receiving, sending):
+                task.cancel()
+            await asyncio.gather(receiving, sending, return_exceptions=True)
+
+    async def _receive(self, call: Any) -> None:
+        """Hands on what the lead says, to its end. Raises what ended the stream."""
+        grace_s = ANSWER_S
+        while True:
+            try:
+                async with asyncio.timeout(grace_s):
+                    message = await call.read()
+            except TimeoutError:
+                what = f"the lead at {self._address} said nothing for {grace_s:g} s: its host or the network is gone"
+                raise Unavailable(Reason.PEER_UNREACHABLE, what, metadata={"phase": "rank"}) from None
+            if message is grpc.aio.EOF:
+                return
+            if message.HasField("attached"):
+                self._attached = True
+                grace_s = message.grace.ToNanoseconds() / 1e9 or ANSWER_S
+                self._hand_on(session_pb2.ServerFrame(rank_attached=message.attached))
+            if message.commands:
+                commands = session_pb2.RankCommandBatch(commands=message.commands)
+                self._hand_on(session_pb2.ServerFrame(commands=commands))
+            if message.HasField("over"):
+                self._hand_on(session_pb2.ServerFrame(over=message.over))
+            await self._writer.drain()
+
+    def _hand_on(self, frame: session_pb2.ServerFrame) -> None:
+        self._writer.write(encode(frame))
+
+    def _fail(self, error: KVGrpcError) -> None:
+        """The worker learns why it is not attached; later the end of its connection says enough."""
+        if self._attached:
+            _log.warning("the stream of a rank to its lead has ended: %s", error)
+            return
+        refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=error.message)
+        self._hand_on(session_pb2.ServerFrame(refused=refused))
+
+
+async def _send(call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames) -> None:
+    """Hands on what the worker says, with beats between, until it ends its connection."""
+    next_frame: asyncio.Future[session_pb2.ClientFrame | None] = asyncio.ensure_future(anext(frames, None))
+    try:
+        message = introduction
+        while True:
+            await call.write(message)
+            await asyncio.wait({next_frame}, timeout=BEAT_S)
+            message = rank_pb2.ConnectRankRequest()
+            if not next_frame.done():
+                continue
+            frame = next_frame.result()
+            if frame is None:
+                await call.done_writing()
+                return
+            message.reports.extend(frame.reports.reports)
+            next_frame = asyncio.ensure_future(anext(frames, None))
+    finally:
+        next_frame.cancel()
+
+
+async def _frames(reader: asyncio.StreamReader) -> Frames:
+    found = FrameReader(session_pb2.ClientFrame)
+    while data := await reader.read(READ_BYTES):
+        for frame in found.feed(data):
+            yield frame

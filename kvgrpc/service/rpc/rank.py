@@ -1,0 +1,194 @@
+"""RankService: workers on other hosts. Each is attached to its engine's session as one at the session socket is."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc.aio
+
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, OutOfRange, Reason, Unimplemented, invalid
+from kvgrpc.peer.v1 import rank_pb2 as stream_pb2, rank_pb2_grpc
+from kvgrpc.service import status
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.method import check_request
+from kvgrpc.service.session.socket_server import ATTACH_TIMEOUT_S, Reports
+from kvgrpc.service.session.workers import UNREAD_BYTES_MAX, WorkerEnd
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire.frames import FRAME_BYTES_MAX
+from kvgrpc.wire.values import duration
+
+_log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""How long this end says nothing."""
+GRACE_BEATS = 2
+"""How many the other end may leave out, however short the peer grace is."""
+LAST_WORDS_S = 1.0
+"""How long a worker has for reading what it is told last."""
+
+
+class Attaching(Protocol):
+    """The sessions of a server."""
+
+    async def serve_worker(
+        self, request: session_pb2.AttachRankRequest, reports: AsyncIterator[Reports], worker: WorkerEnd
+    ) -> None: ...
+
+
+class RankService(rank_pb2_grpc.RankServiceServicer):
+    """Attaches ranks. `sessions` None: no engine attaches to this server, and so no rank of one."""
+
+    def __init__(self, lead: Lead, sessions: Attaching | None) -> None:
+        self._lead = lead
+        self._sessions = sessions
+
+    async def ConnectRank(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        """Commands are written by the stream itself, when they are known."""
+        try:
+            if self._sessions is None:
+                raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "this server has no session socket: no engine attaches")
+            with self._lead.standing.one():
+                await _serve(self._lead, self._sessions, context)
+        except KVGrpcError as error:
+            await status.abort(context, error.untraced(), self._lead.header())
+        finally:
+            del context  # as in `rpc`
+
+
+async def _serve(lead: Lead, sessions: Attaching, context: Any) -> None:
+    await context.send_initial_metadata(())
+    end = StreamEnd(lead, context)
+    first = await end.read(ATTACH_TIMEOUT_S, "attach")
+    if first is None:
+        return
+    if first.reports:
+        raise invalid("reports", "come after the first message, which introduces the rank")
+    request = session_pb2.AttachRankRequest(
+        ticket=first.ticket,
+        rank=first.rank,
+        private_memory=True,
+        returns=first.returns,
+        not_at_rest=first.not_at_rest,
+        mirrored=first.mirrored,
+    )
+    end.begin()
+    try:
+        await sessions.serve_worker(request, end.reports(), end)
+    finally:
+        await end.finish()
+
+
+class StreamEnd:
+    """A worker at the other end of a ConnectRank stream; a `WorkerEnd`."""
+
+    def __init__(self, lead: Lead, context: Any) -> None:
+        self._lead = lead
+        self._context = context
+        self._grace_s = max(lead.config.limits.peer_grace_s, GRACE_BEATS * BEAT_S)
+        self._unsent: list[stream_pb2.ConnectRankResponse] = []
+        self._unsent_bytes = 0
+        self._due = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._reading: asyncio.Timeout | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """From now on this end is heard at least every BEAT_S."""
+        self._writer = asyncio.create_task(self._write())
+
+    async def read(self, timeout_s: float, phase: str) -> stream_pb2.ConnectRankRequest | None:
+        """What the worker sends next; None at the end, of either side. Raises DeadlineExceeded (DEADLINE) for silence,
+        and what is wrong with a message.
+        """
+        if self._over:
+            return None
+        try:
+            async with asyncio.timeout(timeout_s) as self._reading:
+                message = await self._lead.standing.read(self._context.read)
+        except TimeoutError:
+            if self._over:
+                return None
+            what = f"the worker said nothing for {timeout_s:g} s: its host or the network to it is gone"
+            raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": phase}) from None
+        finally:
+            self._reading = None
+        if message is grpc.aio.EOF:
+            return None
+        check_request(message)
+        assert isinstance(message, stream_pb2.ConnectRankRequest)
+        return message
+
+    async def reports(self) -> AsyncIterator[Reports]:
+        """All that the worker reports. Raises as `read`."""
+        while (message := await self.read(self._grace_s, "rank")) is not None:
+            reports = message.reports
+            del message  # the next one may be long in coming
+            yield reports
+
+    def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
+        assert memory < 0, "no descriptor leaves its host"
+        grace = duration(self._grace_s)
+        self._say(stream_pb2.ConnectRankResponse(header=self._lead.header(), attached=reply, grace=grace))
+
+    def command(self, command: rank_pb2.RankCommand) -> None:
+        made = stream_pb2.ConnectRankResponse()
+        made.commands.add().CopyFrom(command)
+        nbytes = made.ByteSize()
+        if nbytes > FRAME_BYTES_MAX:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a message of {nbytes} bytes; the limit is {FRAME_BYTES_MAX}")
+        self._say(made, nbytes)
+
+    def close(self, why: str) -> None:
+        if why:
+            self._say(stream_pb2.ConnectRankResponse(over=session_pb2.SessionOver(message=why)))
+        self._end()
+
+    async def memory(self) -> int:
+        raise AssertionError("a worker on another host has memory of its own")
+
+    async def finish(self) -> None:
+        """Says what is still to be said, as far as it is read in time."""
+        self._end()
+        if self._writer is not None:
+            await asyncio.wait([self._writer], timeout=LAST_WORDS_S)
+            self._writer.cancel()
+
+    def _end(self) -> None:
+        self._over = True
+        self._due.set()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.reschedule(asyncio.get_running_loop().time())
+
+    def _say(self, message: stream_pb2.ConnectRankResponse, nbytes: int = 0) -> None:
+        if self._over:
+            return
+        self._unsent.append(message)
+        self._unsent_bytes += nbytes
+        self._due.set()
+        if self._unsent_bytes > UNREAD_BYTES_MAX:
+            _log.error("a rank's stream is not read; its worker is declared dead")
+            self._unsent.clear()
+            self._end()
+
+    async def _write(self) -> None:
+        """The only one that writes: gRPC takes one message after the other."""
+        try:
+            while self._unsent or not self._over:
+                if not self._unsent:
+                    await self._await_due()
+                unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
+                for message in unsent or ([] if self._over else [stream_pb2.ConnectRankResponse()]):
+                    await self._context.write(message)
+        except grpc.aio.BaseError:
+            _log.debug("a rank's stream broke", exc_info=True)
+            self._end()
+
+    async def _await_due(self) -> None:
+        self._due.clear()
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await self._due.wait()
+        except TimeoutError:
+            return
