@@ -93,8 +93,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     With --liars one lead of each world says what is false: blocks, ids, epochs, layouts and verdicts of its own making,
     in answers, in requests and unasked. Every rule holds for all others. With --unlike the engines of a world have 1, 2
-    or 4 ranks each, of a model with two heads, and what they exchange is bridged. With --mirrors, which goes with
-    either, the memory of some engines is reached by way of mirrors only.
+    or 4 ranks each, of a model with two heads, some of them in two pipeline stages, and what they exchange is bridged.
+    With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """

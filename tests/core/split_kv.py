@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,21 @@ from kvgrpc.core.values.strips import Repack
 
 CANARY = 0xA5
 """What memory has that nobody wrote."""
+ALL_TOKENS = range(1 << 12)
 Memory = NDArray[np.uint8]
-Place = tuple[int, int, int, int]
-"""Layer, part (keys or values), head of the model, token of the prompt."""
-_PARTS = {TensorKind.KV: (0, 1), TensorKind.K: (0,), TensorKind.V: (1,), TensorKind.LATENT: (0,)}
+Numbers = NDArray[np.int64]
+_PARTS = {TensorKind.KV: range(2), TensorKind.V: range(1, 2)}
+"""Keys (0) and values (1) that a region has; of others there is one thing."""
+
+
+class Held(NamedTuple):
+    """What blocks of one group hold, in token order."""
+
+    blocks: Sequence[int]
+    tokens: range
+    begin: int = 0
+    """The token with which the first block begins."""
+    group: int = 0
 
 
 def packed(group: Group, parts: int) -> Strides:
@@ -29,14 +41,27 @@ def packed(group: Group, parts: int) -> Strides:
     return Strides(part * parts, part, run, run * group.kv_heads)
 
 
-def value(place: Place, nbytes: int) -> Memory:
-    """The bytes of one head of one token: others for every place."""
-    return np.random.default_rng(place).integers(0, 128, nbytes, dtype=np.uint8)
+def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int], Strides]:
+    """What can be told apart in a block: layers, keys and values, heads, tokens, bytes; and where these stand."""
+    parts = len(_PARTS.get(region.tensor, range(1)))
+    strides = region.strides or packed(group, parts)
+    if group.kind is GroupKind.STATE or group.dtype != "uint8" or not any(strides):
+        return (1, 1, 1, 1, region.block_bytes), Strides(0, 0, 0, 0)
+    if not strides.token:
+        return (region.layers, 1, group.kv_heads, 1, parts * group.block_tokens * group.head_dim), strides
+    return (region.layers, parts, group.kv_heads, group.block_tokens, group.head_dim), strides
+
+
+def _values(place: Numbers) -> Memory:
+    """The byte at each place of the model's KV: others than at any place nearby, and no canary."""
+    mixed = place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed >> np.uint64(57)).astype(np.uint8)
 
 
 @dataclass
 class SplitKV:
-    """One engine with one group of elements of a byte; `memories` are those of its ranks."""
+    """One engine whose elements have a byte each; `memories` are those of its ranks."""
 
     side: Side
     memories: list[Memory] = field(init=False)
@@ -59,41 +84,50 @@ class SplitKV:
     def group(self) -> Group:
         return self.side.pool.groups[0]
 
-    def places(self, rank: int, blocks: Sequence[int], begin: int = 0) -> dict[Place, int]:
-        """Where a rank has what these blocks hold, of which the first begins with token `begin`."""
-        group, pool = self.group, self.side.pool
-        total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads
+    def _first_head(self, rank: int, group: Group) -> int:
+        """Of the model's heads the first that a rank has; of states, which rank it is."""
         ranks = self.side.stage_ranks
-        copies = ranks * group.kv_heads // total
-        first = rank % ranks // copies * group.kv_heads
-        found = {}
-        for region in (region for region in pool.regions if region.stage == self.stage(rank)):
-            parts = _PARTS[region.tensor]
-            strides = region.strides or packed(group, len(parts))
-            for i, block in enumerate(blocks):
-                for layer, p, head, token in np.ndindex(region.layers, len(parts), group.kv_heads, group.block_tokens):
-                    at = region.offset + block * region.stride_bytes + layer * strides.layer + p * strides.part
-                    place = region.first_layer + layer, parts[p], first + head, begin + i * group.block_tokens + token
-                    found[place] = at + head * strides.head + token * strides.token
-        return found
+        total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads or group.kv_heads * ranks
+        return rank % ranks // (ranks * group.kv_heads // total) * group.kv_heads
 
-    def fill(self, blocks: Sequence[int], begin: int = 0, ranks: Sequence[int] | None = None) -> None:
+    def _write(self, memory: Memory, rank: int, held: Held) -> None:
+        """Writes what a rank has of this where it belongs."""
+        group = self.side.pool.groups[held.group]
+        for region in self.side.pool.regions:
+            if (region.group, region.stage) != (held.group, self.stage(rank)):
+                continue
+            counts, strides = _view(group, region)
+            i, layer, part, head, token, byte = np.ix_(*map(np.arange, (len(held.blocks), *counts)))
+            block = np.array(held.blocks, dtype=np.int64).reshape(i.shape)
+            at = region.offset + block * region.stride_bytes + byte
+            for index, stride in zip((layer, part, head, token), strides, strict=True):
+                at = at + index * stride
+            tokens = held.begin + i * group.block_tokens + token
+            place = held.group * 64 + region.first_layer + layer
+            place = place * 2 + part + _PARTS.get(region.tensor, range(1)).start
+            place = place * 4096 + head + self._first_head(rank, group)
+            place = (place * 4096 + tokens) * 65536 + byte
+            wanted = np.broadcast_to((tokens >= held.tokens.start) & (tokens < held.tokens.stop), at.shape)
+            memory[at[wanted]] = _values(place)[wanted]
+
+    def fill(self, blocks: Sequence[int], begin: int = 0, ranks: Sequence[int] | None = None, group: int = 0) -> None:
         """Every rank computes its KV of these blocks, or some of them do."""
         for rank in range(self.side.ranks) if ranks is None else ranks:
-            memory = self.memories[rank]
-            for place, at in self.places(rank, blocks, begin).items():
-                memory[at : at + self.group.head_dim] = value(place, self.group.head_dim)
+            self._write(self.memories[rank], rank, Held(blocks, ALL_TOKENS, begin, group))
 
     def check(
         self, blocks: Sequence[int], tokens: range, begin: int = 0, ranks: Sequence[int] | None = None
     ) -> None:  # fmt: skip
         """Asserts that every rank has its KV of these tokens in these blocks, and that nothing else was written."""
+        self.check_all([Held(blocks, tokens, begin)], ranks)
+
+    def check_all(self, held: Sequence[Held], ranks: Sequence[int] | None = None) -> None:
+        """The same of several groups."""
         for rank in range(self.side.ranks) if ranks is None else ranks:
             memory = self.memories[rank]
             expected = np.full(len(memory), CANARY, dtype=np.uint8)
-            for place, at in self.places(rank, blocks, begin).items():
-                if place[3] in tokens:
-                    expected[at : at + self.group.head_dim] = value(place, self.group.head_dim)
+            for some in held:
+                self._write(expected, rank, some)
             wrong = np.flatnonzero(memory != expected)
             assert not len(wrong), f"rank {rank} has other bytes at {len(wrong)} places, first at {wrong[0]}"
 

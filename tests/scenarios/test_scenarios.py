@@ -28,9 +28,11 @@ UNSCRIPTED = {
     "a queue is waited for without an end",
     "every rank reads the first heads of its source",
     "what one pair of ranks has moved all of a rank have",
+    "stages exchange with those of their own number",
+    "every layer is read from the first stage",
 }
 """For the random worlds: no script silences a rank, renews at a lead that is stopped, fills a lead with work, or has
-engines of other numbers of ranks. Nor do leads lie in one.
+engines of other numbers of ranks or stages. Nor do leads lie in one.
 """
 SCRIPTED = [mutant for mutant in MUTANTS if not mutant.liars and mutant.what not in UNSCRIPTED]
 

@@ -28,7 +28,7 @@ from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.tables import leases, pins, timers, transfer_table, turns
+from kvgrpc.core.tables import leases, pins, steps, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant("settle is skipped", pull_course.PullCourse, "settle", bugs.settled_at_once, Rule.R2),
     Mutant("bytes move before the access is open", moves.Moves, "access_answered", bugs.from_memory, Rule.R2),
     Mutant("a write does not wait for a step", Reservations, "misses_step", bugs.always(False), Rule.R2, 60),
-    Mutant("steps of the engine are not waited for", state.NodeState, "step_done", bugs.always(1 << 60), Rule.R2),
+    Mutant("steps of the engine are not waited for", steps.RankSteps, "done", bugs.always(1 << 60), Rule.R2),
     Mutant(
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
@@ -181,6 +181,10 @@ MUTANTS = (
     *(replace(mutant, unlike=True) for mutant in (
         Mutant("every rank reads the first heads of its source", bridge, "shares", bridged.first_heads, Rule.R2),
         Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bridged.by_rank, Rule.R1),
+        Mutant("stages exchange with those of their own number", bridge, "common_stages", bridged.own_number, Rule.R2),
+        Mutant(
+            "every layer is read from the first stage", bridge.Bridge, "_all_shares", bridged.first_stage, Rule.R2
+        ),
     )),
     *(replace(mutant, mirrors=True) for mutant in (
         Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),

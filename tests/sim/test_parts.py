@@ -266,7 +266,7 @@ def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed:
 
 def test_a_rank_reads_several_ranks_of_a_peer_and_forgets_all_at_once() -> None:
     bench = Bench()
-    other = Memory(POOL, 1, KvStore())
+    other = Memory(POOL, 1, KvStore(), ranks=2)
     bench.mover.map(MapPeer(0, "p@1", RankEndpoint(1), 2), Door("p@1/1.0", other))
     other.cells = [5] * 24
     everything = (ids(*range(8)), ids(*range(8)))

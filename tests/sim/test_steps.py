@@ -11,7 +11,7 @@ def test_steps_of_a_rank_are_over_in_their_order_each_with_what_it_does() -> Non
     agenda, ranks = Agenda(), range(2)
     did: dict[int, list[int]] = {rank: [] for rank in ranks}
     over: dict[int, list[int]] = {rank: [] for rank in ranks}
-    steps = Steps(Random(1), len(ranks), 2, agenda.after, lambda done: over[done.rank].append(done.step))
+    steps = Steps(Random(1), [range(2)] * len(ranks), agenda.after, lambda done: over[done.rank].append(done.step))
 
     def work() -> None:
         step = steps.queue(Work(lambda rank, _: did[rank].append(step), lambda: None))
@@ -29,7 +29,7 @@ def test_steps_of_a_rank_are_over_in_their_order_each_with_what_it_does() -> Non
 def test_a_step_may_be_done_layer_by_layer() -> None:
     agenda = Agenda()
     said: list[str] = []
-    steps = Steps(Random(1), 1, 2, agenda.after, lambda done: said.append(f"{done.layers} done"))
+    steps = Steps(Random(1), [range(2)], agenda.after, lambda done: said.append(f"{done.layers} done"))
     work = Work(lambda _, layers: said.append(f"{layers}"), lambda: said.append("all"))
 
     def begin() -> None:

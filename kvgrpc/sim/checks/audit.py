@@ -259,7 +259,7 @@ class Audit:
             self._node.check()
         except AssertionError as error:
             broken(Rule.R1, f"the tables of the lead do not agree: {error}")
-        check_pins(self._node.state.pins, uses, memories, pool, voided=voided)
+        check_pins(self._node.state.pins, uses, memories, voided=voided)
         check_free(self._node.state, pool)
 
     def check_talk(self) -> None:

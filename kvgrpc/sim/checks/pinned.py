@@ -5,26 +5,29 @@ from collections.abc import Callable, Iterable
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.sim.rules import Rule, broken
-from kvgrpc.sim.world.memory import Cells, Memory
+from kvgrpc.sim.world.memory import Memory
 
 Uses = Callable[[int, int], bool]
 """Whether an engine has a use for a block of a group."""
 
 
-def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
+def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], *, voided: bool) -> None:
     """`voided`: the engine has taken blocks back of which the lead does not know yet."""
-    exclusive: set[int] = set()
-    where = Cells(pool)
+    exclusive: list[Blocks] = []
     for pin in pins:
         if pin.kind in EXCLUSIVE:
-            exclusive.update(where.of(pin.blocks))
+            exclusive.append(pin.blocks)
         if not voided or pin.kind in EXCLUSIVE:
             _check_pin(pin, uses)
+    of_stage: dict[int, set[int]] = {}
     for memory in memories:
-        if memory.given.keys() != exclusive:
-            cell = min(memory.given.keys() ^ exclusive)
+        if memory.stage not in of_stage:
+            of_stage[memory.stage] = {cell for blocks in exclusive for cell in memory.cells_of(blocks)}
+        if memory.given.keys() != of_stage[memory.stage]:
+            cell = min(memory.given.keys() ^ of_stage[memory.stage])
             owner = memory.given.get(cell, "nobody")
             broken(Rule.R1, f"cell {cell} belongs to {owner}, which is not what the lead's pins say", owner)
 

@@ -1,7 +1,7 @@
 """The steps of a modelled engine: work that is queued now and done when its step is over, rank by rank."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -26,24 +26,24 @@ class Work:
 
 
 class Steps:
-    """Steps come one after another, and only while there is work. `later` and `report` are those of the lead."""
+    """Steps come one after another, and only while there is work. `layers` are those of each rank; `later` and `report`
+    those of the lead.
+    """
 
     def __init__(
         self,
         rng: Random,
-        ranks: int,
-        layers: int,
+        layers: Sequence[Collection[int]],
         later: Callable[[float, Callable[[], None]], None],
         report: Callable[[StepDone], None],
     ) -> None:
         self._rng = rng
-        self._ranks = ranks
-        self._layers: tuple[LayerRange, ...] = tuple((layer, 1) for layer in range(layers))
+        self._layers = [tuple((layer, 1) for layer in sorted(mine)) for mine in layers]
         self._later = later
         self._report = report
         self._number = 0
         self._works: list[Work] = []
-        self._ends: list[deque[Callable[[], None]]] = [deque() for _ in range(ranks)]
+        self._ends: list[deque[Callable[[], None]]] = [deque() for _ in layers]
         """Of each rank: its steps are over in their order, however late each is."""
 
     def queue(self, work: Work) -> int:
@@ -57,13 +57,12 @@ class Steps:
     def _run(self) -> None:
         works, self._works = self._works, []
         number = self._number
-        left = set(range(self._ranks))
-        pieces = self._layers if self._rng.random() < BY_LAYER else (ALL_LAYERS,)
+        left = set(range(len(self._layers)))
+        by_layer = self._rng.random() < BY_LAYER
 
-        def end(rank: int, layers: LayerRange) -> None:
+        def end(rank: int, layers: LayerRange, *, last: bool) -> None:
             for work in works:
                 work.do(rank, layers)
-            last = layers == pieces[-1]
             if last:
                 left.discard(rank)
             self._report(StepDone(rank, number, None if last else layers))
@@ -72,7 +71,8 @@ class Steps:
 
         for rank, ends in enumerate(self._ends):
             at_s = 0.0
+            pieces: tuple[LayerRange, ...] = self._layers[rank] if by_layer else (ALL_LAYERS,)
             for layers in pieces:
                 at_s += self._rng.uniform(0.0, LAG_S)
-                ends.append(partial(end, rank, layers))
+                ends.append(partial(end, rank, layers, last=layers == pieces[-1]))
                 self._later(at_s, lambda ends=ends: ends.popleft()())  # type: ignore[misc]

@@ -38,8 +38,9 @@ class Worker:
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
         self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
-        layers = max(group.layers for group in description.pool.groups)
-        self._steps = Steps(self.rng, description.world_size, layers, lead.later, lead.handle)
+        of_stage = description.pool.stage_layers
+        layers = [of_stage[rank // description.stage_ranks] for rank in range(description.world_size)]
+        self._steps = Steps(self.rng, layers, lead.later, lead.handle)
 
     def cancelled(self, key: bytes, for_s: float) -> None:
         """The lead said that what comes under that key is refused, for so long at least."""

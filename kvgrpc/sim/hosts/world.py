@@ -25,14 +25,14 @@ class World:
     """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
     engines, `hoarders`, cannot set blocks aside, and so many are `mirrored`; so many hosts, `liars`, lie to the others.
     `aliased`: the groups of each engine share its blocks. `unlike`: the ranks of each engine, if they differ; then
-    heads have `head_dim` elements.
+    heads have `head_dim` elements, and the ranks form so many `stages`.
     """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
         hoarders: int = 0, mirrored: int = 0, liars: int = 0, aliased: bool = False, unlike: tuple[int, ...] = (),
-        head_dim: int = 1, watcher: Watcher | None = None,
+        head_dim: int = 1, stages: tuple[int, ...] = (), watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
@@ -46,7 +46,8 @@ class World:
             seen=self.seen, watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
             mirrored=frozenset(f"engine-{i}" for i in range(min(mirrored, engines - liars))),
             liars=frozenset(f"engine-{i}" for i in range(engines - liars, engines)),
-            splits={f"engine-{i}": (split_layout(blocks, count, head_dim), count) for i, count in enumerate(unlike)},
+            splits={f"engine-{i}": (split_layout(blocks, count, head_dim, *stages[i : i + 1]), count)
+                    for i, count in enumerate(unlike)},
         )  # fmt: skip
         self.offered = around.offered
         """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""

@@ -8,8 +8,9 @@ from kvgrpc.core.actions import MapPeer, Operation, Post
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.sim.world.agenda import Agenda, Deed
 from kvgrpc.sim.world.faults import Faults
-from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, cells_of
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory
 from kvgrpc.sim.world.mover import Mover
+from kvgrpc.sim.world.posted import cells_of
 
 START, HALF, END = "start", "half", "end"
 STOPS = (START, HALF, END)

@@ -72,6 +72,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         aliased=setup.aliased,
         unlike=setup.unlike,
         head_dim=setup.head_dim,
+        stages=setup.stages,
         watcher=watcher,
     )
     habits = setup.habits

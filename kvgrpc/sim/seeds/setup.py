@@ -58,6 +58,8 @@ ALIASED = 0.25
 
 RANKS = (1, 2, 4)
 """What engines have that are not alike."""
+STAGED = 0.4
+"""Of the worlds of unlike engines have some whose ranks are in two stages."""
 HEAD_DIMS = (1, 32)
 """Their heads: of so many elements they are re-packed, or moved run by run."""
 
@@ -113,6 +115,8 @@ class Setup:
     unlike: tuple[int, ...] = ()
     """How many ranks each engine has, where they differ; then heads have `head_dim` elements."""
     head_dim: int = 1
+    stages: tuple[int, ...] = ()
+    """How many pipeline stages the ranks of each of these engines form."""
     checksums: bool = False
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
@@ -141,6 +145,7 @@ class Setup:
         tight += ", checksums" if self.checksums else ""
         tight += ", aliased groups" if self.aliased else ""
         tight += f", engines of {', '.join(map(str, self.unlike))} ranks" if self.unlike else ""
+        tight += f" in {', '.join(map(str, self.stages))} stages" if self.stages else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         tight += f", {self.mirrored} engines have mirrors" if self.mirrored else ""
         if self.liars:
@@ -161,7 +166,9 @@ def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False, m
         return replace(setup, mirrored=rng.randint(1, setup.engines))
     setup = _honest(seed, steps)
     if unlike:
-        return _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
+        split = _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
+        rng = Random(f"{seed}/stages")  # noqa: S311 - a simulation, no secrets
+        return _staged(split, rng) if rng.random() < STAGED else split
     if not liars:
         return setup
     setup = _lying(setup, Random(f"{seed}/liars"))  # noqa: S311 - a simulation, no secrets
@@ -222,6 +229,16 @@ def _unlike(setup: Setup, rng: Random) -> Setup:
         setup, unlike=ranks, ranks=max(ranks), head_dim=head_dim, faults=faults, limits=limits, checksums=False,
         aliased=False,
     )  # fmt: skip
+
+
+def _staged(setup: Setup, rng: Random) -> Setup:
+    """The same world, in which some of the engines have two stages, of one or two ranks each. Pairs of their ranks move
+    unequal shares, which no limit on what is in flight cuts into whole cells: it is left out.
+    """
+    stages = tuple(rng.choice((1, 2)) for _ in setup.unlike)
+    ranks = tuple(min(count, 2) * some if some > 1 else count for count, some in zip(setup.unlike, stages, strict=True))
+    limits = replace(setup.limits, in_flight_bytes=Limits().in_flight_bytes)
+    return replace(setup, unlike=ranks, ranks=max(ranks), stages=stages, limits=limits)
 
 
 def _impatient(setup: Setup, rng: Random) -> Setup:

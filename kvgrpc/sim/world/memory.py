@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from kvgrpc.core.actions import Post
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks, Runs
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides
 from kvgrpc.sim.rules import Rule, broken
 
@@ -64,20 +63,22 @@ def cell_bytes(head_dim: int) -> int:
     return 2 * 16 * head_dim
 
 
-def split_layout(blocks: int, ranks: int, head_dim: int) -> PoolLayout:
-    """The same groups for one of so many ranks of an engine, with its heads one after the other in each block."""
-    heads = max(HEADS // ranks, 1)
-    groups, regions, at = [], [], 0
+def split_layout(blocks: int, ranks: int, head_dim: int, stages: int = 1) -> PoolLayout:
+    """The same groups for one of so many ranks of an engine, with its heads one after the other in each block. Of two
+    stages the second has the last layer of the finer group.
+    """
+    heads = max(HEADS // (ranks // stages), 1)
+    groups, regions, ends = [], [], [0] * stages
     for index, (name, layers, tokens) in enumerate((("fine", 2, 16), ("coarse", 1, 32))):
         group = Group(name, GroupKind.FULL_ATTENTION, layers, tokens, blocks, heads, head_dim, "uint8")
         groups.append(replace(group, total_kv_heads=HEADS))
         head_bytes = cell_bytes(head_dim) * tokens // 16
         strides = Strides(0, tokens * head_dim, head_bytes, head_dim)
         for layer in range(layers):
-            nbytes = heads * head_bytes
-            regions.append(Region(index, layer, 1, at, nbytes, nbytes, strides=strides))
-            at += blocks * nbytes
-    return PoolLayout(tuple(groups), tuple(regions), at)
+            nbytes, stage = heads * head_bytes, min(layer, stages - 1)
+            regions.append(Region(index, layer, 1, ends[stage], nbytes, nbytes, strides=strides, stage=stage))
+            ends[stage] += blocks * nbytes
+    return PoolLayout(tuple(groups), tuple(regions), max(ends))
 
 
 class Cells:
@@ -87,13 +88,12 @@ class Cells:
         strides = [region.strides.head for region in pool.regions if region.strides is not None]
         self.cell_bytes = min(strides, default=1)
         """Bytes of one cell."""
-        self._pool = pool
+        self.stage, number = divmod(rank, ranks // pool.stages)
+        self.regions = [row for row in enumerate(pool.regions) if row[1].stage == self.stage]
+        """Those that are there, with their numbers."""
         self._rank = rank
-        self._first_head = rank * HEADS // ranks if strides else 0
-
-    @property
-    def count(self) -> int:
-        return self._pool.total_bytes // self.cell_bytes
+        self._first_head = number * HEADS * pool.stages // ranks if strides else 0
+        self.count = pool.stage_bytes[self.stage] // self.cell_bytes
 
     def of_block(self, region: Region, block: int) -> range:
         """Those of a block in one region."""
@@ -112,7 +112,7 @@ class Cells:
         """Those of blocks in all layers."""
         return [
             cell
-            for region in self._pool.regions
+            for _, region in self.regions
             for block in blocks[region.group].tolist()
             for cell in self.of_block(region, block)
         ]
@@ -169,22 +169,6 @@ class KvStore:
         )
 
 
-def cells_of(post: Post, cell_bytes: int) -> list[tuple[int, int]]:
-    """The cells of its source that a posting copies, and of its destination into which: run by run."""
-    moved = _pairs(post.runs, cell_bytes)
-    if post.repack is None:
-        return moved
-    staged = {dst: src for src, dst in moved}
-    return [(staged[src], dst) for strip in post.repack.strips for src, dst in _pairs(strip.runs(), cell_bytes)]
-
-
-def _pairs(runs: Runs, cell_bytes: int) -> list[tuple[int, int]]:
-    columns = runs.src, runs.dst, runs.nbytes
-    assert not any((column % cell_bytes).any() for column in columns), f"runs that cut cells of {cell_bytes} bytes"
-    rows = zip(*((column // cell_bytes).tolist() for column in columns), strict=True)
-    return [(src + i, dst + i) for src, dst, count in rows for i in range(count)]
-
-
 class Memory:
     """The cells of one rank in one life of its engine. Not `checked`: a liar about its own memory hurts itself only."""
 
@@ -212,7 +196,7 @@ class Memory:
     def compute(self, blocks: Blocks, prompt: Prompt, layers: LayerRange = ALL_LAYERS) -> None:
         """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
         first, count = layers
-        for number, region in enumerate(self._pool.regions):
+        for number, region in self._where.regions:
             if not first <= region.first_layer < first + count:
                 continue
             size = self._pool.groups[region.group].block_tokens
@@ -224,7 +208,7 @@ class Memory:
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
         """The engine gives blocks to a transfer: only its postings touch them until `take_back`."""
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             if cell in self._targets:
                 self._in_use(f"given to {transfer_id}", cell)
             self._targets[cell] = transfer_id
@@ -233,12 +217,12 @@ class Memory:
 
     def soil(self, blocks: Blocks) -> None:
         """Work of the engine that was queued before it gave the blocks away: a posting must have waited for it."""
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
     def take_back(self, blocks: Blocks, rule: Rule = Rule.R1) -> None:
         """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             owner = self._targets.pop(cell)
             self._missing.discard(cell)
             if self._written(cell):
@@ -247,12 +231,12 @@ class Memory:
     def scrub(self, blocks: Blocks) -> None:
         """The engine recycles blocks: what they held is gone."""
         self.check_freed(blocks)
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
     def check_freed(self, blocks: Blocks) -> None:
         """Only peers that read access blocks which the engine is about to recycle."""
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             self._check_unused("freed", cell)
 
     def read(self, cells: Sequence[int], posting_id: str) -> None:
@@ -270,11 +254,11 @@ class Memory:
 
     def void(self, blocks: Blocks) -> None:
         """The engine takes blocks back at once, though they are read, or begins to before its lead knows it."""
-        self._voided.update(self._cells_of(blocks))
+        self._voided.update(self.cells_of(blocks))
 
     def void_known(self, blocks: Blocks) -> None:
         """Its lead knows it: peers that still read them are told that it is in vain."""
-        for cell in self._cells_of(blocks):
+        for cell in self.cells_of(blocks):
             self._reading.pop(cell, None)
             self._voided[cell] -= 1
 
@@ -338,7 +322,7 @@ class Memory:
 
     def check_filled(self, blocks: Blocks, transfer_id: str, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
         """Something has arrived in all of a transfer's blocks, whatever it is: their source lies."""
-        for region in self._pool.regions:
+        for _, region in self._where.regions:
             if not any(first <= region.first_layer < first + count for first, count in layers):
                 continue
             cells = (self._where.of_block(region, block) for block in blocks[region.group].tolist())
@@ -376,7 +360,7 @@ class Memory:
 
     def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> list[tuple[int, Cell]]:
         found = []
-        for number, region in enumerate(self._pool.regions):
+        for number, region in self._where.regions:
             size = self._pool.groups[region.group].block_tokens
             for i, block in enumerate(blocks[region.group].tolist()):
                 end = min((i + 1) * size, use_tokens)
@@ -385,7 +369,13 @@ class Memory:
                 found += [(cell, Cell(kv, number, share)) for cell, share in cells]
         return found
 
-    def _cells_of(self, blocks: Blocks) -> Sequence[int]:
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of its rank."""
+        return self._where.stage
+
+    def cells_of(self, blocks: Blocks) -> Sequence[int]:
+        """Those of blocks in all layers that are here."""
         return self._where.of(blocks)
 
 

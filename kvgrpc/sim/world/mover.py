@@ -15,8 +15,9 @@ from kvgrpc.errors import Reason
 from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults, Luck
-from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, cells_of, sum_of
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, sum_of
 from kvgrpc.sim.world.mirror import MirroredMemory
+from kvgrpc.sim.world.posted import cells_of
 from kvgrpc.sim.world.process_ends import Ends
 
 CHUNKS = 6

@@ -1,120 +1,77 @@
 """Bridges between engines that split and lay out the same KV in different ways, on bytes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from kvgrpc.core.values.bridge import Bridge, Side, bridges
 from kvgrpc.core.values.chunks import Chunk, Size
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
+from kvgrpc.core.values.obstacles import differences
 from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.core.values.slices import batches, slices_of, split
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.nodes import ids, refused
-from tests.core.split_kv import SplitKV, move, packed
-
-LAYERS, DIM, TOKENS = 3, 4, 24
-LAYER_SETS = [[(0, 3)], [(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 1)]]
+from tests.core.random_layouts import Move, moves
+from tests.core.split_kv import move
 
 
-@st.composite
-def layouts(draw: st.DrawFn, kind: GroupKind, total: int, block_tokens: int) -> SplitKV:
-    ranks, order = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["token_major", "head_major"]))
-    layer_sets = draw(st.sampled_from(LAYER_SETS))
-    in_stages = [draw(st.permutations(range(len(layer_sets)))), [0] * len(layer_sets), [0, 1, 0][: len(layer_sets)]]
-    stage_of = draw(st.sampled_from(in_stages))
-    latent = kind is GroupKind.MLA
-    heads, blocks = 1 if latent else max(total // ranks, 1), draw(st.integers(-(-TOKENS // block_tokens), 30))
-    group = Group(
-        "g", kind, LAYERS, block_tokens, blocks, heads, DIM, "uint8", order, total_kv_heads=0 if latent else total
-    )
-    kinds = [[TensorKind.LATENT]] if latent else [[TensorKind.KV], [TensorKind.K, TensorKind.V]]
-    regions, ends = [], [0] * (max(stage_of) + 1)
-    for stage, (first, layers) in zip(stage_of, layer_sets, strict=True):
-        for tensor in draw(st.sampled_from(kinds)):
-            parts, gap = 2 if tensor is TensorKind.KV else 1, draw(st.sampled_from([0, 5]))
-            nbytes = packed(group, parts).layer * layers
-            # Keys and values of a token side by side, as some engines have them.
-            run = parts * DIM
-            own = draw(st.sampled_from([None, Strides(heads * block_tokens * run, DIM, block_tokens * run, run)]))
-            regions.append(Region(0, first, layers, ends[stage], nbytes + gap, nbytes, tensor, own, stage))
-            ends[stage] += blocks * (nbytes + gap) + 3
-    return SplitKV(Side(PoolLayout((group,), tuple(regions), max(ends)), len(ends) * ranks))
+@settings(max_examples=1000)
+@given(moves(), st.sampled_from([1, 8, 64, 1024]))
+def test_every_head_of_every_destination_rank_is_written_once_and_nothing_else(made: Move, run_bytes_min: int) -> None:
+    assert all(row.bridgeable for row in differences(made.source.side, made.destination.side))
+    bridge = made.bridge(run_bytes_min)
+    made.fill()
+    planned = bridge.plan([made.chunk])
+    move(planned, made.source, made.destination)
+    made.check()
+    assert sum(some.total_bytes for some in planned) == bridge.bytes_of([made.chunk])
+    if made.tokens:
+        begins = [bridge.begins(i, made.tokens, len(some.blocks)) for i, some in enumerate(made.taken)]
+        assert tuple(begins) == made.chunk.begins
 
 
-@st.composite
-def pairs(draw: st.DrawFn) -> tuple[SplitKV, SplitKV]:
-    kind = draw(st.sampled_from([GroupKind.FULL_ATTENTION, GroupKind.FULL_ATTENTION, GroupKind.MLA]))
-    total, sizes = (
-        draw(st.sampled_from([1, 2, 4, 8])),
-        draw(st.sampled_from([(4, 4), (4, 8), (8, 4), (12, 4), (4, 12)])),
-    )
-    return draw(layouts(kind, total, sizes[0])), draw(layouts(kind, total, sizes[1]))
-
-
-@st.composite
-def lists(draw: st.DrawFn, side: SplitKV) -> tuple[list[int], int]:
-    """Blocks in token order, and the token with which they begin."""
-    tokens, blocks = side.group.block_tokens, side.group.blocks
-    begin = draw(st.integers(0, 1)) * tokens
-    count = draw(st.integers(1, min(blocks, -(-(TOKENS - begin) // tokens))))
-    return draw(st.permutations(range(blocks)))[:count], begin
-
-
-@settings(max_examples=400, deadline=None)
-@given(pairs(), st.data(), st.sampled_from([1, 8, 1024]))
-def test_every_head_of_every_destination_rank_is_written_once_and_nothing_else(
-    both: tuple[SplitKV, SplitKV], data: st.DataObject, run_bytes_min: int
-) -> None:
-    source, destination = both
-    bridge = Bridge(source.side, destination.side, run_bytes_min)
-    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
-    source.fill(here, begin)
-    chunk = Chunk((np.array(here),), (np.array(there),), None, ((begin, other),))
-    planned = bridge.plan([chunk])
-    move(planned, source, destination)
-    destination.check(there, bridge.extent(chunk, 0), other)
-    assert sum(some.total_bytes for some in planned) == bridge.bytes_of([chunk])
-
-
-@settings(max_examples=200, deadline=None)
-@given(pairs(), st.data(), st.integers(1, 400), st.sampled_from([1, 1024]))
+@settings(max_examples=500)
+@given(moves(), st.data(), st.integers(1, 400), st.sampled_from([1, 64, 1024]))
 def test_what_is_posted_in_parts_and_split_is_the_same_in_all(
-    both: tuple[SplitKV, SplitKV], data: st.DataObject, most: int, run_bytes_min: int
+    made: Move, data: st.DataObject, most: int, run_bytes_min: int
 ) -> None:
-    source, destination = both
-    bridge = Bridge(source.side, destination.side, run_bytes_min)
-    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
-    source.fill(here, begin)
-    chunk = Chunk((np.array(here),), (np.array(there),), None, ((begin, other),))
+    bridge = made.bridge(run_bytes_min)
+    made.fill()
     size = Size(most, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 64)))
     posted: list[PairRuns] = []
-    for parts in batches(slices_of([chunk], bridge, size), bridge, size):
+    for parts in batches(slices_of([made.chunk], bridge, size), bridge, size):
         left = tuple(bridge.plan(parts))
         while left:
             now, left = split(left, most)
             assert now
             posted += now
-    move(posted, source, destination)
-    destination.check(there, bridge.extent(chunk, 0), other)
+    move(posted, made.source, made.destination)
+    made.check()
 
 
-@settings(max_examples=200, deadline=None)
-@given(pairs(), st.data())
-def test_layers_one_after_the_other_are_all_layers(both: tuple[SplitKV, SplitKV], data: st.DataObject) -> None:
-    source, destination = both
-    bridge = Bridge(source.side, destination.side, 1)
-    (here, begin), (there, other) = data.draw(lists(source)), data.draw(lists(destination))
-    source.fill(here, begin)
-    ranges = sorted({(region.first_layer, region.layers) for region in source.side.pool.regions})
-    chunks = [Chunk((np.array(here),), (np.array(there),), layers, ((begin, other),)) for layers in ranges]
-    move(bridge.plan(chunks), source, destination)
-    destination.check(there, bridge.extent(chunks[0], 0), other)
-    parts, whole = [bridge.size_of([chunk]).nbytes for chunk in chunks], replace(chunks[0], layers=None)
+def apart(made: Move) -> list[tuple[int, int]]:
+    """Layers as (first, count) such that no region of the source is cut."""
+    regions = made.source.side.pool.regions
+    ends = sorted({region.first_layer + region.layers for region in regions})
+    whole = [end for end in ends if not any(r.first_layer < end < r.first_layer + r.layers for r in regions)]
+    return [(first, end - first) for first, end in pairwise([0, *whole])]
+
+
+@settings(max_examples=500)
+@given(moves())
+def test_layers_one_after_the_other_are_all_layers(made: Move) -> None:
+    bridge = made.bridge(1)
+    made.fill()
+    whole = made.chunk
+    chunks = [replace(whole, layers=layers) for layers in apart(made)]
+    move(bridge.plan(chunks), made.source, made.destination)
+    made.check()
+    parts = [bridge.size_of([chunk]).nbytes for chunk in chunks]
     assert sum(parts) >= bridge.size_of([whole]).nbytes >= max(parts)
-    if destination.side.pool.stages == 1:
+    if made.destination.side.pool.stages == 1:
         assert sum(parts) == bridge.size_of([whole]).nbytes
     assert sum(bridge.bytes_of([chunk]) for chunk in chunks) == bridge.bytes_of([whole])
 

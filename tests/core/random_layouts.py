@@ -1,0 +1,271 @@
+"""Random pairs of engines that serve one model: other ranks, stages, blocks, orders and places of the same KV.
+
+A model has groups of each kind. Of some nothing, or only where heads are, is known of the inside of blocks: then both
+engines lay them out alike as far as they must. Each engine chooses all else: which groups share a block space, and
+whether the blocks of a space's regions stand in one row or in rows of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby, zip_longest
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind
+from tests.core.split_kv import Held, SplitKV
+
+DIM, TOKENS = 4, 24
+"""Elements of a head, of a byte each; tokens of the longest prompt."""
+STATE_BYTES = 56
+FULL, WINDOW, MLA, STATE = (
+    GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE,
+)  # fmt: skip
+BLOCK_TOKENS = [(4, 4), (4, 8), (8, 4), (12, 4), (4, 12), (8, 8)]
+TOGETHER = {MLA: [(TensorKind.LATENT,)], STATE: [(TensorKind.STATE,)]}
+"""What regions of the same layers hold."""
+KEYS_AND_VALUES = [(TensorKind.KV,), (TensorKind.K, TensorKind.V)]
+
+
+class Layers(NamedTuple):
+    """One group of the model."""
+
+    kind: GroupKind
+    layers: int
+    heads: int
+    window: int
+    inside: str
+    """What is known of the inside of blocks: "tokens", "heads" or "nothing"."""
+    block_tokens: tuple[int, int]
+    """The source's and the destination's."""
+    order: str
+    cuts: list[tuple[int, int]]
+    """Layers of each region, and what they hold of these: where engines cannot choose."""
+    tensors: tuple[TensorKind, ...]
+
+    @property
+    def binds_ranks(self) -> bool:
+        """Whether both engines need as many ranks."""
+        return self.inside == "nothing" and self.kind is not MLA
+
+    def fits(self, ranks: int) -> bool:
+        """Whether so many ranks can have these heads: shares of them, or one on each."""
+        return self.kind in (MLA, STATE) or 0 in (self.heads % ranks, ranks % self.heads)
+
+
+class Engine(NamedTuple):
+    """What an engine chooses once for all groups."""
+
+    ranks: int
+    """Of each stage."""
+    stages: int
+    alias: bool
+    in_rows: bool
+
+
+class Listed(NamedTuple):
+    """What one engine lists of a group."""
+
+    blocks: list[int]
+    begin: int
+
+
+class Move(NamedTuple):
+    """A source, a destination, and the blocks of both."""
+
+    source: SplitKV
+    destination: SplitKV
+    given: list[Listed]
+    taken: list[Listed]
+    tokens: int
+    """Of the prompt whose blocks the source lists all, and the destination the last ones of each group; 0: both list
+    some in the middle.
+    """
+
+    def bridge(self, run_bytes_min: int) -> Bridge:
+        return Bridge(self.source.side, self.destination.side, run_bytes_min)
+
+    @property
+    def chunk(self) -> Chunk:
+        """All that both list."""
+        here, there = (
+            tuple(np.array(some.blocks, dtype=np.int64) for some in side) for side in (self.given, self.taken)
+        )
+        begins = tuple((a.begin, b.begin) for a, b in zip(self.given, self.taken, strict=True))
+        return Chunk(here, there, None, begins)
+
+    def fill(self) -> None:
+        """The source computes what it lists; nothing else was written anywhere."""
+        self.source.clear()
+        self.destination.clear()
+        for group, some in enumerate(self.given):
+            self.source.fill(some.blocks, some.begin, group=group)
+
+    def check(self) -> None:
+        """Asserts that all that both list is in the destination, and nothing else was written there."""
+        bridge = self.bridge(1)
+        extents = [bridge.extent(self.chunk, group) for group in range(len(self.taken))]
+        self.destination.check_all(
+            [Held(some.blocks, extents[i], some.begin, i) for i, some in enumerate(self.taken) if extents[i]]
+        )
+
+
+def _cuts(draw: st.DrawFn, layers: int) -> list[tuple[int, int]]:
+    """Layers in runs, as (first, count)."""
+    ends = [layer for layer in range(1, layers) if draw(st.booleans())] + [layers]
+    return [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[Layers]:
+    found = []
+    for kind in draw(st.sampled_from(KINDS)):
+        insides = {STATE: ["nothing"], MLA: ["tokens", "tokens", "nothing"]}
+        layers = draw(st.integers(1, 3))
+        inside = draw(st.sampled_from(insides.get(kind, ["tokens", "tokens", "tokens", "heads", "nothing"])))
+        sizes = draw(st.sampled_from(BLOCK_TOKENS))
+        found.append(
+            Layers(
+                kind,
+                layers,
+                draw(st.sampled_from([1, 2, 4, 6, 8])),
+                draw(st.sampled_from([1, 5, 8, 13])) if kind is WINDOW else 0,
+                inside,
+                sizes if inside == "tokens" or kind is STATE else (sizes[0], sizes[0]),
+                draw(st.sampled_from(["token_major", "head_major"])),
+                _cuts(draw, layers),
+                draw(st.sampled_from(TOGETHER.get(kind, KEYS_AND_VALUES))),
+            )
+        )
+    return found
+
+
+KINDS = [[FULL], [MLA], [FULL], [WINDOW, FULL], [FULL, WINDOW, WINDOW], [STATE, FULL], [MLA, STATE], [MLA, FULL]]
+"""Of the groups of a model."""
+
+
+def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) -> tuple[Strides | None, int]:
+    """Where elements stand in a region's blocks, and the bytes of a layer there."""
+    parts = 2 if tensor is TensorKind.KV else 1
+    heads, tokens, run = group.kv_heads, group.block_tokens, parts * DIM
+    if some.kind is STATE:  # as large for however many tokens
+        return None, STATE_BYTES
+    whole = heads * tokens * run
+    if some.inside == "nothing":
+        return None, whole
+    gap = draw(st.sampled_from([0, 0, 3]))
+    if some.inside == "heads":
+        head = tokens * run + gap
+        return Strides(heads * head, 0, head, 0), heads * head
+    # Keys and values of a token side by side, as some engines have them, and with a gap behind.
+    side_by_side = Strides(heads * tokens * (run + gap), DIM, tokens * (run + gap), run + gap)
+    if draw(st.booleans()):
+        return side_by_side, heads * tokens * (run + gap)
+    return None, whole
+
+
+def _group(some: Layers, name: str, engine: Engine, which: int, order: str, blocks: int) -> Group:
+    alone = some.kind in (MLA, STATE)
+    return Group(
+        name,
+        some.kind,
+        some.layers,
+        some.block_tokens[which],
+        blocks,
+        1 if alone else max(some.heads // engine.ranks, 1),
+        DIM,
+        "of its own" if some.inside == "nothing" else "uint8",
+        order,
+        some.window,
+        0 if alone else some.heads,
+        "shared" if engine.alias else "",
+    )
+
+
+def _regions(draw: st.DrawFn, some: Layers, index: int, group: Group, stages: int) -> list[Region]:
+    """Of one group, without places."""
+    found = []
+    for first, count in some.cuts if some.inside == "nothing" else _cuts(draw, some.layers):
+        stage = draw(st.integers(0, stages - 1))
+        free = TOGETHER.get(some.kind, KEYS_AND_VALUES)
+        for tensor in draw(st.sampled_from(free)) if some.inside == "tokens" else some.tensors:
+            strides, nbytes = _strides(draw, some, group, tensor)
+            found.append(Region(index, first, count, 0, nbytes * count, nbytes * count, tensor, strides, stage))
+    return found
+
+
+def _placed(regions: Sequence[Region], blocks: int, begin: int, gap: int, *, in_rows: bool) -> list[Region]:
+    """The regions of one space in one stage. `in_rows`: a block of all regions of a group is one row; else each of
+    them, with those of other groups at its place, has rows of its own.
+    """
+    rows = [list(some) for _, some in groupby(regions, key=lambda region: region.group)]
+    found = []
+    if in_rows:
+        stride = gap + max(sum(region.block_bytes for region in row) for row in rows)
+        for row in rows:
+            at = [begin, *(begin + end for end in accumulate(region.block_bytes for region in row))]
+            found += [replace(r, offset=here, stride_bytes=stride) for r, here in zip(row, at, strict=False)]
+        return found
+    for aliased in zip_longest(*rows):
+        some = [region for region in aliased if region is not None]
+        stride = gap + max(region.block_bytes for region in some)
+        found += [replace(region, offset=begin, stride_bytes=stride) for region in some]
+        begin += blocks * stride + gap
+    return found
+
+
+def _engine(draw: st.DrawFn, model: Sequence[Layers], which: int, ranks: int) -> SplitKV:
+    engine = Engine(ranks, draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans()), draw(st.booleans()))
+    needed = [1 if some.kind is STATE else TOKENS // some.block_tokens[which] for some in model]
+    groups, unplaced = [], []
+    for i, (some, count) in enumerate(zip(model, needed, strict=True)):
+        order = some.order if some.inside != "tokens" else draw(st.sampled_from(["token_major", "head_major"]))
+        blocks = (sum(needed) if engine.alias else count) + 3
+        groups.append(_group(some, str(i), engine, which, order, blocks))
+        unplaced += _regions(draw, some, i, groups[i], engine.stages)
+    numbers = sorted({region.stage for region in unplaced})
+    unplaced = [replace(region, stage=numbers.index(region.stage)) for region in unplaced]
+    regions, total = [], 0
+    for stage in range(len(numbers)):
+        mine, begin = [region for region in unplaced if region.stage == stage], 0
+        for space in [range(len(groups))] if engine.alias else [range(i, i + 1) for i in range(len(groups))]:
+            here, blocks = [region for region in mine if region.group in space], groups[space.start].blocks
+            gap = draw(st.sampled_from([0, 5]))
+            placed = _placed(here, blocks, begin, gap, in_rows=engine.in_rows) if here else []
+            begin = max([begin, *(r.offset + blocks * r.stride_bytes for r in placed)]) + gap
+            regions += placed
+        total = max(total, begin)
+    pool = PoolLayout(tuple(groups), tuple(regions), total)
+    return SplitKV(Side(pool, ranks * pool.stages))
+
+
+def _listed(draw: st.DrawFn, side: SplitKV, tokens: int, *, from_first: bool, to_last: bool) -> list[Listed]:
+    """Blocks of each group for a part of a prompt: a block of a space is one group's."""
+    pool, found = side.side.pool, []
+    free = [list(draw(st.permutations(range(group.blocks)))) for group in pool.groups]
+    for i, group in enumerate(pool.groups):
+        first, count = group.first_of(tokens), group.blocks_of(tokens)
+        skipped = 0 if from_first else draw(st.integers(0, min(count - 1, 2)))
+        count = count - skipped if to_last else draw(st.integers(1, count - skipped))
+        mine = free[pool.spaces[i]]
+        blocks, free[pool.spaces[i]] = mine[:count], mine[count:]
+        found.append(Listed(blocks, 0 if group.kind is STATE else (first + skipped) * group.block_tokens))
+    return found
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> Move:
+    """Two engines that can exchange blocks, and the blocks of a prompt of which each has a part."""
+    model = draw(models())
+    fitting = [ranks for ranks in range(1, 5) if all(some.fits(ranks) for some in model)]
+    ranks = [draw(st.sampled_from(fitting)) for _ in range(2)]
+    if any(some.binds_ranks for some in model):
+        ranks[1] = ranks[0]
+    sides = [_engine(draw, model, which, ranks[which]) for which in range(2)]
+    tokens, to_last = draw(st.integers(1, TOKENS)), draw(st.booleans())
+    given = _listed(draw, sides[0], tokens, from_first=to_last, to_last=to_last)
+    taken = _listed(draw, sides[1], tokens, from_first=False, to_last=to_last)
+    return Move(sides[0], sides[1], given, taken, tokens if to_last else 0)

@@ -1,0 +1,172 @@
+"""Engines with many ranks, each with memory, a data path and a mover of its own, in this process or in another one.
+
+    with engines(case) as (source, destination):
+        endpoints = source.ask("begin", memories)
+        destination.ask("begin", ...)
+        destination.ask("move", endpoints, posts)
+        destination.ask("end")      # what is in its memories now
+
+Ranks are made when they are first needed, and stay: also what connects them.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar
+from unittest import mock
+
+from kvgrpc.core.actions import Operation, Post
+from kvgrpc.core.events import EndpointOffered, PeerMapped, PostingEnded
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.mover import BEST_FIRST, Mover
+from kvgrpc.datapath.reports import Report
+from kvgrpc.datapath.settings import MoverSettings
+from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, Case
+
+NBYTES = 512 << 10
+"""Of the memory of a rank."""
+STAGING_BYTES = 64 << 10
+"""So little that postings wait for one another."""
+PEER = "other"
+Kind = TypeVar("Kind", bound=Report)
+
+
+class OneRank:
+    """A rank, and its reports as they come."""
+
+    def __init__(self, case: Case, engine: str, number: int) -> None:
+        self.memory, (self.bytes,) = (case.peer_memory if engine == "source" else case.own_memory)((NBYTES,))
+        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        path = case.make(self.memory, f"{engine}-{number}")
+        settings = MoverSettings(staging_bytes=STAGING_BYTES)
+        self.mover = Mover(number, self.memory, [path], self.reports.put, settings)
+        self.mover.start()
+        self.mover.offer(engine, PEER)
+        self.endpoint = self.next(EndpointOffered).endpoint
+        self.connected: set[int] = set()
+
+    def next(self, kind: type[Kind]) -> Kind:
+        report = self.reports.get(timeout=DEADLINE_S)
+        assert isinstance(report, kind), report
+        return report
+
+    def connect(self, endpoint: RankEndpoint) -> None:
+        """To a rank of the other engine, unless it is."""
+        if endpoint.rank not in self.connected:
+            self.connected.add(endpoint.rank)
+            self.mover.connect(PEER, endpoint, BEST_FIRST)
+            mapped = self.next(PeerMapped)
+            assert mapped.data_path, mapped
+
+    def close(self) -> None:
+        assert self.mover.close(DEADLINE_S)
+        self.memory.close()
+
+
+class Engine:
+    """The ranks of an engine in this process."""
+
+    def __init__(self, case: Case, name: str) -> None:
+        self._case, self._name = case, name
+        self._ranks: list[OneRank] = []
+        self._used: list[OneRank] = []
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Calls one of the following."""
+        return getattr(self, method)(*arguments)
+
+    def begin(self, memories: Sequence[Bytes]) -> list[RankEndpoint]:
+        """Each rank has these bytes from now on, and guard bytes behind them; where the other engine finds them."""
+        while len(self._ranks) < len(memories):
+            self._ranks.append(OneRank(self._case, self._name, len(self._ranks)))
+        self._used = self._ranks[: len(memories)]
+        for rank, data in zip(self._used, memories, strict=True):
+            rank.bytes[:] = GUARD
+            rank.bytes[: len(data)] = data
+            rank.mover.expect("access", Operation.WRITE if self._name == "destination" else Operation.READ)
+        return [rank.endpoint for rank in self._used]
+
+    def move(self, endpoints: Sequence[RankEndpoint], posts: Sequence[Post]) -> int:
+        """Its ranks move all of this at once; the bytes that arrived."""
+        for post in posts:
+            self._ranks[post.rank].connect(endpoints[post.peer_rank])
+        for post in posts:
+            self._ranks[post.rank].mover.post(post)
+        ends = [self._ranks[post.rank].next(PostingEnded) for post in posts]
+        assert all(end.done for end in ends), ends
+        return sum(end.nbytes for end in ends)
+
+    def end(self) -> list[Bytes]:
+        """What the memories of those that began hold."""
+        for rank in self._used:
+            rank.mover.unexpect("access")
+        return [rank.bytes.copy() for rank in self._used]
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+
+
+class EngineProcess:
+    """The same in a process of its own."""
+
+    def __init__(self, case: Case, name: str, environment: Mapping[str, str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, case, name), daemon=True)
+        with mock.patch.dict(os.environ, environment):
+            self._process.start()
+        theirs.close()
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Raises AssertionError with what was raised there."""
+        self._pipe.send((method, *arguments))
+        assert self._pipe.poll(2 * DEADLINE_S), f"{method} does not return"
+        error, answer = self._pipe.recv()
+        assert not error, error
+        return answer
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(("close",))
+        self._process.join(2 * DEADLINE_S)
+        exit_code = self._process.exitcode
+        self._pipe.close()
+        self._process.close()
+        assert exit_code == 0
+
+
+def serve(pipe: Connection, case: Case, name: str) -> None:
+    """What such a process does."""
+    engine = Engine(case, name)
+    while True:
+        method, *arguments = pipe.recv()
+        if method == "close":
+            break
+        try:
+            answer = "", engine.ask(method, *arguments)
+        except Exception as error:  # noqa: BLE001 - raised at the other side
+            answer = repr(error), None
+        pipe.send(answer)
+    engine.close()
+
+
+class Asked(Protocol):
+    """An engine, wherever it is."""
+
+    def ask(self, method: str, *arguments: object) -> Any: ...
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def engines(case: Case, environment: Mapping[str, str]) -> Iterator[tuple[Asked, Asked]]:
+    """A source and a destination, each in a process of its own where the data path is one between processes."""
+    with contextlib.ExitStack() as stack:
+        both: list[Asked] = []
+        for name in ("source", "destination"):
+            both.append(Engine(case, name) if case.in_process else EngineProcess(case, name, environment))
+            stack.callback(both[-1].close)
+        yield both[0], both[1]
