@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from vllm import SamplingParams
+from vllm.distributed import utils as vllm_utils
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 from vllm.utils import system_utils
@@ -165,6 +166,13 @@ def fork_only() -> None:
         module.get_mp_context = lambda: context
 
 
+def yield_nothing() -> None:
+    """Linux 6.18 takes from processes that yield what they are owed, so that of two engines on one processor the one
+    that did may stand still for a minute. vLLM yields where it waits for its workers.
+    """
+    vllm_utils.USE_SCHED_YIELD = False
+
+
 def become_engine(request: dict[str, Any], lines_socket: socket.socket) -> None:
     """In the forked process, until its end."""
     asyncio.run(serve(request["arguments"], lines_socket))
@@ -174,6 +182,7 @@ def fork_on_request(become: Callable[[dict[str, Any], socket.socket], None]) -> 
     """Forks engines until nobody asks any more."""
     control = socket.socket(fileno=int(sys.argv[1]))
     fork_only()
+    yield_nothing()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)

@@ -8,20 +8,17 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import CHUNK_TOKENS, START_S, Engine, Engines, Pair, prompt_of, write_model
+from tests.vllm.models.splits import ONE, STAGES, TWO
 
 pytestmark = pytest.mark.timeout(START_S)
 
 PROMPTS = {length: prompt_of(length, seed=5) for length in (20, 200, 2 * CHUNK_TOKENS + 77)}
-STAGES = {
-    "pipeline_parallel_size": 2, "enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"},
-}  # fmt: skip
-"""vLLM has no eager pipelines on processors."""
-PAIRS: dict[str, dict[str, dict[str, Any]]] = {
-    "one-to-two": {"P": {"tensor_parallel_size": 1}, "D": {"tensor_parallel_size": 2}},
-    "two-to-one": {"P": {"tensor_parallel_size": 2}, "D": {"tensor_parallel_size": 1}},
-    "stages-to-one": {"P": STAGES, "D": {}},
-    "one-to-stages": {"P": {}, "D": STAGES},
-    "stages-to-two": {"P": STAGES, "D": {"tensor_parallel_size": 2}},
+PAIRS = {
+    "one-to-two": {"P": ONE, "D": TWO},
+    "two-to-one": {"P": TWO, "D": ONE},
+    "stages-to-one": {"P": STAGES, "D": ONE},
+    "one-to-stages": {"P": ONE, "D": STAGES},
+    "stages-to-two": {"P": STAGES, "D": TWO},
 }
 
 

@@ -22,6 +22,7 @@ from tests.vllm.engines import (
     prompt_of,
     wait_until,
 )
+from tests.vllm.models.splits import ONE, STAGES, TWO
 
 pytestmark = pytest.mark.timeout(START_S)
 
@@ -165,14 +166,15 @@ def test_hand_overs_that_nobody_comes_for_are_taken_back_where_blocks_lack(engin
         pair.at_rest()
 
 
-@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids="{0[0]}-to-{0[1]}".format)
-def test_engines_with_other_numbers_of_ranks_take_what_is_read_of_each_window(
-    engines: Engines, ranks: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(
+    "each",
+    [{"P": ONE, "D": TWO}, {"P": TWO, "D": ONE}, {"P": TWO, "D": TWO}, {"P": STAGES, "D": ONE}],
+    ids=["one-to-two", "two-to-one", "two-to-two", "stages-to-one"],
+)
+def test_engines_with_several_ranks_take_what_is_read_of_each_window(engines: Engines, each: Any) -> None:
     folder, model = engines.folder / "windows-unlike", MODELS["alternating"]
     write_model(folder, model)
     more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
-    each = {name: {"tensor_parallel_size": count} for name, count in zip("PD", ranks, strict=True)}
     with closing(Pair(engines, more=more, each=each, data_paths=[model.path], layers_per_part=1)) as pair:
         pair.start()
         for length in LENGTHS:
