@@ -1,5 +1,6 @@
 """Checksums at the source: who may ask for them, in which turn ranks compute them, and what bounds them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.access import checksums
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values import pieces
-from kvgrpc.errors import Reason
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.errors import Reason, Unimplemented
 from tests.core.nodes import Lead, access_id, claim, crcs, describe, full, ids, key_of, lists, refused
 
 
@@ -211,3 +213,15 @@ def test_no_further_checksums_are_computed_for_an_ended_access(monkeypatch: pyte
     for call in calls:
         with refused(Reason.LEASE_RELEASED if end == "lease" else Reason.ACCESS_CLOSED):
             lead.answer(call)
+
+
+def test_ranks_of_several_stages_compute_none() -> None:
+    """A peer that asks all the same is told so: of some blocks a rank has no layer."""
+    lead = Source()
+    pool = lead.me.pool
+    staged = [replace(region, offset=0, stage=stage) for stage, region in enumerate(pool.regions)]
+    lead.state.description = replace(
+        lead.me, pool=PoolLayout(pool.groups, tuple(staged), pool.total_bytes), world_size=len(staged)
+    )
+    with refused(Reason.FEATURE_UNAVAILABLE, Unimplemented):
+        lead.answer(lead.ask_sums(8))

@@ -8,10 +8,12 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.send.mirroring import RUNNING_MAX
 from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values import pieces
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, full, lists
+from tests.core.pairs import Pair, Writers
 
 
 class Mirrored(Lead):
@@ -194,3 +196,28 @@ def writes(lead: Mirrored) -> None:
     )
     if isinstance(row, KVGrpcError):
         raise row
+
+
+class MirroredPair(Pair):
+    """A source with mirrors, and destinations."""
+
+    def _lead(self, me: Any, writers: Writers, **limits: Any) -> Lead:
+        lead = super()._lead(me, writers, **limits)
+        if me.engine_id == "p":
+            lead.feed(events.LifeBegan(1, SECRET, me, True, True, True))
+        return lead
+
+
+def test_a_part_of_a_push_moves_when_it_is_in_the_mirrors() -> None:
+    pair = MirroredPair()
+    pair.deaf = {actions.CopyOut}
+    pair.register(pair.reserve(32).token)
+    pair.finish(32, last=True)
+    (_, copy), *others = pair.lost
+    assert isinstance(copy, actions.CopyOut)
+    assert not others
+    assert not pair.posts
+    pair.feed(pair.p, events.CopiedOut(copy.rank, copy.name))
+    assert pair.posts
+    pair.moved()
+    assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
