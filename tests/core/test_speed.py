@@ -4,13 +4,20 @@ A step is one call of a Python or built-in function. It does not see what numpy 
 garbage; `kvgrpc bench` measures the seconds.
 """
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import SendOpen, SendSettle
 from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
 from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.steps import RankSteps
+from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.obstacles import differences
 from tests.core.counted import steps
 from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, lists
 
@@ -135,3 +142,38 @@ def test_steps_of_the_engine_look_only_at_who_waits_for_one() -> None:
         lead.pull(grant(source.me), number=number + 1)
         hand_over(lead, number)
     assert steps(lambda: lead.feed(events.StepDone(0, 3))) <= idle + 20
+
+
+def of_groups(count: int, *, stages: int) -> PoolLayout:
+    """So many groups of 4 layers, of which every second one may be in another stage."""
+    groups = tuple(
+        Group(str(i), GroupKind.FULL_ATTENTION, 4, 16, 2, 1, 1, "float16", total_kv_heads=1) for i in range(count)
+    )
+    regions = tuple(Region(n // 4, n % 4, 1, 128 * n, 64, 64, stage=n % stages) for n in range(4 * count))
+    return PoolLayout(groups, regions, 512 * count)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_comparing_unlike_pools_costs_by_the_size_of_what_a_peer_said(stages: int) -> None:
+    def compared(count: int) -> int:
+        here, there = of_groups(count, stages=1), of_groups(count, stages=stages)
+        turned = tuple(replace(group, order="head_major") for group in there.groups)
+        there = PoolLayout(turned, there.regions, there.total_bytes)
+        return steps(lambda: assert_bridged(Side(here, 1), Side(there, stages)))
+
+    assert compared(64) <= 4.2 * compared(16)
+
+
+def assert_bridged(here: Side, there: Side) -> None:
+    assert all(difference.bridgeable for difference in differences(here, there))
+
+
+def test_a_step_that_is_over_costs_the_lead_little_however_many_layers_there_are() -> None:
+    def costs(layers: int) -> int:
+        group = Group("g", GroupKind.FULL_ATTENTION, layers, 16, 2, 1, 1, "float16")
+        done = RankSteps(describe(pool=uniform_layout(group, 64), world_size=8))
+        for rank in range(8):
+            done.finish(rank, 1, None)
+        return steps(done.done)
+
+    assert costs(800) == costs(8)

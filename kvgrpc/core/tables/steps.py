@@ -8,24 +8,37 @@ class RankSteps:
     """The last engine step that each rank has finished, in each layer of its pipeline stage."""
 
     def __init__(self, engine: EngineDescription | None) -> None:
-        ranks = range(engine.world_size) if engine is not None else ()
-        self._steps: list[dict[int, int]] = [
-            dict.fromkeys(sorted(engine.pool.stage_layers[rank // engine.stage_ranks]), 0)
-            for rank in ranks
-            if engine is not None
-        ]
+        self._engine = engine
+        self._steps: dict[int, dict[int, int]] = {}
+        """Of the ranks that have said something, by layer."""
+        self._whole = [0] * (engine.world_size if engine is not None else 0)
+        """The least of each rank's."""
+        self._layers: dict[int, list[int]] = {}
+        """Those of the stages that were asked for."""
 
     def finish(self, rank: int, step: int, layers: LayerRange | None) -> None:
         """A rank finished all work of the steps up to this one; with `layers` only that of those layers."""
-        mine = self._steps[rank]
-        for layer, before in mine.items():
-            if _within(layer, layers):
-                mine[layer] = max(before, step)
+        mine = self._steps.setdefault(rank, {})
+        for layer in self._within(rank, layers):
+            mine[layer] = max(mine.get(layer, 0), step)
+        if len(mine) == len(self._within(rank, None)):
+            self._whole[rank] = min(mine.values())
 
     def done(self, layers: LayerRange | None = None) -> int:
         """The last step that every rank has finished: in all its layers, or in those of these that it has."""
-        return min((step for mine in self._steps for layer, step in mine.items() if _within(layer, layers)), default=0)
+        if layers is None:
+            return min(self._whole, default=0)
+        ranks = range(len(self._whole))
+        return min(
+            (self._steps.get(rank, {}).get(layer, 0) for rank in ranks for layer in self._within(rank, layers)),
+            default=0,
+        )
 
-
-def _within(layer: int, layers: LayerRange | None) -> bool:
-    return layers is None or layers[0] <= layer < sum(layers)
+    def _within(self, rank: int, layers: LayerRange | None) -> list[int]:
+        """A rank's layers; of these."""
+        assert self._engine is not None, "only a pool has ranks"
+        stage = rank // self._engine.stage_ranks
+        if stage not in self._layers:
+            self._layers[stage] = self._engine.pool.stage_layers(stage)
+        mine = self._layers[stage]
+        return mine if layers is None else [layer for layer in mine if layers[0] <= layer < sum(layers)]

@@ -52,8 +52,11 @@ class Bridge:
         self._destination = destination
         self._run_bytes_min = run_bytes_min
         self._shares: dict[Pair, list[tuple[int, Share]]] = {}
+        self._kinds: list[dict[Share, None]] = [{} for _ in source.pool.groups]
+        """For each group the shares that pairs have, each once where they move the same."""
         for group, share in self._all_shares():
             self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
+            self._kinds[group][_alike(share)] = None
         self.pairs = tuple(sorted(self._shares))
         self._patterns: dict[tuple[int, Share], list[Pattern]] = {}
         self._sizes: dict[tuple[int, LayerRange | None], Size] = {}
@@ -65,18 +68,17 @@ class Bridge:
         """The groups whose runs are too short to be moved one by one."""
         return frozenset(
             group
-            for group, found in self._all_patterns()
-            if any(pattern.dimensions and pattern.run_bytes < self._run_bytes_min for pattern in found)
+            for group in range(len(self._kinds))
+            if any(pattern.dimensions and pattern.run_bytes < self._run_bytes_min for pattern in self._of_group(group))
         )
 
     def run_bytes(self, group: int) -> int:
         """The shortest run of a group's blocks."""
-        return min(pattern.run_bytes for of, found in self._all_patterns() if of == group for pattern in found)
+        return min(pattern.run_bytes for pattern in self._of_group(group))
 
     def cuts_blocks(self, group: int) -> bool:
         """Whether some of what is moved of a group is less than a region's whole block."""
-        found = (pattern for of, some in self._all_patterns() if of == group for pattern in some)
-        return any(pattern.run_bytes < pattern.source.block_bytes for pattern in found)
+        return any(pattern.run_bytes < pattern.source.block_bytes for pattern in self._of_group(group))
 
     def bytes_of_block(self, group: int) -> int:
         """Bytes that arrive with `block_tokens` tokens of a group in a rank of the destination, the one with most."""
@@ -226,10 +228,9 @@ class Bridge:
                     source_rank = share.source_rank + here_in * source.stage_ranks
                     yield group, Share(rank, source_rank, *share[2:5], there_in, here_in)
 
-    def _all_patterns(self) -> Iterator[tuple[int, list[Pattern]]]:
-        for rows in self._shares.values():
-            for group, share in rows:
-                yield group, self._of_share(group, share)
+    def _of_group(self, group: int) -> Iterator[Pattern]:
+        """All that some pair moves of a group."""
+        return (pattern for share in self._kinds[group] for pattern in self._of_share(group, share))
 
     def _of_share(self, group: int, share: Share) -> list[Pattern]:
         key = group, _alike(share)

@@ -70,10 +70,18 @@ class PoolLayout:
         """Pipeline stages of the engine. Each has as many of its ranks, in the order of their numbers."""
         return max((region.stage for region in self.regions), default=0) + 1
 
+    @cached_property
+    def by_group(self) -> tuple[tuple[Region, ...], ...]:
+        """For each group its regions, in the order in which they are listed."""
+        found: list[list[Region]] = [[] for _ in self.groups]
+        for region in self.regions:
+            found[region.group].append(region)
+        return tuple(map(tuple, found))
+
     def stage_spans(self, group: int) -> list[tuple[int, int, int]]:
         """The layers of a group as (first, end, stage), in their order: neighbours in one stage are one row."""
         found: list[tuple[int, int, int]] = []
-        for region in sorted((r for r in self.regions if r.group == group), key=lambda r: r.first_layer):
+        for region in sorted(self.by_group[group], key=lambda r: r.first_layer):
             first, end, stage = region.first_layer, region.first_layer + region.layers, region.stage
             if found and found[-1][2] == stage:
                 last = found.pop()
@@ -81,13 +89,13 @@ class PoolLayout:
             found.append((first, end, stage))
         return found
 
-    @cached_property
-    def stage_layers(self) -> tuple[frozenset[int], ...]:
-        """For each stage the numbers of its layers, of whatever group."""
-        found: list[set[int]] = [set() for _ in range(self.stages)]
-        for region in self.regions:
-            found[region.stage].update(range(region.first_layer, region.first_layer + region.layers))
-        return tuple(map(frozenset, found))
+    def stage_layers(self, stage: int) -> list[int]:
+        """The numbers that a stage's layers have in their groups, each once, in order."""
+        found: list[int] = []
+        spans = {(r.first_layer, r.first_layer + r.layers) for r in self.regions if r.stage == stage}
+        for first, end in sorted(spans):
+            found.extend(range(max(first, found[-1] + 1 if found else 0), end))
+        return found
 
     @cached_property
     def stage_bytes(self) -> tuple[int, ...]:
@@ -233,11 +241,11 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.setdefault(region.stage, []).append((region.offset, end, i))
     overlaps = [violation for some in spans.values() for violation in _overlaps(layout, some)]
-    return found + _coverage_violations(layout.groups, usable) + _parted(layout) + overlaps
+    return found + _coverage_violations(layout.groups, usable) + overlaps or _parted(layout)
 
 
 def _parted(layout: PoolLayout) -> list[FieldViolation]:
-    """Groups with a layer that is in two stages."""
+    """Groups with a layer that is in two stages, of regions that have nothing else wrong."""
     found = []
     for i in range(len(layout.groups) if layout.stages > 1 else 0):
         spans = layout.stage_spans(i)

@@ -119,7 +119,7 @@ def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
 def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int, int]]]:
     """Which layers of a group are in regions of each kind, as first and end of those without a gap."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for region in sorted((r for r in pool.regions if r.group == index), key=lambda r: (r.tensor.value, r.first_layer)):
+    for region in sorted(pool.by_group[index], key=lambda r: (r.tensor.value, r.first_layer)):
         spans = found.setdefault(region.tensor.value, [])
         first = spans.pop()[0] if spans and spans[-1][1] == region.first_layer else region.first_layer
         spans.append((first, region.first_layer + region.layers))
@@ -209,7 +209,7 @@ class Inside(Enum):
 
 
 def _inside(pool: PoolLayout, index: int) -> Inside:
-    views = [view_of(pool.groups[index], region) for region in pool.regions if region.group == index]
+    views = [view_of(pool.groups[index], region) for region in pool.by_group[index]]
     if any(view is None for view in views):
         return Inside.NOTHING
     told = [view.tells_tokens for view in views if view is not None]
@@ -221,9 +221,7 @@ _Shape = tuple[int, int, str, int, Strides | None]
 
 def _shapes(pool: PoolLayout, index: int) -> list[_Shape]:
     """What each region of a group holds, and how: layers, tensor, bytes of a block, strides."""
-    found = sorted(
-        (region for region in pool.regions if region.group == index), key=lambda r: (r.first_layer, r.tensor.value)
-    )
+    found = sorted(pool.by_group[index], key=lambda r: (r.first_layer, r.tensor.value))
     return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.strides) for r in found]
 
 

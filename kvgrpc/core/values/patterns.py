@@ -70,10 +70,8 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
     """
     here, there = source.groups[group], destination.groups[group]
     found = []
-    regions = _Regions([r for r in source.regions if (r.group, r.stage) == (group, share.source_stage)], here)
-    for to in destination.regions:
-        if (to.group, to.stage) != (group, share.stage):
-            continue
+    regions = _Regions([region for region in source.by_group[group] if region.stage == share.source_stage], here)
+    for to in (region for region in destination.by_group[group] if region.stage == share.stage):
         into = view_of(there, to)
         for region in regions.overlapping(to, into):
             view = view_of(here, region)

@@ -124,7 +124,7 @@ def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
 
 def _regions(pool: PoolLayout, group: int, layers: LayerRange | None) -> list[Region]:
     """Those of a group that hold these layers."""
-    return [region for region in pool.regions if region.group == group and (layers is None or holds(region, layers))]
+    return [region for region in pool.by_group[group] if layers is None or holds(region, layers)]
 
 
 def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:

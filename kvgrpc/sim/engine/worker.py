@@ -38,7 +38,7 @@ class Worker:
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
         self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
-        of_stage = description.pool.stage_layers
+        of_stage = [description.pool.stage_layers(stage) for stage in range(description.pool.stages)]
         layers = [of_stage[rank // description.stage_ranks] for rank in range(description.world_size)]
         self._steps = Steps(self.rng, layers, lead.later, lead.handle)
 

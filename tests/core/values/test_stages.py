@@ -31,7 +31,7 @@ def test_layers_of_two_stages_may_lie_at_the_same_place_of_their_ranks_memory() 
     assert pool.stages == 2
     assert pool.stage_bytes == (3 * 4 * BLOCK_BYTES, 4 * BLOCK_BYTES)
     assert pool.stage_spans(0) == [(0, 3, 0), (3, 4, 1)]
-    assert list(map(set, pool.stage_layers)) == [{0, 1, 2}, {3}]
+    assert [pool.stage_layers(stage) for stage in range(2)] == [[0, 1, 2], [3]]
 
 
 def test_layers_of_one_stage_may_not() -> None:
