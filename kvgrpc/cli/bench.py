@@ -77,7 +77,11 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         _fail("--parts: not with --checksum, which measures bandwidth")
     chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)
     plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=chosen, checksum=checksum)
-    if _choice("device", device, DEVICES) != ("host",):
+    if device not in DEVICES:
+        _fail(f"--device: choose of {', '.join(DEVICES)}")
+    if device != "host":
+        if checksum or parts is not None or profile:
+            _fail("--device: not with --parts, --checksum or --profile")
         if why := missing(device):
             typer.echo(f"SKIP: {why}")
         else:

@@ -1,9 +1,11 @@
 """docs/reliability.md against the simulator: the rules that are checked, the bugs that are planted."""
 
+import re
 from collections import Counter
 
 from kvgrpc.sim import Rule
 from tests.docs.pages import DOCS, section, tables
+from tests.scenarios.update import files, prose
 from tests.sim.mutants import MUTANTS
 
 PAGE = DOCS / "reliability.md"
@@ -18,6 +20,13 @@ def test_the_planted_bugs_are_those_of_the_command() -> None:
     (rows,) = tables(section(PAGE, "### Does it find bugs?"))
     assert [(row[0], int(row[2]), row[3]) for row in rows] == [(m.what, m.seeds, m.rule.value) for m in MUTANTS]
     assert all(0 < int(row[1]) <= int(row[2]) for row in rows)
+
+
+def test_scenarios_are_counted_by_the_rules_that_they_show() -> None:
+    (rows,) = tables(section(PAGE, "## The rules"))
+    said = [prose(path.read_text())["rules"] for path in files()]
+    counts = Counter(rule for line in said for rule in re.findall(r"R\d+", line))
+    assert [(row[0], int(row[2])) for row in rows] == [(row[0], counts[row[0]]) for row in rows]
 
 
 def test_planted_bugs_are_counted_by_the_rule_that_they_break() -> None:

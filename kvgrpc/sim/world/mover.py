@@ -321,8 +321,9 @@ class Mover:
 
     def _copied_out(self, rank: int) -> None:
         action, memory = self._copies_out[rank].popleft(), self._memories[rank]
+        assert isinstance(memory, MirroredMemory), "a lead asked a rank for copies that has no mirror"
         broken = self._luck.strikes("break_copy")
-        if not broken and isinstance(memory, MirroredMemory):
+        if not broken:
             memory.copy_out(self._cells_of(action))
         if self._copies_out[rank]:
             self._begin_copy(rank)
