@@ -305,17 +305,8 @@ class Host:
         engine = Engine(self, description, secret, memories, world.limits)
         self._life = Life(key, description, engine, mover, memories, world)
         self._attached = True
-        sets_aside, mirrored = self.address not in world.cannot_set_aside, kind.mirrored
-        self.handle(
-            LifeBegan(
-                description.incarnation,
-                secret,
-                description,
-                engine_attached=True,
-                sets_aside=sets_aside,
-                mirrored=mirrored,
-            )
-        )
+        sets_aside = self.address not in world.cannot_set_aside
+        self.handle(LifeBegan(description.incarnation, secret, description, True, sets_aside, mirrored=kind.mirrored))
         self._tell(f"has the life {self.life}")
 
     def _make_mover(self, memories: list[Memory]) -> Mover:
