@@ -78,7 +78,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)
     plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=chosen, checksum=checksum)
     if device not in DEVICES:
-        _fail(f"--device: choose of {', '.join(DEVICES)}")
+        _fail(f"--device: choose from {', '.join(DEVICES)}")
     if device != "host":
         if checksum or parts is not None or profile:
             _fail("--device: not with --parts, --checksum or --profile")
