@@ -82,7 +82,7 @@ def test_a_push_fills_the_blocks_of_each_rank_and_no_others(sides: Attach, way: 
         push, reservation = begun(source, destination, TARGET, PROMPT)
         push.finished(SOURCE, last=True)
         source.engine.flush()
-        assert destination.poll_until(lambda _, r=reservation: r.over)[-1] == Received(reservation, len(PROMPT))  # type: ignore[misc]
+        assert destination.poll_until(lambda _, r=reservation: r.over) == [Received(reservation, len(PROMPT))]  # type: ignore[misc]
         assert source.poll_until(lambda _, p=push: p.over) == [BlocksReturned(push)]  # type: ignore[misc]
         assert destination.read_all(TARGET) == expected
         assert len(set(expected)) == 2
