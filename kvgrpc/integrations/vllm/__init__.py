@@ -9,8 +9,9 @@ a `kvgrpc.engine.Rank` over vLLM's own KV tensors. Steps are numbered: what was 
 computed in one is sent, only once all workers have reported it done. All sides are in vLLM's processes; scheduler and
 worker meet in a folder that only this user can read.
 
-For tensor-parallel ranks on one host, and groups of full attention, of sliding windows and of MLA whose blocks are
-whole in each layer's memory; others are refused.
+For tensor-parallel ranks and pipeline stages on one host, each replica of a data-parallel engine by itself, and groups
+of full attention, of sliding windows, of MLA and of states, whose blocks are whole in each layer's memory; others are
+refused.
 """
 
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector

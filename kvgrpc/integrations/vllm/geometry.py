@@ -158,6 +158,11 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
                 f"leave {split} at 1 and split the model by --tensor-parallel-size or --pipeline-parallel-size, or "
                 "start it without a connector",
             )
+    if parallel.pipeline_parallel_size > 1 and config.speculative_config:
+        # vLLM leaves out the end of a step at every stage but the last: what was computed would never be reported.
+        raise unserved(
+            "speculation without pipeline stages", "leave --speculative-config unset, or --pipeline-parallel-size at 1"
+        )
     if config.cache_config.cache_dtype == "int8_per_token_head":
         raise unserved("no cache of int8_per_token_head: vLLM's own tokens are wrong with it", "set --kv-cache-dtype")
     if not cache.kv_cache_groups:
@@ -166,6 +171,11 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
         if (kind := type(group.kv_cache_spec).__name__) not in KINDS:
             what = f"full attention, sliding windows, MLA and states; this model has layers with {kind}"
             raise unserved(what, INSTEAD.get(kind, OTHER_MODEL))
+        if not group.layer_names:
+            raise unserved(
+                f"pipeline stages with layers of every group; this one has none with {kind}",
+                "choose a --pipeline-parallel-size that leaves layers of every kind in each stage",
+            )
     if (cache.kv_cache_layout or "") not in ORDERS:
         raise unserved(
             f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",

@@ -3,7 +3,7 @@
 Fields of vLLM's model and cache configurations are part of it unless they are listed here, so that one that a later
 vLLM has keeps engines apart until it is known to be harmless. Left out is what changes no byte (names, limits,
 sampling, memory), or only the last bit of a rounding (graphs, eager mode), and what the layout says of the pool by
-itself (sizes and order of blocks). The tensor-parallel size is not in it.
+itself (sizes and order of blocks). The tensor- and pipeline-parallel sizes are not in it.
 """
 
 import dataclasses

@@ -4,19 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.integrations.vllm.geometry import unserved
 
 
 def joined(stages: Sequence[PoolLayout]) -> PoolLayout:
-    """The pool of an engine of these stages, each as its own workers see it: with its layers numbered from 0. Raises
-    ValueError where a stage's layers are not grouped as the first one's.
+    """The pool of an engine of these stages, each as its own workers see it: with its layers numbered from 0. vLLM
+    gives all stages the same groups, with as many blocks of the same size.
     """
-    alike = [tuple(replace(group, layers=1) for group in layout.groups) for layout in stages]
-    if any(groups != alike[0] for groups in alike):
-        raise unserved(
-            "pipeline stages with layers of the same groups; of this engine they differ",
-            "choose a --pipeline-parallel-size that leaves layers of every kind in each stage",
-        )
     regions = [
         replace(region, first_layer=region.first_layer + first_layers(stages, stage)[region.group], stage=stage)
         for stage, layout in enumerate(stages)

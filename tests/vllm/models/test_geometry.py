@@ -48,14 +48,18 @@ STATE_BYTES = 3 * 40 * 2 + 4 * 8 * 16 * 4
 MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": replace(FULL, head_size=64)})
 
 
-def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC") -> KVCacheConfig:
-    """As vLLM makes it of such groups: all of them from the first byte on."""
-    groups = [KVCacheGroupSpec([f"layers.{n}.{i}" for i in range(LAYERS)], spec) for n, spec in enumerate(specs)]
-    pages = [spec.page_size_bytes for spec in specs]
-    size = LAYERS * BLOCKS * max(pages)
+def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence[int] = ()) -> KVCacheConfig:
+    """As vLLM makes it of such groups, with so many layers each: all of them from the first byte on."""
+    counts = layers or [LAYERS] * len(specs)
+    groups = [
+        KVCacheGroupSpec([f"layers.{n}.{i}" for i in range(count)], spec)
+        for n, (spec, count) in enumerate(zip(specs, counts, strict=True))
+    ]
+    size = BLOCKS * max(spec.page_size_bytes * count for spec, count in zip(specs, counts, strict=True))
     tensors = [
         KVCacheTensor(size, group.layer_names, layer_stride=BLOCKS * page, block_stride=page)
-        for group, page in zip(groups, pages, strict=True)
+        for group in groups
+        if group.layer_names and (page := group.kv_cache_spec.page_size_bytes)
     ]
     return KVCacheConfig(BLOCKS, tensors, groups, kv_cache_layout=layout)
 
@@ -74,7 +78,7 @@ def laid_out_as(
     cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, *, model: Any = None, draft: Any = None,
     **parallel: int,
 ) -> PoolLayout:  # fmt: skip
-    one = {"tensor_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
+    one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
     config: Any = SimpleNamespace(
         parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
         model_config=model or model_of(heads), speculative_config=draft,
@@ -230,6 +234,12 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
+        (
+            [FULL],
+            {"pipeline_parallel_size": 2, "draft": SimpleNamespace()},
+            "speculation without pipeline stages",
+            "--speculative-config unset, or --pipeline-parallel-size at 1",
+        ),
         ([FULL, CHUNKED], {}, "layers with ChunkedLocalAttentionSpec", "--disable-hybrid-kv"),
         ([replace(STATE, num_speculative_blocks=2)], {}, "with speculation it has several", "--speculative-config"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
@@ -242,6 +252,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         "prefill_context",
         "decode_context",
         "hosts",
+        "drafting stages",
         "chunked",
         "speculation",
         "unlike",
@@ -325,20 +336,31 @@ def test_layers_that_share_their_kv_are_refused() -> None:
         worker.register({**found, "layers.0.2": found["layers.0.0"]}, names(cache))
 
 
-def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all() -> None:
-    first = laid_out(FULL, WINDOW, tensor_parallel_size=1)
-    second = laid_out(FULL, WINDOW, tensor_parallel_size=1)
-    pool = joined([first, second])
-    assert [group.layers for group in pool.groups] == [2 * LAYERS] * 2
+def stage_of(*layers: int, specs: Sequence[KVCacheSpec] = (FULL, WINDOW)) -> PoolLayout:
+    """A pipeline stage with so many layers of each group."""
+    return laid_out_as(cache_of(*specs, layers=layers), pipeline_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "specs", [(FULL, WINDOW), (LATENT, LATENT), (STATE, FULL)], ids=["full and window", "latent", "state and full"]
+)
+def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all(specs: Sequence[KVCacheSpec]) -> None:
+    first, second = stage_of(2, 1, specs=specs), stage_of(1, 2, specs=specs)
+    pool, whole = joined([first, second]), stage_of(3, 3, specs=specs)
+    assert pool.groups == whole.groups
     assert pool.stages == 2
-    assert {(r.group, r.first_layer, r.stage) for r in pool.regions} == {
-        (group, layer, layer // LAYERS) for group in range(2) for layer in range(2 * LAYERS)
-    }
-    assert first_layers([first, second], 1) == [LAYERS] * 2
+    assert sorted((r.group, r.first_layer, r.stage) for r in pool.regions) == [
+        (0, 0, 0), (0, 1, 0), (0, 2, 1), (1, 0, 0), (1, 1, 1), (1, 2, 1)
+    ]  # fmt: skip
+    assert first_layers([first, second], 0) == [0, 0]
+    assert first_layers([first, second], 1) == [2, 1]
     assert joined([first]) == first
-    assert not [d for d in differences(Side(pool, 2), Side(joined([first, first]), 2)) if not d.bridgeable]
+    found = differences(Side(pool, 2), Side(whole, 1))
+    assert found
+    assert all(difference.bridgeable for difference in found), found
 
 
-def test_stages_with_layers_of_other_kinds_are_not_served() -> None:
-    with pytest.raises(ValueError, match="layers of every kind in each stage"):
-        joined([laid_out(FULL, WINDOW), laid_out(FULL)])
+def test_stages_without_layers_of_some_group_are_not_served() -> None:
+    """vLLM keeps the group there, without layers and without memory."""
+    with pytest.raises(ValueError, match=r"stages with layers of every group.* To do: .*--pipeline-parallel-size"):
+        stage_of(2, 0)
