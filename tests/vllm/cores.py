@@ -48,7 +48,12 @@ class Core:
         self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
-        self.side.meet([(self.worker.folder, [0])])
+        try:
+            self.side.meet([(self.worker.folder, [0])])
+        except Exception:
+            self.side.close()
+            self.worker.close()
+            raise
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
         self.tables: dict[str, list[int]] = {}
         """Of requests that are pushed."""

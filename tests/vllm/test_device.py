@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.integrations.params import Defaults
+from kvgrpc.integrations.vllm import scheduling
 from kvgrpc.integrations.vllm.device import AfterDevice
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.working import WorkerSide
-from tests.vllm.cores import BLOCK_TOKENS, BLOCKS, LAYERS, PROMPT, Core, request_of
+from tests.vllm.cores import BLOCK_TOKENS, BLOCKS, LAYERS, PROMPT, Core, pool_of, request_of
 from tests.vllm.engines import PREFILL, pushed, wait_until
 
 KEY = b"k" * 16
@@ -39,29 +40,29 @@ class Place:
         self._passed.set()
 
 
-class Device:
-    """It computes nothing before `works` is called."""
+class Queue:
+    """Of a device, which computes nothing before `works` is called."""
 
     def __init__(self) -> None:
-        self.queue: list[Place] = []
+        self.places: list[Place] = []
         self.marked = 0
 
     def mark(self) -> Place:
-        self.queue.append(Place())
+        self.places.append(Place())
         self.marked += 1
-        return self.queue[-1]
+        return self.places[-1]
 
     def works(self, error: str = "") -> None:
         """Up to the next mark."""
-        self.queue.pop(0).passed(error)
+        self.places.pop(0).passed(error)
 
 
 @pytest.fixture
-def device() -> Device:
-    return Device()
+def device() -> Queue:
+    return Queue()
 
 
-def test_what_a_device_computes_is_told_of_in_order_when_it_is_there(device: Device) -> None:
+def test_what_a_device_computes_is_told_of_in_order_when_it_is_there(device: Queue) -> None:
     after, said = AfterDevice(device.mark), []
     for number in range(3):
         after.say(lambda n=number: said.append(n))  # type: ignore[misc]
@@ -73,7 +74,7 @@ def test_what_a_device_computes_is_told_of_in_order_when_it_is_there(device: Dev
     assert said == [0, 1, 2]
 
 
-def test_of_a_device_that_failed_nothing_is_told_any_more(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_device_that_failed_nothing_is_told_any_more(device: Queue, caplog: pytest.LogCaptureFixture) -> None:
     after, said = AfterDevice(device.mark), []
     for number in range(2):
         after.say(lambda n=number: said.append(n))  # type: ignore[misc]
@@ -85,7 +86,7 @@ def test_of_a_device_that_failed_nothing_is_told_any_more(device: Device, caplog
 
 
 @pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
-def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, layers_per_part: int) -> None:
+def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Queue, layers_per_part: int) -> None:
     p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark)
     with closing(p), closing(Core("D")) as d:
         source = request_of("p", {**PREFILL, **pushed(KEY)})
@@ -105,7 +106,7 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, 
         wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
         assert not d.told.failed
         assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
-        while device.queue:
+        while device.places:
             device.works()
 
 
@@ -143,8 +144,37 @@ class Copied:
             self._cache.copied += count
 
 
+def test_a_mirror_of_what_is_on_no_device_stops_the_start_of_the_worker() -> None:
+    layout, memory = pool_of(states=False)
+    caches = {str(layer): memory[layer] for layer in range(LAYERS)}
+    with (
+        closing(WorkerSide(Options(Defaults(), mirror=True), layout)) as worker,
+        pytest.raises(ValueError, match=r"mirrors of caches on CUDA devices; this one is on cpu\. To do: .*mirror"),
+    ):
+        worker.register(caches, [list(caches)])
+
+
+class Unlockable(Cache):
+    def open(self, mirror: NDArray[np.uint8]) -> None:
+        raise MemoryError(f"{mirror.nbytes} bytes could not be page-locked")
+
+
+def test_a_worker_that_cannot_attach_stops_the_start_of_its_scheduler_with_the_reason() -> None:
+    what = r"worker 0 could not attach: MemoryError: \d+ bytes could not be page-locked"
+    with pytest.raises(RuntimeError, match=what):
+        Core("P", devices=Unlockable)
+
+
+def test_a_worker_that_makes_a_mirror_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "MEET_S", 0.0)
+    with pytest.raises(TimeoutError, match="within 0 s"):
+        Core("P")
+    with closing(Core("P", devices=Cache)) as p:
+        assert p.worker.folder.exists()
+
+
 @pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
-def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: Device, layers_per_part: int) -> None:
+def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: Queue, layers_per_part: int) -> None:
     caches: list[Cache] = []
 
     def cache(memory: torch.Tensor) -> Cache:
@@ -163,7 +193,7 @@ def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: 
         p.left(source, blocks)
         for number, layer in enumerate(p.memory.values()):
             layer[blocks] = 40 + number
-        while device.queue:
+        while device.places:
             device.works()
         assert not (p.step() and d.step() and d.told.loaded)
         mine.may_copy.set()
@@ -171,12 +201,21 @@ def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: 
         assert not d.told.failed
         assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
         assert mine.copied == theirs.copied == 3 * LAYERS * 2 * BLOCK_TOKENS * 8 * 2
-        while device.queue:
+        while device.places:
             device.works()
 
 
-def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_it(device: Device) -> None:
-    """Of a draft's layer, which is computed more than once in a step, its first time counts."""
+@pytest.mark.parametrize(
+    ("first_layers", "numbers", "then"),
+    [([0, 0], [0, 1, 0, 1], [0, 0, 0, 1, 2]), ([2, 1], [2, 3, 1, 2], [0, 0, 1, 2, 3])],
+    ids=["the only stage", "a later stage"],
+)
+def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_computed_it(
+    device: Queue, first_layers: list[int], numbers: list[int], then: list[int]
+) -> None:
+    """Of a draft's layer, which is computed more than once in a step, its first time counts. Earlier pipeline stages
+    have the first layers, of each group as many as they have.
+    """
     names, block_bytes = [["w0", "w1"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2
     shape = (BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
     groups = (Group("w", GroupKind.SLIDING_WINDOW, 2, *shape, window_tokens=32, space="kv"),
@@ -189,17 +228,19 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_has_computed_i
     options = Options(Defaults(), layers_per_part=1)
     with closing(WorkerSide(options, layout, lambda _: device.mark)) as worker:
         worker.register({name: memory[layer] for of in names for layer, name in enumerate(of)}, names)
-        marked = []
+        worker._count(first_layers)  # as its ticket says
+        assert [worker._number[name] for of in names for name in of] == numbers
         for number in (1, 2):
+            before, marked = device.marked, []
             for name in ("w0", "w0", "w1", "f0", "f1"):
                 worker.layer_done(name, Step(number))
-                marked.append(device.marked)
-        assert marked == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4]
-        while device.queue:
+                marked.append(device.marked - before)
+            assert marked == then
+        while device.places:
             device.works()
 
 
-def test_layers_with_states_are_told_of_when_their_step_is_over(device: Device) -> None:
+def test_layers_with_states_are_told_of_when_their_step_is_over(device: Queue) -> None:
     """Of states vLLM says nothing before."""
     names, block_bytes, state_bytes = [["s0"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2, 256
     groups = (Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv"),
@@ -218,11 +259,11 @@ def test_layers_with_states_are_told_of_when_their_step_is_over(device: Device) 
         assert device.marked == 1, "no state is in a part of this layer"
         worker.step_done(Step(1))
         assert device.marked == 2
-        while device.queue:
+        while device.places:
             device.works()
 
 
-def test_a_step_of_which_nothing_is_told_marks_nothing(device: Device) -> None:
+def test_a_step_of_which_nothing_is_told_marks_nothing(device: Queue) -> None:
     with closing(Core("P", overlap=False, marks=lambda _: device.mark)) as p:
         p.step()
         assert device.marked == 0

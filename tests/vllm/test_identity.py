@@ -323,6 +323,7 @@ def test_a_draft_with_kv_of_its_own_keeps_engines_apart_and_its_count_of_tokens_
         {"enable_prefix_caching": False},
         {"block_size": 32},
         {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
         {"kv_cache_dtype": "bfloat16"},
         {"hf_overrides": {"rms_norm_eps": 1e-6}},
         {"enable_lora": True},

@@ -59,7 +59,12 @@ def test_what_is_unknown_stops_the_start(extra: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("listen", "replica", "found"),
-    [("0.0.0.0:50051", 0, "0.0.0.0:50051"), ("[::1]:50051", 3, "[::1]:50054"), ("127.0.0.1:0", 3, "127.0.0.1:0")],
+    [
+        ("0.0.0.0:50051", 0, "0.0.0.0:50051"),
+        ("[::1]:50051", 3, "[::1]:50054"),
+        ("127.0.0.1:0", 3, "127.0.0.1:0"),
+        ("127.0.0.1:00", 3, "127.0.0.1:0"),
+    ],
 )
 def test_each_replica_listens_at_a_port_of_its_own(listen: str, replica: int, found: str) -> None:
     assert options_of(replica=replica, listen=listen, serve_flags=["--advertise", "10.0.0.1:0"]).listen == found
@@ -70,6 +75,8 @@ def test_each_replica_listens_at_a_port_of_its_own(listen: str, replica: int, fo
     [
         {"listen": "127.0.0.1:65535"},
         {"listen": "50051"},
+        {"listen": "127.0.0.1:abc"},
+        {"listen": "127.0.0.1:"},
         {"serve_flags": ["--advertise", "10.0.0.1:50051"]},
         {"serve_flags": ["--advertise=10.0.0.1:50051"]},
     ],
@@ -94,6 +101,13 @@ def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers
         assert KVGrpcConnector.requires_piecewise_for_cudagraph({"layers_per_part": count}) is bool(count)
 
 
+def test_what_comes_from_elsewhere_is_there_for_all_groups() -> None:
+    """vLLM asks for which: those of others it would compute."""
+    connector = object.__new__(KVGrpcConnector)
+    connector._groups = [["full"], ["window"], ["state"]]
+    assert connector.get_loaded_kv_cache_group_ids(SimpleNamespace()) == (0, 1, 2)
+
+
 def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
     """vLLM asks the connector, whose default is the role: without, a preempted prefill may leave without its KV."""
     connector = object.__new__(KVGrpcConnector)
@@ -105,11 +119,24 @@ def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
 def test_ranks_agree_on_how_they_compute_or_the_engine_does_not_start() -> None:
     usual, other = [[["CPU_ATTN", "amx", ""]]], [[["CPU_ATTN", "vec", ""]]]
     assert agreed([[Met("/a", usual, POOL), Met("/b", usual, POOL)]]) == [Met("/a", usual, POOL)]
-    with pytest.raises(ValueError, match=r"rank 0 has the kernels .*amx.*, rank 1 has .*vec.* To do: "):
+    what = r"of stage 1 ranks 0 and 1 differ in kernels\[0\]\[0\]\[1\]: amx and vec\. To do: "
+    with pytest.raises(ValueError, match=what):
         agreed([[Met("/a", usual, POOL)], [Met("/b", usual, POOL), Met("/c", other, POOL)]])
-    larger = replace(POOL, total_bytes=2 * POOL.total_bytes)
-    with pytest.raises(ValueError, match="stage 0 rank 0 has the kernels"):
-        agreed([[Met("/a", usual, POOL), Met("/b", usual, larger)]])
+    one, two = POOL.total_bytes, 2 * POOL.total_bytes
+    *others, last = POOL.regions
+    unlike = replace(POOL, total_bytes=two, regions=(*others, replace(last, offset=one)))
+    where = rf"layout\.regions\[{len(others)}\]\.offset: {last.offset} and {one}"
+    what = rf"differ in {where}, layout\.total_bytes: {one} and {two}\. To do: "
+    with pytest.raises(ValueError, match=what):
+        agreed([[Met("/a", usual, POOL), Met("/b", usual, POOL), Met("/c", usual, unlike)]])
+
+
+def test_ranks_that_differ_in_much_are_named_with_the_first_that_differs() -> None:
+    layers = [[[[f"kernel {number} of {name}"] for number in range(1000)]] for name in "ab"]
+    what = r"kernels\[0\]\[0\]\[0\]: kernel 0 of a and kernel 0 of b, .*, …\. To do: "
+    with pytest.raises(ValueError, match=what) as raised:
+        agreed([[Met("/a", layers[0], POOL), Met("/b", layers[1], POOL)]])
+    assert len(str(raised.value)) < 1000
 
 
 def test_an_engine_has_the_kernels_of_all_its_stages_as_one_without_stages() -> None:

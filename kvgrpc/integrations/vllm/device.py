@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from kvgrpc.engine import Device
+from kvgrpc.integrations.vllm.geometry import unserved
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,12 @@ def marks_of(device: torch.device) -> MarkNow | None:
 
 
 def device_of(memory: torch.Tensor) -> Device:
-    """What a mirror of the cache copies. Raises InvalidRequest for a cache that needs none."""
+    """What a mirror of the cache copies. Raises ValueError for a cache that needs none."""
+    if not memory.is_cuda:
+        raise unserved(
+            f"mirrors of caches on CUDA devices; this one is on {memory.device.type}",
+            "leave `mirror` out of kv_connector_extra_config: data paths reach this cache",
+        )
     from kvgrpc.engine.cuda import CudaDevice
 
     return CudaDevice([memory])

@@ -2,19 +2,26 @@
 
 import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
 from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.errors import note
+from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.identity import Kernels
 
 MEET_S = 60.0
 """So long worker and scheduler wait for each other at the start."""
+MIRROR_S = 600.0
+"""So long where a worker makes a mirror: host memory as large as its cache, all of which is page-locked."""
 TICKET, ATTACHED = "ticket", "attached"
-"""Files in the folder where they meet."""
+"""Files in the folder where they meet. What a worker says when it is attached is why it could not, or nothing."""
+DIFFERENCES_MAX, VALUE_BYTES_MAX = 4, 200
+"""Of ranks that differ, so much is shown."""
 
 
 @dataclass
@@ -50,13 +57,30 @@ def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
     """
     for stage, (first, *others) in enumerate(stages):
         for rank, met in enumerate(others, 1):
-            if (met.kernels, met.layout) != (first.kernels, first.layout):
-                raise ValueError(
-                    f"KVGrpcConnector serves ranks that compute alike; of stage {stage} rank 0 has the kernels "
-                    f"{first.kernels} and {first.layout}, rank {rank} has {met.kernels} and {met.layout}. To do: run "
-                    "all workers of this engine on the same kind of processor or device"
+            different = itertools.chain(
+                _different("kernels", first.kernels, met.kernels), _different("layout", first.layout, met.layout)
+            )
+            if found := list(itertools.islice(different, DIFFERENCES_MAX + 1)):
+                found[DIFFERENCES_MAX:] = ["…"] * len(found[DIFFERENCES_MAX:])
+                raise unserved(
+                    f"ranks that compute alike; of stage {stage} ranks 0 and {rank} differ in {', '.join(found)}",
+                    "run all workers of this engine on the same kind of processor or device",
                 )
     return [first for first, *_ in stages]
+
+
+def _different(name: str, one: Any, other: Any) -> Iterator[str]:
+    """The innermost values that differ, by the way to them."""
+    if one == other:
+        return
+    if is_dataclass(one) and type(one) is type(other):
+        for part in fields(one):
+            yield from _different(f"{name}.{part.name}", getattr(one, part.name), getattr(other, part.name))
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            yield from _different(f"{name}[{number}]", mine, theirs)
+    else:
+        yield f"{name}: {note(str(one), VALUE_BYTES_MAX)} and {note(str(other), VALUE_BYTES_MAX)}"
 
 
 def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
@@ -70,10 +94,18 @@ def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
     return [kernel for kernel, _ in itertools.groupby(found)]
 
 
-def wait_for(path: Path) -> None:
-    """Raises TimeoutError."""
-    deadline = time.monotonic() + MEET_S
+def say(path: Path, what: str) -> None:
+    """The other side finds all of it, or nothing."""
+    made = path.with_suffix(".new")
+    made.write_text(what)
+    made.rename(path)
+
+
+def hear(path: Path, within_s: float = MEET_S) -> str:
+    """What the other side says there. Raises TimeoutError."""
+    deadline = time.monotonic() + within_s
     while not path.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"kvgrpc: the other side did not come within {MEET_S:g} s ({path})")
+            raise TimeoutError(f"kvgrpc: the other side did not come within {within_s:g} s ({path})")
         time.sleep(0.01)
+    return path.read_text()

@@ -67,9 +67,13 @@ def _listen_of(options: Options, replica: int) -> str:
     ValueError.
     """
     host, colon, port = options.listen.rpartition(":")
-    following = int(port) + replica if port.isdecimal() else 0
-    if not colon or following > PORT_MAX:
-        raise ValueError(f"listen: {options.listen} leaves no port for replica {replica} of this data-parallel engine")
+    first = int(port) if colon and port.isdecimal() else PORT_MAX
+    following = first + replica if first else 0
+    if following > PORT_MAX:
+        raise ValueError(
+            f"listen: {options.listen} leaves no port for replica {replica} of this data-parallel engine; write "
+            f"host:port with a port of {PORT_MAX - replica} at most, or 0"
+        )
     words = [word for flag in options.serve_flags for word in flag.split("=", 1)]
     for flag, value in pairwise([*words, ""]):
         if flag == "--advertise" and value.rpartition(":")[2] != "0":
@@ -77,4 +81,4 @@ def _listen_of(options: Options, replica: int) -> str:
                 f"serve_flags: every replica of a data-parallel engine would say that it serves at {value}; write port "
                 "0 there, which means the port of each one's own `listen`"
             )
-    return options.listen if port == "0" else f"{host}:{following}"
+    return f"{host}:{following}"

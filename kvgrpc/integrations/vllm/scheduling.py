@@ -30,7 +30,7 @@ from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
-from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
+from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
@@ -113,16 +113,16 @@ class SchedulerSide:
 
     def meet(self, ranks: Sequence[tuple[Path, Sequence[int]]]) -> None:
         """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: where each one
-        waits, and the number of its first layer in each group.
+        waits, and the number of its first layer in each group. Raises TimeoutError, and RuntimeError for a worker that
+        says that it could not.
         """
         ticket = self._engine.ticket
         for rank, (folder, first_layers) in enumerate(ranks):
-            made = folder / f"{TICKET}.new"
             row = {**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank, "first_layers": first_layers}
-            made.write_text(json.dumps(row))
-            made.rename(folder / TICKET)
-        for folder, _ in ranks:
-            wait_for(folder / ATTACHED)
+            say(folder / TICKET, json.dumps(row))
+        for rank, (folder, _) in enumerate(ranks):
+            if error := hear(folder / ATTACHED, MIRROR_S if self._options.mirror else MEET_S):
+                raise RuntimeError(f"kvgrpc: worker {rank} could not attach: {error}")
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
         """What its params ask for begins. False: they ask in vain."""

@@ -1,5 +1,6 @@
 """The connector in a worker of vLLM: its rank, and the steps that it reports."""
 
+import contextlib
 import json
 import logging
 import tempfile
@@ -14,7 +15,7 @@ from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Device, LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import memory_of
-from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
+from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class WorkerSide:
         self._devices = devices
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
+        self._device: Device | None = None
+        """What its mirror copies."""
         self._names: Sequence[Sequence[str]] = ()
         self._number: dict[str, int] = {}
         """Of each layer within its group, by its name. Those of earlier pipeline stages have the first numbers."""
@@ -50,8 +53,11 @@ class WorkerSide:
         self._done_in = 0
 
     def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> None:
-        """`layers`: the names of each group's. Raises ValueError for tensors that are not where the pool says."""
+        """`layers`: the names of each group's. Raises ValueError for tensors that are not where the pool says, and for
+        those that no mirror can be made of where there is to be one.
+        """
         self._memory = memory_of(self._layout, caches, layers)
+        self._device = self._devices(self._memory) if self._options.mirror else None
         self._names = layers
         self._count([0] * len(layers))
         mark = self._marks(self._memory.device)
@@ -65,19 +71,19 @@ class WorkerSide:
 
     def _attach(self) -> None:
         try:
-            wait_for(self.folder / TICKET)
-            row = json.loads((self.folder / TICKET).read_text())
+            row = json.loads(hear(self.folder / TICKET))
             (self.folder / TICKET).unlink()  # it has a secret, and is for one
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
             self._count(row.pop("first_layers"))
-            device = self._devices(self._memory) if self._options.mirror else None
             self._rank = Rank(
-                RankTicket(**row, secret=secret), rank, [] if device else [self._memory], device=device,
+                RankTicket(**row, secret=secret), rank, [] if self._device else [self._memory], device=self._device,
                 data_paths=self._options.data_paths, copy_threads=self._options.copy_threads,
             )  # fmt: skip
-            (self.folder / ATTACHED).touch()
-        except Exception:  # noqa: BLE001 - logged: the scheduler waits for it in vain, and says so
+            say(self.folder / ATTACHED, "")
+        except Exception as error:  # noqa: BLE001 - logged, and the scheduler says so
             _log.exception("kvgrpc: the worker could not attach")
+            with contextlib.suppress(OSError):  # it is closed
+                say(self.folder / ATTACHED, f"{type(error).__name__}: {error}")
 
     def _count(self, first_layers: Sequence[int]) -> None:
         """Numbers the layers of each group from its first one here on."""
