@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, PREFILL, Engine, Engines, Pair, prompt_of, wait_until
 
 BLOCKS = 48
@@ -79,10 +80,10 @@ def test_an_answer_that_is_preempted_after_its_kv_came_has_the_tokens_of_one_eng
 @pytest.mark.parametrize("push", [True, False])
 def test_without_a_prefix_cache_and_by_layers_tokens_are_the_same(small: Pair, length: int, push: bool) -> None:
     prompt = prompt_of(length, seed=330)
-    expected, before = small.expected(prompt), small.d.counts().get("received_tokens", 0)
+    expected, before = small.expected(prompt), received(small.d)
     answer = small.push(prompt) if push else small.pull(prompt)
     assert answer.tokens == expected
-    assert small.d.counts()["received_tokens"] - before == length
+    assert received(small.d) - before == length
 
 
 def test_without_a_prefix_cache_the_next_turn_takes_its_history_from_the_engine_that_decoded(small: Pair) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import PREFILL, START_S, VOCABULARY, Answer, Engines, Pair, prompt_of, pushed
 
 pytestmark = pytest.mark.timeout(START_S)
@@ -96,13 +97,10 @@ def test_the_kv_of_a_prompt_is_taken_with_its_image_and_not_with_another(pair: P
     expected = [alone(pair, image) for image in (CAT, DOG)]
     assert expected[0] != expected[1]
 
-    def received() -> int:
-        return pair.d.counts().get("received_tokens", 0)
-
-    before = received()
+    before = received(pair.d)
     assert moved(pair, mode, CAT, CAT).tokens == expected[0]
-    assert received() - before == TOKENS
+    assert received(pair.d) - before == TOKENS
     assert moved(pair, mode, CAT, DOG).failed
-    assert received() - before == TOKENS
+    assert received(pair.d) - before == TOKENS
     assert pair.d.ask(PROMPT, image=DOG).tokens == expected[1]
     pair.at_rest()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, START_S, VOCABULARY, Engines, Pair, prompt_of
 
 pytestmark = pytest.mark.timeout(START_S)
@@ -61,9 +62,9 @@ def test_latents_give_the_tokens_of_one_engine(pair: Pair, mode: str, length: in
     """
     prompt = prompt_of(length - 1, seed=31)
     decoded, *expected = pair.p.ask(prompt, None, 1 + MAX_TOKENS).tokens
-    before = pair.d.counts().get("received_tokens", 0)
+    before = received(pair.d)
     prompt.append(decoded)
     answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
     assert answer.tokens == expected, answer
-    assert pair.d.counts()["received_tokens"] - before == length
+    assert received(pair.d) - before == length
     pair.at_rest()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import (
     CHUNK_TOKENS,
     PREFILL,
@@ -63,10 +64,6 @@ def identity_of(engine: Engine) -> str:
     return found[1]
 
 
-def received_tokens(pair: Pair) -> int:
-    return pair.d.counts().get("received_tokens", 0)
-
-
 def test_the_number_of_ranks_is_no_part_of_what_kv_is_of(ranks: Ranks) -> None:
     assert {identity_of(ranks.pair.p), identity_of(ranks.pair.d)} == {ranks.identity}
 
@@ -74,10 +71,10 @@ def test_the_number_of_ranks_is_no_part_of_what_kv_is_of(ranks: Ranks) -> None:
 @pytest.mark.parametrize("length", PROMPTS)
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_every_rank_gets_its_share_and_the_tokens_are_those_of_one_rank(ranks: Ranks, mode: str, length: int) -> None:
-    pair, before = ranks.pair, received_tokens(ranks.pair)
+    pair, before = ranks.pair, received(ranks.pair.d)
     answer = pair.pull(PROMPTS[length]) if mode == "pull" else pair.push(PROMPTS[length])
     assert answer.tokens == ranks.expected[length], answer
-    assert received_tokens(pair) - before == length
+    assert received(pair.d) - before == length
     pair.at_rest()
 
 

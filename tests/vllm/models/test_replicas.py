@@ -18,7 +18,7 @@ PULLED, PUSHED = ([prompt_of(PROMPT_TOKENS, 10 * way + replica) for replica in r
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines) -> Iterator[Pair]:
-    """P has two replicas, D is alone. Nothing is held at the end."""
+    """P has two replicas, D is alone. Nothing is held at the end, at either."""
     with closing(Pair(engines, each={"P": {"data_parallel_size": REPLICAS}})) as made:
         made.start()
         yield made
@@ -26,6 +26,8 @@ def pair(engines: Engines) -> Iterator[Pair]:
             wait_until(lambda replica=replica: not held(made.p, replica))  # type: ignore[misc]
             made.p.ask([5, 6, 7], None, 1, replica=replica)  # an idle vLLM hears in its next step what came back
         wait_until(made.p.forgets)
+        wait_until(lambda: made.d.held() == {}, made.d.held)
+        wait_until(made.d.rests)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import CHUNK_TOKENS, START_S, VOCABULARY, Engines, Pair, prompt_of
 
 pytestmark = pytest.mark.timeout(START_S)
@@ -76,10 +77,10 @@ def pair(setting: str, engines: Engines) -> Iterator[Pair]:
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_what_came_gives_the_tokens_of_one_engine(pair: Pair, mode: str, length: int) -> None:
     prompt = prompt_of(length, seed=12)
-    expected, before = pair.expected(prompt), pair.d.counts().get("received_tokens", 0)
+    expected, before = pair.expected(prompt), received(pair.d)
     answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
     assert answer.tokens == expected, answer
-    assert pair.d.counts()["received_tokens"] - before == length
+    assert received(pair.d) - before == length
     pair.at_rest()
 
 

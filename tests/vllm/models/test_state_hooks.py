@@ -95,16 +95,19 @@ class Layer(MambaBase):
         return torch.bfloat16, self._dtype
 
 
-@pytest.mark.parametrize("order", ["SD", "DS"])
-def test_of_states_peers_know_the_types_and_which_dimension_comes_first(
-    order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", order)
+@pytest.fixture(params=["SD", "DS"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Which dimension comes first. vLLM reads it once in a process."""
+    monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", request.param)
     get_conv_state_layout.cache_clear()
+    yield request.param
+    get_conv_state_layout.cache_clear()
+
+
+def test_of_states_peers_know_the_types_and_which_dimension_comes_first(order: str) -> None:
     layers = {"a": Layer(torch.float32), "b": Layer(torch.float16)}
     config: Any = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
     assert kernels_of(config, list(layers)) == [
         ["GDN_ATTN", order, "torch.bfloat16", "torch.float32"],
         ["GDN_ATTN", order, "torch.bfloat16", "torch.float16"],
     ]
-    get_conv_state_layout.cache_clear()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.counts import moved, moved_since, received
 from tests.vllm.engines import (
     CHUNK_TOKENS,
     MAX_TOKENS,
     START_S,
     VOCABULARY,
-    Engine,
     Engines,
     Pair,
     prompt_of,
@@ -147,16 +147,6 @@ def states(request: pytest.FixtureRequest, engines: Engines) -> Iterator[States]
         yield States(model, pair)
 
 
-def received(engine: Engine) -> int:
-    return engine.counts().get("received_tokens", 0)
-
-
-def moved(engine: Engine) -> dict[str, int]:
-    """Bytes of each transfer that its lead remembers."""
-    with engine.lead() as lead:
-        return {row.transfer_id: row.moved_bytes for row in lead.list_transfers().transfers}
-
-
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_decode_goes_on_from_the_state_before_the_last_token_as_one_engine_does(states: States, mode: str) -> None:
     pair = states.pair
@@ -166,8 +156,7 @@ def test_decode_goes_on_from_the_state_before_the_last_token_as_one_engine_does(
         answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
         assert answer.tokens == expected, (length, answer)
         assert received(pair.d) - before == length - 1
-        came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
-        assert max(came) == states.model.nbytes(length), (length, came)
+        assert moved_since(pair.d, known) == [states.model.nbytes(length)], length
         pair.at_rest()
 
 
@@ -238,8 +227,7 @@ def test_what_decode_has_of_a_prompt_does_not_come_again_but_its_state(states: S
         before, known = pair.d.counts().get("external_hits", 0), moved(pair.d)
         assert pair.pull(prompt).tokens == expected
         assert pair.d.counts()["external_hits"] - before == hits
-        came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
-        assert max(came) == model.attention_bytes + model.state_bytes, "one block in either case"
+        assert moved_since(pair.d, known) == [model.attention_bytes + model.state_bytes], "one block in either case"
     pair.at_rest()
 
 

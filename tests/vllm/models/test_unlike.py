@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.counts import received
 from tests.vllm.engines import CHUNK_TOKENS, START_S, Engine, Engines, Pair, prompt_of, write_model
 from tests.vllm.models.splits import ONE, STAGES, TWO
 
@@ -56,8 +57,8 @@ def model_of(engines: Engines) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_engines_that_split_the_kv_in_other_ways_give_the_tokens_of_one(unlike: Unlike, mode: str, length: int) -> None:
     pair = unlike.pair
-    before = pair.d.counts().get("received_tokens", 0)
+    before = received(pair.d)
     answer = pair.pull(PROMPTS[length]) if mode == "pull" else pair.push(PROMPTS[length])
     assert answer.tokens == unlike.expected[length], answer
-    assert pair.d.counts()["received_tokens"] - before == length
+    assert received(pair.d) - before == length
     pair.at_rest()

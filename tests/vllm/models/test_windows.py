@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.vllm.counts import moved, moved_since, received
 from tests.vllm.engines import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
     MAX_TOKENS,
     START_S,
     VOCABULARY,
-    Engine,
     Engines,
     Pair,
     prompt_of,
@@ -93,16 +93,6 @@ def windows(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Window
         yield Windows(model, pair)
 
 
-def received(engine: Engine) -> int:
-    return engine.counts().get("received_tokens", 0)
-
-
-def moved(engine: Engine) -> dict[str, int]:
-    """Bytes of each transfer that its lead remembers."""
-    with engine.lead() as lead:
-        return {row.transfer_id: row.moved_bytes for row in lead.list_transfers().transfers}
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_what_is_read_of_each_window_moves_and_the_tokens_are_those_of_one_engine(
@@ -113,8 +103,7 @@ def test_what_is_read_of_each_window_moves_and_the_tokens_are_those_of_one_engin
     answer = pair.pull(prompt) if mode == "pull" else pair.push(prompt)
     assert answer.tokens == expected, answer
     assert received(pair.d) - before == length
-    came = [nbytes for name, nbytes in moved(pair.d).items() if name not in known]
-    assert [nbytes for nbytes in came if nbytes] == [windows.model.blocks(length) * BLOCK_BYTES], came
+    assert moved_since(pair.d, known) == [windows.model.blocks(length) * BLOCK_BYTES]
     pair.at_rest()
 
 
