@@ -24,6 +24,8 @@ from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
 DTYPE_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
 }  # fmt: skip
+HOST = "host"
+_DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl")
 """All that can be chosen, best first."""
 NAMES_BYTES_MAX = 140
@@ -42,6 +44,8 @@ class PoolConfig:
     block_tokens: int = 16
     blocks: int = 512
     dtype: str = "float16"
+    device: str = HOST
+    """Where its memory lies: in the host's, or on a GPU, as "cuda:0"."""
 
     def layout(self) -> PoolLayout:
         """One region per layer. Raises InvalidRequest."""
@@ -52,6 +56,8 @@ class PoolConfig:
                 raise _invalid(f"pool.{name}", f"is a whole number from 1 to {most}")
         if self.dtype not in DTYPE_BYTES:
             raise _invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
+        if not _DEVICE.fullmatch(str(self.device)):
+            raise _invalid("pool.device", f"{self.device!r} is neither {HOST} nor a GPU such as cuda:0")
         group = Group(
             "full", GroupKind.FULL_ATTENTION, self.layers, self.block_tokens, self.blocks, self.kv_heads,
             self.head_dim, self.dtype,

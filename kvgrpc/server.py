@@ -5,7 +5,6 @@ then on everything happens through the runner. `stop` is orderly in any state.
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import secrets
@@ -16,7 +15,7 @@ import grpc.aio
 
 from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
-from kvgrpc.core.actions import EngineNews, Operation
+from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
@@ -24,9 +23,11 @@ from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDesc
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.memory import SharedMemory
-from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
-from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, PreconditionFailed, Reason, Unavailable, Unimplemented
+from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable, Unimplemented
+from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.lead import Lead
@@ -66,37 +67,19 @@ class AddressInUse(Unavailable):
     code = "UNAVAILABLE"
 
 
-class SharedRank(LocalRank):
-    """A rank that moves bytes for a worker. The worker hears who may write into the memory that they share: should this
-    process end, only its ranks know.
-    """
-
-    worker: Rank | None = None
-
-    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
-        if operation is Operation.READ:
-            # Once the peer's answer is on its way: the mover takes the interpreter from who is about to send it. Only
-            # turns depend on it.
-            asyncio.get_running_loop().call_soon(self._expect_read, access, open_)
-            return
-        super().expect(access, open_, operation)
-        if self.worker is not None:
-            self.worker.expect(access, open_, operation)
-
-    def _expect_read(self, access: str, open_: bool) -> None:
-        with contextlib.suppress(Unavailable):  # it was closed meanwhile
-            super().expect(access, open_)
-
-
 class Server:
     """One lead with its local ranks. Make it, `await start()`, `await stop()`."""
 
-    def __init__(self, config: Config, node: type[Node] = Node) -> None:
+    def __init__(
+        self, config: Config, node: type[Node] = Node, *, device_memory: MakeDeviceMemory = make_device_memory
+    ) -> None:
+        """`device_memory` makes the memory of a pool on a device."""
         self.config = replace(config, engine_id=config.engine_id or random_engine_id())
         self.address = ""
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
         self._runner = Runner(node(self.config.limits, writers, checksums=self.config.checksums))
+        self._maker = RankMaker(self.config, self._runner, device_memory)
         self._runner.on_defect.append(self._fail_closed)
         self._recovery = Recovery(self._runner, self._end_last, self._begin_next)
         self._lives = asyncio.Lock()
@@ -119,7 +102,8 @@ class Server:
 
     async def start(self) -> None:
         """Serves. Raises Exhausted when the pool does not fit, AddressInUse when the address is taken, InvalidRequest
-        for a session socket that cannot be. Then nothing of it is left.
+        for a session socket or a device that cannot be, PreconditionFailed where the pool cannot be on that device.
+        Then nothing of it is left.
         """
         try:
             await self._start()
@@ -227,7 +211,7 @@ class Server:
         if rank >= len(self._local):
             raise NotFound(Reason.NO_POOL, f"this engine has no rank {rank} with shared memory")
         memory = self._local[rank].memory
-        assert isinstance(memory, SharedMemory)
+        assert isinstance(memory, SharedMemory)  # an engine's
         return memory.fd, memory.nbytes
 
     async def _begin_idle(self) -> None:
@@ -236,11 +220,9 @@ class Server:
             await self._begin(None, b"", {}, [])
             return
         layout = self.config.pool.layout()
-        local = await self._make_ranks(1, layout.total_bytes, {})
-        for rank in local:
-            _seal(rank)
-        engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1)
-        await self._begin(engine, secrets.token_bytes(32), dict(enumerate(local)), local)
+        rank, self._paths = await asyncio.to_thread(self._maker.of_own_pool, layout.total_bytes)
+        engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1, reads_pushes=rank.mirrored)
+        await self._begin(engine, secrets.token_bytes(32), {0: rank}, [rank])
 
     async def _begin(
         self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, Rank], local: list[SharedRank],
@@ -250,7 +232,7 @@ class Server:
         old, self._local = self._local, local
         incarnation = engine.incarnation if engine else secrets.randbelow(INCARNATION_MAX) + 1
         attached, says = request is not None, request or session_pb2.AttachRequest()
-        mirrored = says.memory == session_pb2.POOL_MEMORY_MIRRORED
+        mirrored = says.memory == session_pb2.POOL_MEMORY_MIRRORED or any(rank.mirrored for rank in local)
         self._runner.feed(LifeBegan(incarnation, secret, engine, attached, not says.cannot_set_aside, mirrored))
         self._ranks.ranks = ranks
         assert self._health is not None
@@ -298,12 +280,11 @@ class Server:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
         kind = pool_kind_from_proto(request.kind, "kind")
         reads = request.cannot_set_aside or request.memory == session_pb2.POOL_MEMORY_MIRRORED
-        engine = self._describe(layout, kind, request.world_size or 1)
+        engine = self._describe(layout, kind, request.world_size or 1, reads_pushes=reads)
         return replace(
             engine,
             engine_id=request.engine_id or engine.engine_id,
             weights_revision=request.weights_revision or engine.weights_revision,
-            features=(*self._features, READS_PUSHES) if reads else engine.features,
         )
 
     async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:
@@ -313,7 +294,7 @@ class Server:
         made: list[SharedRank] = []
         try:
             for rank in range(count):
-                local, self._paths = await asyncio.to_thread(self._make_rank, rank, nbytes, known.get(rank))
+                local, self._paths = await asyncio.to_thread(self._maker.shared, rank, nbytes, known.get(rank))
                 made.append(local)
         except KVGrpcError:
             for local in made:
@@ -321,20 +302,9 @@ class Server:
             raise
         return made
 
-    def _make_rank(self, rank: int, nbytes: int, fd: int | None) -> tuple[SharedRank, list[DataPathStatus]]:
-        memory = SharedMemory.create(nbytes) if fd is None else SharedMemory.attach(fd)
-        if memory.nbytes != nbytes:
-            memory.close()
-            what = f"rank {rank} brings {memory.nbytes} bytes of shared memory for a pool of {nbytes}"
-            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
-        paths, status = make_paths(memory, self.config.data_paths, self.config.copy_threads)
-        limit = self.config.bandwidth_limit_bytes_per_s
-        threads = self.config.copy_threads
-        made = SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads)
-        made.feed_here = self._runner.feed
-        return made, status
-
-    def _describe(self, layout: PoolLayout, kind: PoolKind, world_size: int) -> EngineDescription:
+    def _describe(
+        self, layout: PoolLayout, kind: PoolKind, world_size: int, *, reads_pushes: bool
+    ) -> EngineDescription:
         """This engine, in a new life."""
         return EngineDescription(
             engine_id=self.config.engine_id,
@@ -346,7 +316,7 @@ class Server:
             pool=layout,
             pool_kind=kind,
             world_size=world_size,
-            features=(*self._features, READS_PUSHES) if self.config.checksums else self._features,
+            features=(*self._features, READS_PUSHES) if reads_pushes or self.config.checksums else self._features,
             required_features=(CHECKSUMS,) if self.config.checksums else (),
         )
 
@@ -373,13 +343,13 @@ class Server:
         oldest = self._node.oldest_posting()
         return 0.0 if oldest is None else self._runner.now - oldest
 
-    def _read(self, rank: int, offset: int, nbytes: int) -> bytes:
+    async def _read(self, rank: int, runs: list[tuple[int, int]]) -> list[bytes]:
         if rank >= len(self._local):
             raise Unimplemented(
                 Reason.FEATURE_UNAVAILABLE,
                 "this engine's workers hold its memory, and the server cannot read it: read it in the worker",
             )
-        return self._local[rank].read(offset, nbytes)
+        return await self._local[rank].read_runs(runs)
 
     def _trace_transfer(self, transfer: Transfer) -> None:
         telemetry.transfer_ended(transfer, self._node.state.now)
@@ -388,12 +358,3 @@ class Server:
         local, self._local = self._local, []
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
-
-
-def _seal(rank: LocalRank) -> None:
-    """No other process has reason to write into the embedded pool, and it has its mapping."""
-    assert isinstance(rank.memory, SharedMemory)
-    try:
-        rank.memory.forbid_new_writers()
-    except PreconditionFailed as error:
-        _log.warning("other processes of this user can write into the pool: %s", error.message)

@@ -107,6 +107,7 @@ def test_a_key_of_a_table_has_a_variable_that_changes_it_alone(file: Path) -> No
     assert config.pool == PoolConfig(blocks=64, dtype="bfloat16")
     assert config.limits == Limits(lease_ttl_s=2.5, blocks_per_request=100, leases=7)
     assert load(None, {"KVGRPC_POOL_DTYPE": "int8"}, {}).pool == PoolConfig(dtype="int8")
+    assert load(None, {"KVGRPC_POOL_DEVICE": "cuda:12"}, {}).pool == PoolConfig(device="cuda:12")
 
 
 def test_keys_of_the_scheduler_have_variables_too() -> None:
@@ -266,6 +267,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pool", {"layers": True}, "pool.layers"),
     ("pool", {"dtype": "complex"}, "pool.dtype"),
     ("pool", {"dtype": 5}, "pool.dtype"),
+    ("pool", {"device": "gpu"}, "pool.device"),
+    ("pool", {"device": "cuda"}, "pool.device"),
+    ("pool", {"device": "cuda:-1"}, "pool.device"),
+    ("pool", {"device": "cuda:00"}, "pool.device"),
+    ("pool", {"device": "cuda:1000"}, "pool.device"),
+    ("pool", {"device": "cuda:0\n"}, "pool.device"),
+    ("pool", {"device": ""}, "pool.device"),
+    ("pool", {"device": 0}, "pool.device"),
     ("scheduler", 5, "scheduler"),
     ("scheduler", {"bogus": 1}, "scheduler"),
     ("scheduler", {"on_loss": "despair"}, "scheduler.on_loss"),

@@ -40,6 +40,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     block_tokens: Annotated[int | None, typer.Option(help="Embedded pool: tokens per block.")] = None,
     blocks: Annotated[int | None, typer.Option(help="Embedded pool: blocks.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Embedded pool: float16, bfloat16, float32, ...")] = None,
+    device: Annotated[str | None, typer.Option(help="Embedded pool: its memory: host, or a GPU: cuda:0, ...")] = None,
     copy_threads: Annotated[int | None, typer.Option(help="Threads that copy for shm and cma.")] = None,
     bandwidth_limit_bytes_per_s: Annotated[float | None, typer.Option(help="Cap on what this server moves.")] = None,
     read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks hand out bytes (debugging).")] = None,
@@ -76,7 +77,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 _NOT_SETTINGS = ("config", "port", "no_pool", "log_level", "launched")
 
-_POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype")
+_POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
 
 def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:

@@ -159,11 +159,6 @@ class LocalRank:
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of a shared pool, for ReadBlocks."""
-        assert isinstance(self.memory, SharedMemory)
-        return self.memory.as_numpy()[offset : offset + nbytes].tobytes()
-
     def close(self, deadline_s: float) -> bool:
         """Ends the mover and its paths; whether the memory is at rest. It is let go of only then, else kept for ever:
         a library that still reads or writes freed memory would hit another owner's.

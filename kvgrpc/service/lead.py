@@ -1,6 +1,6 @@
 """The lead: what the RPC services share. Holds no rules: those are the node's."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -36,7 +36,7 @@ class Lead:
         config: Config,
         runner: Runner,
         data_paths: Callable[[], list[tuple[str, bool, str]]],
-        read_block: Callable[[int, int, int], bytes],
+        read_runs: Callable[[int, list[tuple[int, int]]], Awaitable[list[bytes]]],
         progress_age_s: Callable[[], float],
         version: str,
     ) -> None:
@@ -47,7 +47,8 @@ class Lead:
         self.engine_watchers = EngineWatchers(runner)
         self.standing = OpenStreams()
         self.data_paths = data_paths
-        self.read_block = read_block
+        self.read_runs = read_runs
+        """Bytes of a rank's memory, by offset and length, for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
 

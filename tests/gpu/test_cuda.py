@@ -1,7 +1,9 @@
 """What needs a GPU: `make gpu-test`. Elsewhere it is skipped, with its reason."""
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ from kvgrpc.bench.plan import PULL_QUICK
 from kvgrpc.bench.run import run_devices
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.host.memory import PrivateMemory, use_device
+from kvgrpc.engine import CopyFailed
 from kvgrpc.engine.cuda import CudaDevice
+from kvgrpc.engine.cuda_memory import CudaMemory
+from tests.service.conftest import SETTINGS, SHARED
+from tests.service.engines import SUCCEEDED, Engine, ServeProcess, blocks_for
+from tests.service.pushes import finish, register, reserve
+from tests.service.values import new_key, prompt
 
 WHY = missing("cuda")
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY or "there is one")
@@ -62,3 +70,60 @@ def test_pulls_out_of_a_device_and_into_it_bring_every_byte() -> None:
     plan = replace(PULL_QUICK, data_paths=("shm",), layouts=("scattered",))
     found = asyncio.run(run_devices(plan, "cuda", lambda _: None))
     assert [case.direction for case in found.cases] == ["out", "in"]
+
+
+def test_memory_of_a_pool_is_zeros_and_read_run_by_run() -> None:
+    pool = CudaMemory("cuda:0", 1 << 20)
+    assert pool.read([(0, 1 << 20)]) == [bytes(1 << 20)]
+    device, mirror = pool.device(), np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
+    device.open(mirror)
+    device.to_device(ids(0), ids(1 << 20)).synchronize()
+    device.close()
+    whole = mirror.tobytes()
+    runs = [(7, 100), (1 << 19, 4096), (0, 1)]
+    assert pool.read(runs) == [whole[offset : offset + nbytes] for offset, nbytes in runs]
+    for _ in range(2):
+        pool.close()
+    with pytest.raises(CopyFailed, match="given back"):
+        pool.read(runs)
+
+
+def test_memory_of_a_pool_goes_back_to_the_device_though_a_mirror_refers_to_it() -> None:
+    def free_bytes() -> int:
+        return int(torch.cuda.mem_get_info(0)[0])
+
+    nbytes = 256 << 20
+    CudaMemory("cuda:0", 1).close()
+    before = free_bytes()
+    pool = CudaMemory("cuda:0", nbytes)
+    device = pool.device()
+    assert free_bytes() <= before - nbytes
+    pool.close()
+    assert free_bytes() > before - nbytes // 2
+    device.close()
+
+
+@pytest.mark.parametrize("data_paths", ["shm", "nixl"])
+def test_pulls_and_pushes_of_servers_with_pools_on_a_device_bring_every_byte(data_paths: str, tmp_path: Path) -> None:
+    """There is no engine here that would write into the device: what it has came from the host."""
+    flags = (*SHARED, "--data-paths", data_paths)
+    with ExitStack() as stack:
+        engines = []
+        for name, device in (("P", "host"), ("G", "cuda:0"), ("D", "host")):
+            process = ServeProcess(tmp_path / name, *flags, "--device", device, settings=SETTINGS, fresh=True)
+            stack.callback(process.end)
+            engines.append(Engine(process))
+            stack.callback(engines[-1].api.close)
+        begin, on_gpu, end = engines
+        tokens = prompt(40)
+        blocks = [engine.allocate(blocks_for(40)) for engine in engines]
+        written = begin.write(blocks[0], 1)
+        pull = on_gpu.pull(begin.hand_over(tokens, blocks[0]).grant, tokens, blocks[1])
+        assert on_gpu.wait(pull.transfer_id).state == SUCCEEDED
+        assert on_gpu.read(blocks[1]) == written
+        key = new_key()
+        reserved = reserve(end, key, tokens, blocks[2])
+        register(on_gpu, reserved.grant)
+        finish(on_gpu, key, tokens, blocks[1])
+        assert end.wait(reserved.transfer.transfer_id).state == SUCCEEDED
+        assert end.read(blocks[2]) == written

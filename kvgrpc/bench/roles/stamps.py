@@ -24,14 +24,14 @@ class Stamps:
 
     def install(self) -> None:
         """Servers that are started while `on` are watched."""
-        server: Any = importlib.import_module("kvgrpc.server")
-        make_paths = server.make_paths
+        ranks: Any = importlib.import_module("kvgrpc.local_ranks")
+        make_paths = ranks.make_paths
 
         def make_stamped(*arguments: Any) -> Any:
             paths, status = make_paths(*arguments)
             return ([_Path(path, self._reads.append) for path in paths] if self.on else paths), status
 
-        server.make_paths = make_stamped
+        ranks.make_paths = make_stamped
 
     def take(self) -> list[int]:
         """The end of every read since the last call, oldest first."""

@@ -1,5 +1,7 @@
 """PoolService: the paged pool."""
 
+import itertools
+
 from kvgrpc.core import actions
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.descriptors import holds
@@ -119,12 +121,11 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
                 metadata={"limit": str(READ_BYTES_MAX)},
             )
         reply = pool_pb2.ReadBlocksResponse(header=lead.header())
-        for group, ids, regions in wanted:
-            for block in ids.tolist():
-                rows = (
-                    lead.read_block(request.rank, r.offset + block * r.stride_bytes, r.block_bytes) for r in regions
-                )
-                reply.blocks.add(group=group, block=block, data=b"".join(rows))
+        blocks = [(group, block, regions) for group, ids, regions in wanted for block in ids.tolist()]
+        runs = [(r.offset + block * r.stride_bytes, r.block_bytes) for _, block, regions in blocks for r in regions]
+        parts = iter(await lead.read_runs(request.rank, runs))
+        for group, block, regions in blocks:
+            reply.blocks.add(group=group, block=block, data=b"".join(itertools.islice(parts, len(regions))))
         return reply
 
     def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:

@@ -76,6 +76,15 @@ class FakeDevice:
     def close(self) -> None:
         self._mirror = None
 
+    @property
+    def fd(self) -> int:
+        """The file that is its memory."""
+        return self._fd
+
+    @property
+    def has_mirror(self) -> bool:
+        return self._mirror is not None
+
     # -- what the engine's kernels do
 
     def fill(self, blocks: list[int], seed: int) -> NDArray[np.uint8]:

@@ -32,6 +32,10 @@ class Movers:
         return self.age_s
 
 
+async def read_nothing(*_: object) -> list[bytes]:
+    return []
+
+
 @pytest.fixture
 def movers() -> Movers:
     return Movers()
@@ -42,7 +46,7 @@ async def lead(movers: Movers) -> Lead:
     """A lead of an engine with eight blocks."""
     node = Node()
     node.handle(LifeBegan(1, b"secret", describe(pool=full(8))), 1.0)
-    return Lead(Config(), Runner(node), list, lambda *_: b"", movers.progress_age_s, "0")
+    return Lead(Config(), Runner(node), list, read_nothing, movers.progress_age_s, "0")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.host.memory import SharedMemory
-from kvgrpc.server import SharedRank
+from kvgrpc.local_ranks import SharedRank
 from tests.datapath.movers import Held, HeldWritten, until
 
 

@@ -1,0 +1,102 @@
+"""Memory of a CUDA device for a server's own pool, made with torch."""
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.mirror.device import CopyFailed, Device
+from kvgrpc.errors import Exhausted, FieldViolation, InvalidRequest, PreconditionFailed, Reason
+
+if TYPE_CHECKING:
+    import torch
+
+_INSTEAD = "or set pool.device to host"
+
+
+class CudaMemory:
+    """A `DeviceMemory`: one tensor of `nbytes` bytes on `device`, which is "cuda:" and a number.
+
+    Raises PreconditionFailed (FEATURE_UNAVAILABLE) without torch or a driver that it can use, InvalidRequest for a
+    device that this machine lacks, Exhausted (POOL_EXHAUSTED) where the device has not so much memory left.
+    """
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        self.name = device
+        self._torch = _torch(device)
+        self._lock = threading.Lock()  # who reads, or closes
+        self._closed = False
+        try:
+            self._tensor: torch.Tensor = self._torch.zeros(nbytes, dtype=self._torch.uint8, device=device)
+            # Before any other stream, or NIXL, touches what this one fills.
+            self._torch.cuda.synchronize(device)
+        except self._torch.OutOfMemoryError as error:
+            raise Exhausted(
+                Reason.POOL_EXHAUSTED, f"a pool of {nbytes} bytes does not fit {device}: {_first_line(error)}"
+            ) from error
+        except RuntimeError as error:
+            raise _unusable(device, f"it cannot be used: {_first_line(error)}") from error
+        self.memory = PrivateMemory.of(self._tensor)
+
+    def use(self) -> None:
+        self._torch.cuda.set_device(self.name)
+
+    def device(self) -> Device:
+        from kvgrpc.engine.cuda import CudaDevice
+
+        return CudaDevice([self._tensor])
+
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Gathers on the device, and copies once."""
+        try:
+            with self._lock, self._torch.cuda.device(self.name):
+                if self._closed:
+                    raise CopyFailed(f"the pool on {self.name} was given back")
+                if not runs:
+                    return []
+                whole = self._torch.cat([self._tensor[offset : offset + nbytes] for offset, nbytes in runs])
+                data = whole.cpu().numpy().tobytes()
+        except RuntimeError as error:
+            raise CopyFailed(f"{self.name} cannot be read: {_first_line(error)}") from error
+        ends = [0]
+        for _, nbytes in runs:
+            ends.append(ends[-1] + nbytes)
+        return [data[first:end] for first, end in itertools.pairwise(ends)]
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                # Whoever still refers to the tensor: torch would keep its memory for itself.
+                self._tensor.untyped_storage().resize_(0)
+                self._torch.cuda.empty_cache()
+
+
+def _torch(device: str) -> Any:
+    """The library, if it finds that device. Raises as CudaMemory does."""
+    try:
+        import torch
+    except ImportError as error:
+        raise _unusable(device, f"torch cannot be imported ({error}): install torch with CUDA") from error
+    if not torch.cuda.is_available():
+        raise _unusable(
+            device,
+            f"torch {torch.__version__} finds no CUDA device: install a driver, and a torch for it, show this process "
+            "its GPUs",
+        )
+    count = torch.cuda.device_count()
+    if int(device.removeprefix("cuda:")) >= count:
+        raise InvalidRequest(
+            Reason.INVALID_FIELD, "the configuration is not usable",
+            violations=(FieldViolation("pool.device", f"{device} is not there: torch finds {count}, from cuda:0 on"),),
+        )  # fmt: skip
+    return torch
+
+
+def _unusable(device: str, why: str) -> PreconditionFailed:
+    return PreconditionFailed(Reason.FEATURE_UNAVAILABLE, f"pool.device is {device}, but {why}, {_INSTEAD}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

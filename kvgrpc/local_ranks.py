@@ -1,0 +1,167 @@
+"""The ranks of a server, in its own process: of memory that it shares with a worker, and of its own pool.
+
+The server's own pool may lie on a device. NIXL moves it from there where it can register that memory, which it refuses
+where its UCX knows no such device; checksums need host memory. Else the rank keeps a mirror, as an engine's does.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from kvgrpc.config import HOST, Config
+from kvgrpc.core.actions import Operation
+from kvgrpc.datapath.base import DataPath
+from kvgrpc.datapath.device_memory import DeviceMemory, MakeDeviceMemory
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.service.runner import Runner
+from kvgrpc.service.session.ranks import Rank
+
+_log = logging.getLogger(__name__)
+DIRECT = "nixl"
+"""The data path that reaches devices."""
+
+_KEPT: list[DeviceMemory] = []
+"""What a copy or a data path may still use although its rank was closed."""
+
+
+class SharedRank(LocalRank):
+    """A rank that moves bytes for a worker. The worker hears who may write into the memory that they share: should this
+    process end, only its ranks know.
+    """
+
+    worker: Rank | None = None
+    mirrored = False
+
+    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
+        if operation is Operation.READ:
+            # Once the peer's answer is on its way: the mover takes the interpreter from who is about to send it. Only
+            # turns depend on it.
+            asyncio.get_running_loop().call_soon(self._expect_read, access, open_)
+            return
+        super().expect(access, open_, operation)
+        if self.worker is not None:
+            self.worker.expect(access, open_, operation)
+
+    def _expect_read(self, access: str, open_: bool) -> None:
+        with contextlib.suppress(Unavailable):  # it was closed meanwhile
+            super().expect(access, open_)
+
+    async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes of the rank's memory, by offset and length, for debugging."""
+        assert isinstance(self.memory, SharedMemory)
+        pool = self.memory.as_numpy()
+        return [pool[offset : offset + nbytes].tobytes() for offset, nbytes in runs]
+
+
+class DeviceRank(SharedRank):
+    """The rank of a pool on a device. `memory` is what data paths know: the device's own, or a mirror of it."""
+
+    def __init__(self, pool: DeviceMemory, memory: SharedMemory | PrivateMemory, *rest: Any) -> None:
+        self.mirrored = memory is not pool.memory
+        super().__init__(0, memory, *rest, device=pool.device() if self.mirrored else None)
+        self._pool = pool
+
+    async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As of host memory, but waits for the device beside the event loop."""
+        return await asyncio.to_thread(self._pool.read, runs)
+
+    def close(self, deadline_s: float) -> bool:
+        at_rest = super().close(deadline_s)
+        if at_rest:
+            self._pool.close()
+        elif self._pool not in _KEPT:
+            _KEPT.append(self._pool)
+        return at_rest
+
+
+class RankMaker:
+    """Makes ranks as the configuration says. Its functions wait for memory: not for an event loop's thread."""
+
+    def __init__(self, config: Config, runner: Runner, device_memory: MakeDeviceMemory) -> None:
+        self._config = config
+        self._runner = runner
+        self._device_memory = device_memory
+
+    def shared(self, rank: int, nbytes: int, fd: int | None) -> tuple[SharedRank, list[DataPathStatus]]:
+        """With shared memory, new or known by its descriptor. Raises Exhausted, and PreconditionFailed where it is not
+        what it should be.
+        """
+        memory = SharedMemory.create(nbytes) if fd is None else SharedMemory.attach(fd)
+        if memory.nbytes != nbytes:
+            memory.close()
+            what = f"rank {rank} brings {memory.nbytes} bytes of shared memory for a pool of {nbytes}"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
+        paths, status = make_paths(memory, self._config.data_paths, self._config.copy_threads)
+        return self._wired(SharedRank(rank, memory, *self._rest(paths))), status
+
+    def of_own_pool(self, nbytes: int) -> tuple[SharedRank, list[DataPathStatus]]:
+        """Of the server's own pool. Raises as `shared` does, and as `MakeDeviceMemory` says."""
+        assert self._config.pool is not None
+        if self._config.pool.device == HOST:
+            rank, status = self.shared(0, nbytes, None)
+        else:
+            pool = self._device_memory(self._config.pool.device, nbytes)
+            try:
+                rank, status = self._on_device(pool)
+            except BaseException:
+                pool.close()
+                raise
+        if isinstance(rank.memory, SharedMemory):
+            _seal(rank.memory)
+        return rank, status
+
+    def _on_device(self, pool: DeviceMemory) -> tuple[SharedRank, list[DataPathStatus]]:
+        names = self._config.data_paths
+        paths, why_not = self._direct(pool)
+        if paths:
+            why = {DIRECT: f"NIXL has registered the memory of {pool.name}; UCX chooses the transport"}
+            status = [(name, name in why, why.get(name, f"the pool is on {pool.name}")) for name in names]
+            return self._wired(DeviceRank(pool, pool.memory, *self._rest(paths))), status
+        _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
+        memory = SharedMemory.create(pool.memory.nbytes)
+        paths, found = make_paths(memory, names, self._config.copy_threads)
+        try:
+            rank = DeviceRank(pool, memory, *self._rest(paths))
+        except KVGrpcError:
+            for path in paths:
+                path.close()
+            memory.close()
+            raise
+        return self._wired(rank), [(name, ok, f"of a mirror of {pool.name}: {why}") for name, ok, why in found]
+
+    def _direct(self, pool: DeviceMemory) -> tuple[list[DataPath], str]:
+        """The data path that reaches the device, or why none may."""
+        if self._config.checksums:
+            return [], "checksums are of host memory"
+        if DIRECT not in self._config.data_paths:
+            return [], f"{DIRECT} is not among data_paths"
+        pool.use()
+        paths, ((_, _, why),) = make_paths(pool.memory, (DIRECT,), self._config.copy_threads)
+        return paths, why
+
+    def _rest(self, paths: list[DataPath]) -> tuple[Any, ...]:
+        config = self._config
+        return paths, self._runner.feed_threadsafe, config.bandwidth_limit_bytes_per_s, config.copy_threads
+
+    def _wired(self, rank: SharedRank) -> SharedRank:
+        rank.feed_here = self._runner.feed
+        return rank
+
+
+def make_device_memory(device: str, nbytes: int) -> DeviceMemory:
+    """Of a CUDA device, with torch. See `MakeDeviceMemory`."""
+    from kvgrpc.engine.cuda_memory import CudaMemory
+
+    return CudaMemory(device, nbytes)
+
+
+def _seal(memory: SharedMemory) -> None:
+    """No other process has reason to write into the embedded pool, and this one has its mapping."""
+    try:
+        memory.forbid_new_writers()
+    except PreconditionFailed as error:
+        _log.warning("other processes of this user can write into the pool: %s", error.message)

@@ -1,0 +1,165 @@
+"""A server's own pool on a device: moved from there where a data path reaches it, else by a mirror."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvgrpc.config import Config, PoolConfig
+from kvgrpc.core.node import Node
+from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.local_ranks import RankMaker
+from kvgrpc.server import Server
+from kvgrpc.service.runner import Runner
+from kvgrpc.v1 import handshake_pb2
+from tests.engine.mirrored.fake_device import FakeDevice
+from tests.service.conftest import SETTINGS, SHARED
+from tests.service.device_pools import DeviceEngine, UnreachedMemory, environment
+from tests.service.engines import LAYERS, SUCCEEDED, Engine, ServeProcess, blocks_for
+from tests.service.pushes import check_a_good_push
+from tests.service.values import prompt
+
+ON_DEVICE = ("--device", "cuda:0")
+EXIT_CONFIG = 2
+KINDS = {
+    "a mirror by shm": (("--data-paths", "shm"), False),
+    "a mirror by cma": (("--data-paths", "cma"), False),
+    "a mirror by nixl, which refuses the device": (("--data-paths", "nixl"), False),
+    "a mirror with checksums": (("--data-paths", "shm,nixl", "--checksums"), False),
+    "the device itself by nixl": (("--data-paths", "shm,nixl"), True),
+    "a mirror for checksums though nixl reaches the device": (("--data-paths", "nixl", "--checksums"), True),
+}
+HAS_MIRROR = {name: not (reached and "--checksums" not in flags) for name, (flags, reached) in KINDS.items()}
+
+
+class Pair:
+    """A server whose pool is on a device, and one whose pool is the host's."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        flags, reached = KINDS[kind]
+        made = environment(reached=reached)
+        self.processes = [
+            ServeProcess(folder / "device", *SHARED, *flags, *ON_DEVICE, settings=SETTINGS, environment=made),
+            ServeProcess(folder / "host", *SHARED, *flags, settings=SETTINGS),
+        ]
+        self.device, self.host = DeviceEngine(self.processes[0]), Engine(self.processes[1])
+
+    def close(self) -> None:
+        for engine in (self.device, self.host):
+            engine.api.close()
+        for process in self.processes:
+            process.end()
+
+
+@pytest.fixture(params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+def pulled(source: Engine, destination: Engine, seed: int) -> tuple[list[int], list[bytes]]:
+    """Where a pull has put its bytes, and which these are."""
+    tokens = prompt(40, seed)
+    given, taken = source.allocate(blocks_for(40)), destination.allocate(blocks_for(40))
+    written = source.write(given, seed)
+    grant = source.hand_over(tokens, given).grant
+    pull = destination.pull(grant, tokens, taken)
+    ended = destination.wait(pull.transfer_id)
+    assert ended.state == SUCCEEDED, ended
+    return taken, written
+
+
+def test_pulls_and_pushes_bring_the_bytes_of_the_device_and_to_it(pair: Pair) -> None:
+    taken, written = pulled(pair.device, pair.host, seed=1)
+    assert pair.host.read(taken) == written
+    taken, written = pulled(pair.host, pair.device, seed=2)
+    assert pair.device.on_device(taken, LAYERS) == written
+    assert pair.device.read(taken) == written
+    check_a_good_push(pair.device, pair.host, seed=3)
+    check_a_good_push(pair.host, pair.device, seed=4)
+
+
+def test_what_came_from_one_peer_goes_on_to_another(pair: Pair) -> None:
+    taken, written = pulled(pair.host, pair.device, seed=5)
+    tokens, target = prompt(40, 5), pair.host.allocate(blocks_for(40))
+    pull = pair.host.pull(pair.device.hand_over(tokens, taken).grant, tokens, target)
+    assert pair.host.wait(pull.transfer_id).state == SUCCEEDED
+    assert pair.host.read(target) == written
+
+
+def test_status_says_by_what_the_device_is_reached(pair: Pair, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["pair"]
+    rows = pair.device.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).data_paths
+    usable = {row.why for row in rows if row.available}
+    assert usable
+    assert all(("of a mirror of cuda:0" in why) == HAS_MIRROR[kind] for why in usable), rows
+    assert ("moves by a mirror" in pair.processes[0].log) == HAS_MIRROR[kind]
+
+
+def test_a_device_that_is_not_there_stops_the_start_and_says_what_to_do() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    serve = [sys.executable, "-m", "kvgrpc", "serve", "--port", "0", "--device", "cuda:0"]
+    done = subprocess.run(serve, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    assert "FEATURE_UNAVAILABLE" in done.stderr
+    assert "finds no CUDA device: install a driver" in done.stderr
+    assert "set pool.device to host" in done.stderr
+    assert "serving" not in done.stdout
+
+
+class Made(list[UnreachedMemory]):
+    """Makes memory, and keeps what it made."""
+
+    def __call__(self, name: str, nbytes: int) -> UnreachedMemory:
+        self.append(UnreachedMemory(name, nbytes))
+        return self[-1]
+
+
+CONFIG = Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1, device="cuda:3"))
+
+
+async def test_each_life_has_memory_of_its_own_on_the_device() -> None:
+    made = Made()
+    server = Server(CONFIG, device_memory=made)
+    await server.start()
+    await server.end_engine()
+    assert [memory.name for memory in made] == ["cuda:3", "cuda:3"]
+    assert [memory.closed for memory in made] == [True, False]
+    await server.stop()
+    assert made[1].closed
+
+
+async def test_after_a_copy_that_was_lost_the_memory_of_its_device_is_not_at_rest() -> None:
+    made = Made()
+    rank, _ = RankMaker(CONFIG, Runner(Node()), made).of_own_pool(4096)
+    device = made[0].device()
+    device.errors["out"] = RuntimeError("an illegal memory access was encountered")
+    rank.retired = True
+    rank.copy_out("lost", Pieces(*(np.array([number], dtype=np.int64) for number in (0, 64, 1))))
+    await asyncio.to_thread(device.wait_started, "out")
+    assert not await asyncio.to_thread(rank.close, 0.0)
+    assert not made[0].closed
+
+
+async def test_a_mirror_that_the_device_refuses_stops_the_start() -> None:
+    class Refuses(FakeDevice):
+        def open(self, mirror: object) -> None:
+            raise PreconditionFailed(Reason.FEATURE_UNAVAILABLE, "host memory could not be page-locked")
+
+    made = Made()
+
+    def make(name: str, nbytes: int) -> UnreachedMemory:
+        made(name, nbytes).put(Refuses(nbytes=nbytes))
+        return made[0]
+
+    with pytest.raises(PreconditionFailed, match="page-locked"):
+        await Server(CONFIG, device_memory=make).start()
+    assert made[0].closed
