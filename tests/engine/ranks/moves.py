@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 
 from kvgrpc.client import name_of
-from kvgrpc.engine import Push, Reservation, Reserved, content
+from kvgrpc.engine import BlocksReturned, Push, Received, Reservation, Reserved, content
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import Reason
 from kvgrpc.v1 import common_pb2
 from tests.engine.made import BLOCKS
 from tests.engine.private_side import PrivateSide
-from tests.engine.support import new_key, tokens
+from tests.engine.support import new_key, received, tokens
+from tests.service.engines import wait_until
 
 PROMPT, SOURCE, TARGET = tokens(40), [1, 2, 9], [30, 31, 5]
+OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
+GRACE_S = 2.0
+"""After which an impatient lead takes a rank for dead."""
 LONG, MANY = tokens(16 * (BLOCKS - 4), seed=1), list(range(BLOCKS - 4))
 """Long enough to be in the middle of."""
 SLOW_BYTES_PER_S = 40e3
@@ -63,3 +67,49 @@ def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handl
     push.finished(MANY, last=True)
     source.engine.flush()
     return push, reservation
+
+
+def in_the_middle(source: PrivateSide, destination: PrivateSide, way: Way) -> tuple[Handle, Handle]:
+    """Both ends of a move of which rank 0 has moved all, and rank 1, which is slow at the side that moves, a part."""
+    expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
+    given, taken = (pushed if way.source_writes else pulled)(source, destination)
+
+    def half() -> bool:
+        destination.engine.poll()
+        zero, one = destination.read_all(MANY)
+        return zero == expected[0] and one != before[1]
+
+    wait_until(half)
+    assert not taken.over
+    return given, taken
+
+
+def check_pull(source: PrivateSide, destination: PrivateSide, way: Way, seed: int) -> None:
+    """A pull fills the blocks of each rank, and no others."""
+    untouched, expected = destination.fill_all(OTHERS, seed + 50), source.fill_all(SOURCE, seed)
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    received(destination.finish(pull))
+    source.finish(handover)
+    _check_filled(destination, expected, untouched)
+    assert moved_by(destination, pull) == [(rank, way.path) for rank in range(2)]
+
+
+def check_push(source: PrivateSide, destination: PrivateSide, way: Way, seed: int) -> None:
+    """A push does."""
+    untouched, expected = destination.fill_all(OTHERS, seed + 50), source.fill_all(SOURCE, seed)
+    push, reservation = begun(source, destination, TARGET, PROMPT)
+    push.finished(SOURCE, last=True)
+    source.engine.flush()
+    assert destination.poll_until(lambda _: reservation.over) == [Received(reservation, len(PROMPT))]
+    assert source.poll_until(lambda _: push.over) == [BlocksReturned(push)]
+    _check_filled(destination, expected, untouched)
+    mover, handle = (source, push) if way.source_writes else (destination, reservation)
+    assert moved_by(mover, handle) == [(rank, way.path) for rank in range(2)]
+
+
+def _check_filled(destination: PrivateSide, expected: list[str], untouched: list[str]) -> None:
+    assert destination.read_all(TARGET) == expected
+    assert len(set(expected)) == 2, "each rank has bytes of its own"
+    assert destination.read_all(OTHERS) == untouched

@@ -23,7 +23,7 @@ class RankStream:
             request_serializer=bytes,
             response_deserializer=rank_pb2.ConnectRankResponse.FromString,
         )
-        self.call = made(iter(self._unsent.get, None), timeout=2 * WAIT_S)
+        self.call: Any = made(iter(self._unsent.get, None), timeout=2 * WAIT_S)
 
     def say(self, message: bytes | None = None, **fields: Any) -> None:
         self._unsent.put(rank_pb2.ConnectRankRequest(**fields).SerializeToString() if message is None else message)

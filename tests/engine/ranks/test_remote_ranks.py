@@ -2,22 +2,21 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Engine, Failed, Rank, Received, content
+from kvgrpc.engine import Engine, Failed, content
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, transfer_pb2
 from tests.chaos.network import Proxy
-from tests.engine.conftest import SETTINGS, Leads
-from tests.engine.made import BLOCKS, layout
+from tests.engine.conftest import Leads
+from tests.engine.made import layout
 from tests.engine.private_side import PrivateSide, Teams
 from tests.engine.ranks.moves import (
+    GRACE_S,
     LOST,
-    MANY,
     NAMES,
     PROMPT,
     SLOW_BYTES_PER_S,
@@ -25,43 +24,17 @@ from tests.engine.ranks.moves import (
     TARGET,
     WAYS,
     Way,
-    begun,
-    moved_by,
-    pulled,
-    pushed,
+    check_pull,
+    check_push,
+    in_the_middle,
 )
-from tests.engine.support import QUIET_S, Lead, Workers, ended, kinds, lead_died, new_key, received
+from tests.engine.support import QUIET_S, Lead, Workers, ended, kinds, lead_died, received
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
 REMOTE = {1: ""}
-OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
-GRACE_S = 2.0
-IMPATIENT = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A source's lead, whose ranks write what is pushed."""
-    lead = Lead(tmp_path_factory.mktemp("lead"), "W", "--source-writes", settings=SETTINGS)
-    yield lead.wait_ready()
-    lead.close()
-
-
-@pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead that takes a rank soon for dead, behind a network that can be cut."""
-    lead = Lead(tmp_path_factory.mktemp("lead"), "I", settings=IMPATIENT)
-    yield lead.wait_ready()
-    lead.close()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def attach(
@@ -86,24 +59,8 @@ def test_what_is_pulled_and_pushed_fills_the_blocks_of_each_rank_and_no_others(
 ) -> None:
     source, destination = attach(stack, leads_for(leads, writer, way), teams, way)
     for seed in (100, 200):  # the second over the connection that the first made
-        destination.fill_all(OTHERS, seed + 50)
-        untouched, expected = destination.read_all(OTHERS), source.fill_all(SOURCE, seed)
-        handover = source.hand_over(SOURCE, PROMPT)
-        pull = destination.engine.pull(handover.grant, content(PROMPT))
-        pull.start(TARGET)
-        received(destination.finish(pull))
-        source.finish(handover)
-        assert destination.read_all(TARGET) == expected
-        assert moved_by(destination, pull) == [(rank, way.path) for rank in range(2)]
-
-        expected = source.fill_all(SOURCE, seed + 10)
-        push, reservation = begun(source, destination, TARGET, PROMPT)
-        push.finished(SOURCE, last=True)
-        source.engine.flush()
-        assert destination.poll_until(lambda _, r=reservation: r.over)[-1] == Received(reservation, len(PROMPT))  # type: ignore[misc]
-        assert source.poll_until(lambda _, p=push: p.over) == [BlocksReturned(push)]  # type: ignore[misc]
-        assert destination.read_all(TARGET) == expected
-        assert destination.read_all(OTHERS) == untouched
+        check_pull(source, destination, way, seed)
+        check_push(source, destination, way, seed + 10)
 
 
 def test_steps_of_a_rank_elsewhere_hold_its_engines_blocks_back(stack: ExitStack, leads: Leads, teams: Teams) -> None:
@@ -119,30 +76,20 @@ def test_steps_of_a_rank_elsewhere_hold_its_engines_blocks_back(stack: ExitStack
     assert destination.read_all(TARGET) == expected
 
 
-def in_the_middle(
+def begin_slow(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, way: Way
 ) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
-    """A move of which rank 0 has moved all, and the rank elsewhere a part."""
+    """Both sides, and both ends of a move of which the rank elsewhere has moved a part."""
     slow = "source" if way.source_writes else "destination"
     source, destination = attach(stack, leads_for(leads, writer, way), teams, way, slow)
-    expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
-    given, taken = (pushed if way.source_writes else pulled)(source, destination)
-
-    def half() -> bool:
-        destination.engine.poll()
-        zero, one = destination.read_all(MANY)
-        return zero == expected[0] and one != before[1]
-
-    wait_until(half)
-    assert not taken.over
-    return source, destination, given, taken
+    return source, destination, *in_the_middle(source, destination, way)
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=NAMES[:2])
 def test_a_rank_elsewhere_that_is_killed_within_a_read_ends_its_engine_and_frees_the_source(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, workers: Workers, way: Way
 ) -> None:
-    source, destination, given, _ = in_the_middle(stack, leads, writer, teams, way)
+    source, destination, given, _ = begin_slow(stack, leads, writer, teams, way)
     link = os.pidfd_open(destination.workers[1].ask(op="link_pid"))
     destination.workers[1].kill()
     teams[1][1] = workers.make()
@@ -159,7 +106,7 @@ def test_a_source_that_loses_a_rank_elsewhere_leaves_what_it_may_still_write_in_
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, workers: Workers
 ) -> None:
     """The link is cut, and the worker writes on. Its lead lives, begins the next life, and can prove nothing."""
-    source, destination, _, taken = in_the_middle(stack, leads, writer, teams, Way("nixl", source_writes=True))
+    source, destination, _, taken = begin_slow(stack, leads, writer, teams, Way("nixl", source_writes=True))
     worker = source.workers[1]
     link = worker.ask(op="link_pid")
     os.kill(worker.pid, signal.SIGSTOP)
@@ -224,36 +171,6 @@ def test_a_lead_that_stands_still_is_dead_to_a_rank_elsewhere(
     with impatient.process.stopped():
         wait_until(lambda: side.workers[1].ask(op="step_done", step=1) == "LeadDied")
     impatient.wait_no_engine()
-
-
-def test_a_rank_elsewhere_comes_back_to_the_next_lead_of_its_engine(
-    stack: ExitStack, leads: Leads, teams: Teams, workers: Workers
-) -> None:
-    peer = PrivateSide(leads[1], teams[1], "cma")
-    stack.callback(peer.close)
-    memories = [np.zeros(layout().total_bytes, np.uint8) for _ in range(2)]
-    engine = stack.enter_context(Engine.launch(pool=layout(), private_memory=True, world_size=2, listen="127.0.0.1:0"))
-    ranks = [
-        stack.enter_context(Rank(ticket, number, [memory], data_paths=("nixl",)))
-        for number, (ticket, memory) in enumerate(zip((engine.ticket, engine.remote_ticket), memories, strict=True))
-    ]
-    assert ranks[1].pool == layout()
-    ranks[1].step_done(3)
-    handover = engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
-    first = engine.incarnation
-    os.kill(engine.lead_pid, signal.SIGKILL)
-    events = []
-
-    def back() -> bool:
-        events.extend(engine.poll(0.1))
-        return engine.incarnation != first
-
-    wait_until(back, what=lambda: events)
-    assert kinds(events) == ["Failed", "BlocksReturned"]
-    assert handover.over
-    for rank in ranks:
-        rank.step_done(4)
-    assert engine.poll(QUIET_S) == []
 
 
 def test_a_server_with_a_session_socket_says_that_it_takes_ranks_from_elsewhere(

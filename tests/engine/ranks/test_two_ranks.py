@@ -5,15 +5,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, Received
+from kvgrpc.engine import Failed, LayersReceived, Received
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.v1 import admin_pb2, transfer_pb2
-from tests.engine.conftest import SETTINGS, Leads
-from tests.engine.made import BLOCKS
+from tests.engine.conftest import Leads
 from tests.engine.private_side import PrivateSide, Teams
 from tests.engine.ranks.moves import (
     LOST,
-    MANY,
     NAMES,
     PROMPT,
     SLOW_BYTES_PER_S,
@@ -22,9 +20,8 @@ from tests.engine.ranks.moves import (
     WAYS,
     Way,
     begun,
-    moved_by,
-    pulled,
-    pushed,
+    check_push,
+    in_the_middle,
 )
 from tests.engine.support import QUIET_S, Lead, Workers, kinds, lead_died
 from tests.service.conftest import TEST_S
@@ -32,17 +29,8 @@ from tests.service.engines import wait_until
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
-OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
 Attach = Callable[..., PrivateSide]
 Kill = Callable[[PrivateSide, int], None]
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A source's lead, whose ranks write what is pushed."""
-    lead = Lead(tmp_path_factory.mktemp("lead"), "W", "--source-writes", settings=SETTINGS)
-    yield lead.wait_ready()
-    lead.close()
 
 
 @pytest.fixture
@@ -77,18 +65,7 @@ def kill(workers: Workers, teams: Teams) -> Kill:
 def test_a_push_fills_the_blocks_of_each_rank_and_no_others(sides: Attach, way: Way) -> None:
     source, destination = sides(way, "source"), sides(way, "destination")
     for seed in (500, 600):  # the second over the connection that the first made
-        destination.fill_all(OTHERS, seed + 50)
-        untouched, expected = destination.read_all(OTHERS), source.fill_all(SOURCE, seed)
-        push, reservation = begun(source, destination, TARGET, PROMPT)
-        push.finished(SOURCE, last=True)
-        source.engine.flush()
-        assert destination.poll_until(lambda _, r=reservation: r.over) == [Received(reservation, len(PROMPT))]  # type: ignore[misc]
-        assert source.poll_until(lambda _, p=push: p.over) == [BlocksReturned(push)]  # type: ignore[misc]
-        assert destination.read_all(TARGET) == expected
-        assert len(set(expected)) == 2
-        assert destination.read_all(OTHERS) == untouched
-        mover, handle = (source, push) if way.source_writes else (destination, reservation)
-        assert moved_by(mover, handle) == [(rank, way.path) for rank in range(2)]
+        check_push(source, destination, way, seed)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
@@ -120,22 +97,12 @@ def test_layers_move_when_every_rank_has_written_them_and_not_before(sides: Atta
     assert destination.read_all(TARGET) == expected
 
 
-def in_the_middle(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
-    """A move of which rank 0 has moved all, and rank 1 a part."""
+def begin_slow(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
+    """Both sides, and both ends of a move in its middle."""
     limits = None, SLOW_BYTES_PER_S
     source = sides(way, "source", limits if way.source_writes else (None, None))
     destination = sides(way, "destination", (None, None) if way.source_writes else limits)
-    expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
-    given, taken = (pushed if way.source_writes else pulled)(source, destination)
-
-    def half() -> bool:
-        destination.engine.poll()
-        zero, one = destination.read_all(MANY)
-        return zero == expected[0] and one != before[1]
-
-    wait_until(half)
-    assert not taken.over
-    return source, destination, given, taken
+    return source, destination, *in_the_middle(source, destination, way)
 
 
 def other_worker(side: PrivateSide) -> str:
@@ -146,7 +113,7 @@ def other_worker(side: PrivateSide) -> str:
 
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
 def test_a_destination_whose_worker_dies_within_a_move_frees_its_source(sides: Attach, kill: Kill, way: Way) -> None:
-    source, destination, given, _ = in_the_middle(sides, way)
+    source, destination, given, _ = begin_slow(sides, way)
     kill(destination, 1)
     lead_died(destination)
     # A peer that writes may have more under way, by all that anybody can know: then the memory is kept, unless its
@@ -164,7 +131,7 @@ def test_a_destination_whose_worker_dies_within_a_move_frees_its_source(sides: A
 
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
 def test_a_source_whose_worker_dies_within_a_move_fails_its_destination(sides: Attach, kill: Kill, way: Way) -> None:
-    source, destination, _, taken = in_the_middle(sides, way)
+    source, destination, _, taken = begin_slow(sides, way)
     kill(source, 1)
     lead_died(source)
     assert other_worker(source) == "detached"

@@ -128,9 +128,10 @@ def test_a_peer_whose_ranks_need_longer_than_a_call_may_take_is_connected(destin
         threading.Event().wait(CALL_TIMEOUT_S + 0.5)
 
     rogue.changes["Handshake"] = wait
-    peer = connect(destination, rogue.engine.address)
-    assert peer.state == handshake_pb2.PEER_STATE_CONNECTED
-    rogue.close()
+    try:
+        assert connect(destination, rogue.engine.address).state == handshake_pb2.PEER_STATE_CONNECTED
+    finally:
+        rogue.close()
 
 
 def test_a_peer_that_never_answers_is_unreachable_in_time(others: Engines, silent_port: int) -> None:

@@ -36,10 +36,15 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
 class Rude(peer_pb2_grpc.PeerServiceServicer):
     """Ends liveness streams without reading them, and answers nothing else before it stops."""
 
+    address = ""
+
     def __init__(self) -> None:
         self.stops = threading.Event()
+        self.ended = threading.Semaphore(0)
+        """Once for each stream that it ended: its end is sent then."""
 
     def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
+        context.add_callback(self.ended.release)
         context.abort(grpc.StatusCode.UNAVAILABLE, "it stops")
 
     def CloseAccess(self, _request: Any, _context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
@@ -48,26 +53,27 @@ class Rude(peer_pb2_grpc.PeerServiceServicer):
 
 
 @pytest.fixture
-def rude() -> Iterator[str]:
-    """The address of such a server."""
+def rude() -> Iterator[Rude]:
+    """Such a server."""
     server = grpc.server(ThreadPoolExecutor(2))
     rude = Rude()  # type: ignore[abstract]  # it serves what its tests need
     peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    rude.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield f"127.0.0.1:{port}"
+    yield rude
     rude.stops.set()
     server.stop(0).wait()
 
 
-def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(rude: str) -> None:
+def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(rude: Rude) -> None:
     async def write_late() -> grpc.aio.AioRpcError:
-        async with grpc.aio.insecure_channel(rude) as channel:
+        async with grpc.aio.insecure_channel(rude.address) as channel:
             stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            await channel.channel_ready()
             for _ in range(200):
                 stream = stub.KeepLiveness()
                 await asyncio.sleep(0)
-                threading.Event().wait(0.01)  # the end comes while this loop is busy
+                assert rude.ended.acquire(timeout=10.0)  # the end comes while this loop is busy
                 try:
                     await stream.write(peer_pb2.KeepLivenessRequest())
                     await stream.read()
@@ -77,16 +83,16 @@ def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(ru
         pytest.fail("no write came after the end")
 
     error = asyncio.run(write_late())
-    for found in (failure_of(error, "KeepLiveness"), dial_failure(rude, error)):
+    for found in (failure_of(error, "KeepLiveness"), dial_failure(rude.address, error)):
         assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
         assert next_step(found) is NextStep.RETRY_OTHER_CONSUMER
         assert "was cut off" in found.message
         assert "no kvgrpc server" not in found.message
 
 
-def test_a_call_that_is_not_answered_in_time_may_be_made_again(rude: str) -> None:
+def test_a_call_that_is_not_answered_in_time_may_be_made_again(rude: Rude) -> None:
     async def call() -> KVGrpcError:
-        async with grpc.aio.insecure_channel(rude) as channel:
+        async with grpc.aio.insecure_channel(rude.address) as channel:
             stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
             try:
                 await stub.CloseAccess(peer_pb2.CloseAccessRequest(), timeout=0.05)
