@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 PACKAGE = "kvgrpc.v1."
 """Whose methods can be called: those between leads have a stream of their own."""
-ENVELOPE_BYTES = 1_024
-"""More than a message adds to the answer in it."""
 CALLS_A_TURN = 16
 """Of the loop that handles everything: a message may have thousands."""
 LAST_ANSWERS_S = 0.5
@@ -69,8 +67,7 @@ class CallStream:
         self._lead = lead
         self._unary = unary
         self._context = context
-        self._reply_bytes = message_bytes - ENVELOPE_BYTES
-        self._outgoing = Outgoing(context, calls_pb2.StreamCallsResponse)
+        self._outgoing = Outgoing(context, calls_pb2.StreamCallsResponse, message_bytes)
         self._served: dict[int, asyncio.Task[None]] = {}
         self._last_id = 0
 
@@ -156,9 +153,10 @@ class CallStream:
         return handler
 
     def _reply(self, call_id: int, reply: bytes) -> None:
-        if len(reply) > self._reply_bytes:
-            what = f"the reply has {len(reply)} bytes; over a stream the limit is {self._reply_bytes}"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(self._reply_bytes)})
+        most = self._outgoing.answer_bytes
+        if len(reply) > most:
+            what = f"the reply has {len(reply)} bytes; over a stream the limit is {most}"
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
         self._outgoing.answer(call_id, len(reply)).reply = reply
         self._outgoing.see_to_write()
 

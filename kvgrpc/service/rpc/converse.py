@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from kvgrpc.core import actions, events
-from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
@@ -103,7 +103,7 @@ class Conversation:
     def __init__(self, lead: Lead, context: Any) -> None:
         self._lead = lead
         self._context = context
-        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse)
+        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, lead.config.limits.message_bytes)
         self._waiting: set[int] = set()
         """Calls, as the node knows them."""
 
@@ -156,7 +156,13 @@ class Conversation:
                 self._fail(call.call_id, reply)
                 return
             ended(None)
-            method.put_reply(self._lead.header(), reply.answer, getattr(self._outgoing.answer(call.call_id), kind))
+            answer = self._outgoing.answer(call.call_id)
+            method.put_reply(self._lead.header(), reply.answer, getattr(answer, kind))
+            nbytes, most = answer.ByteSize(), self._outgoing.answer_bytes
+            if nbytes > most:  # it would take all other answers with it
+                what = f"the answer to {method.name} has {nbytes} bytes; the limit is {most}"
+                answer.error.CopyFrom(call_error(OutOfRange(Reason.LIMIT_EXCEEDED, what)))
+                answer.ClearField(kind)
             self._outgoing.see_to_write()
 
         self._waiting.add(number)

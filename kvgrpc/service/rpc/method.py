@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import heap, status, telemetry
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
@@ -20,6 +20,8 @@ from kvgrpc.wire import fields
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews"})
 """Unary methods that last as long as their caller likes: they count as streams."""
+BOUNDED_BY_ITSELF = frozenset({"ConnectRank"})
+"""Methods that bound what they write: commands to a rank are as long as over the session socket."""
 STANDING_BYTES_MAX = STANDING_BYTES
 """Of a request that is kept as long as its call stands: it has one place."""
 
@@ -116,17 +118,25 @@ class _Unreadable:
 
 class Registrar:
     """Registers generated services at a server, so that all calls of it have their places: `standing` those that last
-    as long as their caller likes, `calls` all others. `ours` tell by themselves what cannot be parsed, which gRPC would
-    answer with UNKNOWN.
+    as long as their caller likes, `calls` all others; and so that no reply is longer than `message_bytes`. `ours` tell
+    by themselves what cannot be parsed, which gRPC would answer with UNKNOWN.
 
     Methods are found by name when they are called. Those that gRPC knows before cost every call: its asyncio server
     waits for the next call of each of them by itself, and walks over all of these waits whenever one of them is over.
     """
 
     def __init__(
-        self, server: grpc.aio.Server, lead: Lead, standing: Places, calls: Places, *, ours: bool = True
+        self,
+        server: grpc.aio.Server,
+        lead: Lead,
+        standing: Places,
+        calls: Places,
+        message_bytes: int,
+        *,
+        ours: bool = True,
     ) -> None:
         self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
+        self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
         """The handlers of all unary methods, with all that is round them, by "package.Service/Method"."""
 
@@ -140,12 +150,17 @@ class Registrar:
 
     def _bounded(self, name: str, handler: Any) -> Any:
         streams = handler.request_streaming or handler.response_streaming
+        write = handler.response_serializer
+        if name not in BOUNDED_BY_ITSELF:
+            write = _writer(write, self._message_bytes)
+            handler = handler._replace(response_serializer=write)
         if not streams:
+            method = _writing(handler.unary_unary, write)
             if name in WAITS:
-                method = self._standing.bounding(handler.unary_unary, self._who)
+                method = self._standing.bounding(method, self._who)
             else:
-                method = self._calls.bounding(handler.unary_unary, self._who, self._standing)
-            handler = handler._replace(unary_unary=method)
+                method = self._calls.bounding(method, self._who, self._standing)
+            handler = handler._replace(unary_unary=method, response_serializer=bytes)
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))
@@ -171,6 +186,34 @@ def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes
             return _Unreadable(str(error))
 
     return read
+
+
+def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], bytes]:
+    """Serializes a reply. Raises OutOfRange (LIMIT_EXCEEDED) for one that its caller need not take."""
+
+    def write(reply: Any) -> bytes:
+        data = serialize(reply)
+        if len(data) > most:
+            what = f"the reply has {len(data)} bytes; the limit is {most}"
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
+        return data
+
+    return write
+
+
+def _writing(method: Method, write: Callable[[Any], bytes]) -> Method:
+    """A unary method whose reply is serialized within: an error of that is one of the method. One of the library's that
+    refuses a call has none.
+    """
+
+    async def call(request: Any, context: Any) -> bytes | None:
+        try:
+            reply = await method(request, context)
+            return None if reply is None else write(reply)
+        finally:
+            del request, context
+
+    return call
 
 
 def _written(method: Callable[[Any, Any], Any]) -> Method:

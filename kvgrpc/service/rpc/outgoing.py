@@ -9,17 +9,25 @@ from google.protobuf.message import Message
 _log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 1 << 20
-"""Answers that go out together; far below what a message may have, since one of them may be long."""
+"""Answers that go out together."""
+SHARE = 4
+"""Of what a message may have, they take at most one part in so many: the last of them may be long."""
+ENVELOPE_BYTES = 1_024
+"""More than a message adds to the answer in it."""
 
 _M = TypeVar("_M", bound=Message)
 
 
 class Outgoing(Generic[_M]):
-    """The answers of one stream of calls, in messages of one kind."""
+    """The answers of one stream of calls, in messages of one kind, each of at most `most` bytes if no answer has more
+    than `answer_bytes`.
+    """
 
-    def __init__(self, context: Any, kind: type[_M]) -> None:
+    def __init__(self, context: Any, kind: type[_M], most: int) -> None:
+        self.answer_bytes = most - ENVELOPE_BYTES
         self._context = context
         self._kind = kind
+        self._together = min(MESSAGE_BYTES, most // SHARE)
         self._messages: list[Any] = []
         self._sending = asyncio.Lock()
         self._writers: set[asyncio.Task[None]] = set()
@@ -30,7 +38,7 @@ class Outgoing(Generic[_M]):
 
     def answer(self, call_id: int, nbytes: int = 0) -> Any:
         """An answer in the message that goes out next, to be filled in place: putting it there later would copy it."""
-        if not self._messages or self._messages[-1].ByteSize() + nbytes > MESSAGE_BYTES:
+        if not self._messages or self._messages[-1].ByteSize() + nbytes > self._together:
             self._messages.append(self._kind())
         return self._messages[-1].answers.add(call_id=call_id)
 

@@ -102,7 +102,7 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
-            # Above what any caller takes: commands to a rank are as long as over the session socket.
+            # Commands to a rank are as long as over the session socket; all other replies the registrar bounds.
             ("grpc.max_send_message_length", max(limits.message_bytes, FRAME_BYTES_MAX)),
             # gRPC's default lets two servers share a port, unnoticed.
             ("grpc.so_reuseport", 0),
@@ -119,9 +119,10 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
     standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
     calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
     # Servers, as far as generated code looks at them.
-    registrar = Registrar(server, lead, standing, calls)
+    most = limits.message_bytes
+    registrar = Registrar(server, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)
-    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, ours=False))
+    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, most, ours=False))
     handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
@@ -131,7 +132,7 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
     rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, sessions), ours)
-    calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, limits.message_bytes), ours)
+    calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
     health = Health(lead, SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
     channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)

@@ -13,6 +13,8 @@ TOKENS = prompt(BLOCKS * 16)
 POOL = ("--blocks", str(3 * BLOCKS))
 SMALL = f"{SETTINGS}message_bytes = 9000\n"
 """Enough for everything but thousands of scattered blocks."""
+FEWER = 2_750
+"""Just so many that their hand-over fits."""
 CONTENT = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=len(TOKENS))
 WITHIN_S = 5.0
 """Far below any timeout of a transfer."""
@@ -68,3 +70,15 @@ def test_an_answer_that_its_reader_cannot_take_fails_the_pull(far: tuple[Engine,
     end = destination.wait(pull.transfer_id, timeout_s=WITHIN_S)
     assert (end.state, reason_of(end)) == (FAILED, "LIMIT_EXCEEDED")
     check_a_good_push(source, destination)
+
+
+def test_an_answer_that_its_source_may_not_send_fails_the_pull_and_no_other(far: tuple[Engine, Engine]) -> None:
+    destination, source = far
+    blocks = source.allocate(2 * FEWER)[::2]
+    content = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=16 * FEWER)
+    sent = source.hand_over(TOKENS[: 16 * FEWER], blocks, content=content)
+    pull = destination.pull(sent.grant, TOKENS[: 16 * FEWER], None, content=content)
+    end = destination.wait(pull.transfer_id, timeout_s=WITHIN_S)
+    assert (end.state, reason_of(end)) == (FAILED, "LIMIT_EXCEEDED")
+    assert "the answer to OpenAccess has" in end.failure.message
+    check_a_good_push(destination, source)

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import (
@@ -17,7 +19,7 @@ from kvgrpc.v1 import (
     transfer_pb2,
 )
 from tests.service.api import refused
-from tests.service.conftest import Start
+from tests.service.conftest import SETTINGS, Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
 from tests.service.services import SERVICES
@@ -330,3 +332,20 @@ def test_pins_of_a_block_that_does_not_exist_are_out_of_range(source: Engine, in
     request = admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(group=index, block=block))
     with unchanged(source), refused(source.api, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE"):
         source.api.admin.ListPins(request)
+
+
+def test_no_reply_is_longer_than_a_message_may_be(start: Start) -> None:
+    (engine,) = start((), settings=SETTINGS + "message_bytes = 9000\n")
+    blocks = engine.allocate(1)
+    for _ in range(100):
+        engine.hand_over(prompt(16), blocks)
+    few = engine.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=10))
+    assert 900 < few.ByteSize() < 9_000
+    with refused(engine.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
+        engine.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=100))
+    reflect: Any = engine.api.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol="kvgrpc.v1.TransferService")
+    with pytest.raises(grpc.RpcError) as caught:
+        list(reflect(iter([asked.SerializeToString()]), timeout=10))
+    assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert "the limit is 9000" in str(caught.value.details())
