@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc.aio
 
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, OutOfRange, Reason, Unimplemented, invalid
+from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, OutOfRange, Reason, Unimplemented, invalid
 from kvgrpc.peer.v1 import rank_pb2 as stream_pb2, rank_pb2_grpc
 from kvgrpc.service import status
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.session.socket_server import ATTACH_TIMEOUT_S, Reports
-from kvgrpc.service.session.workers import UNREAD_BYTES_MAX, WorkerEnd
+from kvgrpc.service.session.socket_server import ATTACH_TIMEOUT_S
+from kvgrpc.service.session.workers import UNREAD_BYTES_MAX, Reports, WorkerEnd
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.frames import FRAME_BYTES_MAX
 from kvgrpc.wire.values import duration
@@ -24,6 +25,8 @@ BEAT_S = 1.0
 """How long this end says nothing."""
 GRACE_BEATS = 2
 """How many the other end may leave out, however short the peer grace is."""
+FRAME_ROUND_BYTES = 5
+"""By which a frame that the rank link hands to its worker is longer than its message was, where that is longest."""
 LAST_WORDS_S = 1.0
 """How long a worker has for reading what it is told last."""
 
@@ -52,6 +55,12 @@ class RankService(rank_pb2_grpc.RankServiceServicer):
                 await _serve(self._lead, self._sessions, context)
         except KVGrpcError as error:
             await status.abort(context, error.untraced(), self._lead.header())
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception as error:  # noqa: BLE001 - no request may stop the server
+            _log.exception("RankService/ConnectRank failed")
+            defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+            await status.abort(context, defect, self._lead.header())
         finally:
             del context  # as in `rpc`
 
@@ -86,8 +95,10 @@ class StreamEnd:
         self._lead = lead
         self._context = context
         self._grace_s = max(lead.config.limits.peer_grace_s, GRACE_BEATS * BEAT_S)
-        self._unsent: list[stream_pb2.ConnectRankResponse] = []
+        self._unsent: deque[tuple[stream_pb2.ConnectRankResponse, int]] = deque()
+        """With their bytes."""
         self._unsent_bytes = 0
+        """Of those, and of the one that is being written."""
         self._due = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._reading: asyncio.Timeout | None = None
@@ -134,7 +145,7 @@ class StreamEnd:
     def command(self, command: rank_pb2.RankCommand) -> None:
         made = stream_pb2.ConnectRankResponse()
         made.commands.add().CopyFrom(command)
-        nbytes = made.ByteSize()
+        nbytes = made.ByteSize() + FRAME_ROUND_BYTES
         if nbytes > FRAME_BYTES_MAX:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a message of {nbytes} bytes; the limit is {FRAME_BYTES_MAX}")
         self._say(made, nbytes)
@@ -158,13 +169,13 @@ class StreamEnd:
         self._over = True
         self._due.set()
         reading, self._reading = self._reading, None
-        if reading is not None:
+        if reading is not None and not reading.expired():
             reading.reschedule(asyncio.get_running_loop().time())
 
     def _say(self, message: stream_pb2.ConnectRankResponse, nbytes: int = 0) -> None:
         if self._over:
             return
-        self._unsent.append(message)
+        self._unsent.append((message, nbytes))
         self._unsent_bytes += nbytes
         self._due.set()
         if self._unsent_bytes > UNREAD_BYTES_MAX:
@@ -176,19 +187,21 @@ class StreamEnd:
         """The only one that writes: gRPC takes one message after the other."""
         try:
             while self._unsent or not self._over:
-                if not self._unsent:
-                    await self._await_due()
-                unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
-                for message in unsent or ([] if self._over else [stream_pb2.ConnectRankResponse()]):
+                if not self._unsent and not await self._await_due() and not self._over:
+                    await self._context.write(stream_pb2.ConnectRankResponse())
+                while self._unsent:
+                    message, nbytes = self._unsent.popleft()
                     await self._context.write(message)
+                    self._unsent_bytes -= nbytes
         except grpc.aio.BaseError:
             _log.debug("a rank's stream broke", exc_info=True)
             self._end()
 
-    async def _await_due(self) -> None:
+    async def _await_due(self) -> bool:
+        """Whether there is something to write, or the end, before a beat is due."""
         self._due.clear()
         try:
             async with asyncio.timeout(BEAT_S):
-                await self._due.wait()
+                return await self._due.wait()
         except TimeoutError:
-            return
+            return False

@@ -5,6 +5,8 @@ and only then its new life begins.
 import asyncio
 import os
 import secrets
+from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from kvgrpc.errors import (
     AlreadyExists,
@@ -17,10 +19,11 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service.session.socket import Frames
-from kvgrpc.service.session.workers import WorkerEnd, check_memory, in_workers
+from kvgrpc.service.session.workers import Reports, WorkerEnd, check_memory, in_workers
 from kvgrpc.session.v1 import session_pb2
 
 TICKET_BYTES_MIN = 16
+_T = TypeVar("_T")
 
 
 class Return:
@@ -34,7 +37,9 @@ class Return:
         self._memory = request.memory
         self._world_size = request.world_size or 1
         self._known: set[int] = set()
-        self._here = 0
+        self._here: set[int] = set()
+        """Of those that are known: whose memory is there, too."""
+        self._begins = False
         self._complete = asyncio.Event()
         self._begun = asyncio.Event()
         self._refusal: KVGrpcError | None = None
@@ -49,21 +54,30 @@ class Return:
         """Until every worker is here; the scheduler's frames, of which none may come before. Raises Unavailable when
         the scheduler has hung up, InternalError (DATA_PATH_FAILED) when some memory is not at rest.
         """
-        ahead = asyncio.ensure_future(anext(frames, None))
-        complete = asyncio.ensure_future(self._complete.wait())
-        await asyncio.wait({ahead, complete}, return_when=asyncio.FIRST_COMPLETED)
-        if ahead.done():
+        ahead = _next(frames)
+        while not self._complete.is_set() and not ahead.done():  # a worker that is here may go again
+            complete = asyncio.ensure_future(self._complete.wait())
+            await asyncio.wait({ahead, complete}, return_when=asyncio.FIRST_COMPLETED)
             complete.cancel()
+        if ahead.done():
             ahead.result()
             raise Unavailable(Reason.ENGINE_LOST, "the engine did not wait for its workers")
         if self._refusal is not None:
             ahead.cancel()
             raise self._refusal
+        self._begins = True
         return _with(ahead, frames)
 
-    async def take(self, request: session_pb2.AttachRankRequest, worker: WorkerEnd) -> None:
-        """A worker is here: returns when the engine's life has begun. Raises PermissionDenied when it does not begin,
-        and what is wrong with the worker.
+    @property
+    def whole(self) -> bool:
+        """Whether every worker is here."""
+        return len(self._here) == self._world_size
+
+    async def take(
+        self, request: session_pb2.AttachRankRequest, reports: AsyncIterator[Reports], worker: WorkerEnd
+    ) -> AsyncIterator[Reports]:
+        """A worker is here: returns when the engine's life has begun, with its reports. Raises PermissionDenied when
+        it does not begin, what is wrong with the worker, and what its reports raise: it may come again then.
         """
         self._check(request)
         if request.not_at_rest:
@@ -75,13 +89,13 @@ class Return:
         try:
             if not in_workers(self._memory):
                 self._keep(request.rank, await worker.memory())
+            self._here.add(request.rank)
+            if self.whole:
+                self._complete.set()
+            return await self._await_life(reports)
         except BaseException:
-            self._known.discard(request.rank)
+            self._leave(request.rank)
             raise
-        self._here += 1
-        if self._here == self._world_size:
-            self._complete.set()
-        await self._begun.wait()
 
     def end(self) -> None:
         """The engine's life has begun, or will not."""
@@ -89,6 +103,39 @@ class Return:
         for fd in self.memory.values():
             os.close(fd)
         self.memory.clear()
+
+    async def _await_life(self, reports: AsyncIterator[Reports]) -> AsyncIterator[Reports]:
+        """Until the life has begun, as long as the worker is there and says nothing yet."""
+        begun = asyncio.ensure_future(self._begun.wait())
+        ahead = _next(reports)
+        try:
+            while True:
+                await asyncio.wait({begun, ahead}, return_when=asyncio.FIRST_COMPLETED)
+                if begun.done():
+                    return _with(ahead, reports)
+                said = ahead.result()
+                if said is None:
+                    raise Unavailable(Reason.ENGINE_LOST, "the worker did not wait for its engine")
+                if said:
+                    raise invalid("reports", "come after the answer to the attach")
+                ahead = _next(reports)
+        except BaseException:
+            ahead.cancel()
+            raise
+        finally:
+            begun.cancel()
+
+    def _leave(self, rank: int) -> None:
+        """A worker is gone again; once the life begins, whoever begins it sees that it is not `whole`."""
+        self._known.discard(rank)
+        self._here.discard(rank)
+        if self._begins:
+            return
+        if self._refusal is None:
+            self._complete.clear()
+        memory = self.memory.pop(rank, None)
+        if memory is not None:
+            os.close(memory)
 
     def _keep(self, rank: int, memory: int) -> None:
         """Raises PermissionDenied, and closes it, where the engine ended meanwhile and does not."""
@@ -109,9 +156,16 @@ class Return:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
 
 
-async def _with(first: asyncio.Future[session_pb2.ClientFrame | None], rest: Frames) -> Frames:
-    frame = await first
-    if frame is not None:
-        yield frame
-        async for frame in rest:
-            yield frame
+def _next(of: AsyncIterator[_T]) -> asyncio.Task[_T | None]:
+    """What comes next; None at the end. Nobody need hear what is wrong with it: its connection may be over."""
+    found = asyncio.ensure_future(anext(of, None))
+    found.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return found
+
+
+async def _with(first: asyncio.Future[_T | None], rest: AsyncIterator[_T]) -> AsyncIterator[_T]:
+    found = await first
+    if found is not None:
+        yield found
+        async for found in rest:
+            yield found

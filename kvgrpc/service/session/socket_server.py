@@ -9,30 +9,30 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Protocol
 
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
-from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason, invalid
+from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease, sentence
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
+from kvgrpc.service.session.session import Session
 from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
-from kvgrpc.service.session.void_page import SLOTS, VoidPage
-from kvgrpc.service.session.workers import SocketEnd, WorkerEnd, Workers, write, write_with_descriptor
-from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.service.session.void_page import SLOTS
+from kvgrpc.service.session.workers import Reports, SocketEnd, WorkerEnd, write, write_with_descriptor
+from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
-from kvgrpc.wire.frames import encode, encode_rows
+from kvgrpc.wire.frames import encode
 from kvgrpc.wire.limits import limits_to_proto
 from kvgrpc.wire.values import reason
 
 _log = logging.getLogger(__name__)
 
-Reports = Sequence[rank_pb2.RankReport]
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
 """How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
@@ -69,62 +69,6 @@ class Host(Protocol):
         ...
 
 
-class Session:
-    """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
-
-    def __init__(self, lead: Lead, writer: asyncio.StreamWriter, request: session_pb2.AttachRequest) -> None:
-        self.writer = writer
-        self.secret = secrets.token_bytes(32)
-        self.ticket = request.rank_ticket or secrets.token_bytes(32)
-        self.workers = Workers(lead.config.data_paths, lead.runner.feed, request.memory)
-        self.page = VoidPage()
-        self.over = asyncio.Event()
-        self._event_id = 0
-        self._unsent = session_pb2.ServerFrame()
-        """Events are made inside the frame that will be sent: a message that is put into another one is copied."""
-        self._unread: dict[int, str] = {}
-        """Transfers whose end was told, by the event that told it, until the engine read on."""
-
-    def next_event(self, ended: str = "") -> session_pb2.Event:
-        """One more event, to be filled in now, and sent with all others of the same turn of the loop; `ended`: the
-        transfer whose end it is.
-        """
-        self._event_id += 1
-        if ended:
-            self._unread[self._event_id] = ended
-        unsent = self._unsent.events.events
-        if not unsent:
-            asyncio.get_running_loop().call_soon(self.flush)
-        return unsent.add(event_id=self._event_id)
-
-    def read(self, event_id: int) -> tuple[str, ...]:
-        """The engine has read all events up to this one: the transfers whose ends it knows now."""
-        found = [id_ for id_ in self._unread if id_ <= event_id]
-        return tuple(self._unread.pop(id_) for id_ in found)
-
-    def close(self, why: str) -> None:
-        """Ends its connections; `why` is told to processes that are still there, unless it is this lead's life that
-        ends.
-        """
-        for end in (SocketEnd(self.writer), *self.workers.ends):
-            end.close(why)
-        self.page.close()
-
-    def flush(self) -> None:
-        """Sends the events that were made."""
-        frame, self._unsent = self._unsent, session_pb2.ServerFrame()
-        try:
-            write(self.writer, encode(frame))
-        except OutOfRange:
-            for part in encode_rows(frame.events.events, _event_frame, self._cannot_tell):
-                write(self.writer, part)
-
-    def _cannot_tell(self, event: session_pb2.Event, error: OutOfRange) -> None:
-        """An engine that would wait for ever for what it cannot be told ends."""
-        _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("kind"), error)
-        self.close(f"event {event.event_id} does not fit into a frame: {error.message}")
-
-
 class Sessions:
     """The session socket of a lead, and the engine that is attached; an EnginePort.
 
@@ -147,7 +91,8 @@ class Sessions:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """By the task that serves it."""
         self._first: asyncio.TimerHandle | None = None
-        self._losing: asyncio.Task[None] | None = None
+        self._losing: set[asyncio.Task[None]] = set()
+        """Ends of lives that are under way: nobody who leaves meanwhile stops them."""
         self.over = asyncio.Event()
 
     async def start(self) -> None:
@@ -166,9 +111,9 @@ class Sessions:
         self._server.close()
         for writer in self._connections.values():
             writer.close()
-        if self._connections:
+        if self._connections or self._losing:
             # An engine's end may be under way: its memory is given back in there.
-            await asyncio.wait(self._connections, timeout=STOP_TIMEOUT_S)
+            await asyncio.wait({*self._connections, *self._losing}, timeout=STOP_TIMEOUT_S)
         for writer in self._connections.values():
             writer.transport.abort()
 
@@ -189,7 +134,7 @@ class Sessions:
             return False
         session.flush()
         session.close("")
-        self._losing = asyncio.create_task(self._lost(session, "a defect ended the life of the engine"))
+        self._lose(session, "a defect ended the life of the engine")
         return True
 
     def voided(self) -> tuple[str, ...]:
@@ -249,20 +194,30 @@ class Sessions:
                     self.over.set()  # it had its chance, and what comes next is another engine
         assert self._first is not None
         self._first.cancel()
+        why = "the engine is gone"
         try:
+            if returning is not None and not returning.whole:
+                why = "a worker is gone again, and with it its engine"
+                raise Unavailable(Reason.ENGINE_LOST, why)
             attached = encode(session_pb2.ServerFrame(attached=self._attached(session)))
             write_with_descriptor(writer, attached, session.page.fd)
             async for frame in frames:
                 await self._take_calls(session, frame.calls)
         finally:
-            await self._end(session, "the engine is gone")
+            await self._end(session, why)
 
     async def _end(self, session: Session, why: str) -> None:
         """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
         session.close("" if self._stopping else why)
         if self._session is session:
             self._session = None
-            await self._lost(session, why)
+            await asyncio.shield(self._lose(session, why))
+
+    def _lose(self, session: Session, why: str) -> asyncio.Task[None]:
+        losing = asyncio.create_task(self._lost(session, why))
+        self._losing.add(losing)
+        losing.add_done_callback(self._losing.discard)
+        return losing
 
     async def _lost(self, session: Session, why: str) -> None:
         """The engine's life ends here, too."""
@@ -343,7 +298,13 @@ class Sessions:
         """
         returning = self._returning
         if returning is not None and returning.awaits(request.ticket):
-            await returning.take(request, worker)
+            try:
+                reports = await returning.take(request, reports, worker)
+            except BaseException:
+                begun = self._session
+                if begun is not None and begun.ticket == request.ticket and not returning.whole:
+                    await self._end(begun, _gone(request.rank))
+                raise
         session = self._session
         known = session is not None and secrets.compare_digest(request.ticket, session.ticket)
         if session is None or not known or (request.returns and returning is None):
@@ -355,32 +316,38 @@ class Sessions:
             memory, reply.shared_bytes = self._host.shared_memory(request.rank)
         worker.attached(reply, memory)
         session.workers.attached(request.rank, worker)
-        why = f"the worker of rank {request.rank} is gone, and with it its engine"
+        why = _gone(request.rank)
         try:
             async for batch in reports:
-                if self._session is session:
-                    self._take_reports(session, request.rank, batch)
+                await self._take_reports(session, request.rank, batch)
         except KVGrpcError as error:
             why = f"the engine is over with the worker of rank {request.rank}: {error.message}"
             raise
         finally:
             await self._end(session, why)
 
-    def _take_reports(self, session: Session, rank: int, batch: Reports) -> None:
+    async def _take_reports(self, session: Session, rank: int, batch: Reports) -> None:
+        """As `_take_calls`. Raises InvalidRequest for what a worker of this rank must not say."""
+        began = time.monotonic()
         for report in batch:
+            if self._session is not session:
+                return
             event = wire.report_to_event(rank, report)
             session.workers.reports_steps |= isinstance(event, events.StepDone)
             if event is not None:
                 self._lead.runner.feed(session.workers.allowed(event))
+            if time.monotonic() - began > TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+
+
+def _gone(rank: int) -> str:
+    return f"the worker of rank {rank} is gone, and with it its engine"
 
 
 async def _reports(frames: Frames) -> AsyncIterator[Reports]:
     async for frame in frames:
         yield frame.reports.reports
-
-
-def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
-    return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=rows))
 
 
 def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:

@@ -16,7 +16,7 @@ from kvgrpc.core import events
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
-from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable, invalid
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
@@ -24,6 +24,7 @@ from kvgrpc.wire.frames import encode
 
 _log = logging.getLogger(__name__)
 
+Reports = Sequence[rank_pb2.RankReport]
 UNREAD_BYTES_MAX = 256 * 1024 * 1024
 """What a connection may leave unread; one that is further behind is declared dead."""
 MEMORY_TIMEOUT_S = 5.0
@@ -194,8 +195,12 @@ class Workers:
         return self._ranks.setdefault(rank, WorkerRank(rank, self._data_paths, self._report))
 
     def allowed(self, event: events.Event) -> events.Event:
-        """What a worker reports, without the endpoints of data paths that the server does not allow."""
+        """What a worker reports, without the endpoints of data paths that the server does not allow. Raises
+        InvalidRequest for an endpoint of another rank.
+        """
         if isinstance(event, events.EndpointOffered):
+            if event.endpoint.rank != event.rank:
+                raise invalid("offer.endpoint.rank", f"is {event.endpoint.rank}, of the worker of rank {event.rank}")
             return replace(event, endpoint=event.endpoint.only(self._data_paths))
         return event
 

@@ -1,7 +1,5 @@
 """Who may connect a rank, and what becomes of one that says what it must not, or nothing."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -19,54 +17,22 @@ from kvgrpc.errors import (
     Unavailable,
     Unimplemented,
 )
+from kvgrpc.rank_link.link import ANSWER_S
 from kvgrpc.session.v1 import rank_pb2
+from kvgrpc.v1 import pool_types_pb2
 from kvgrpc.wire.bounds import FRAME_ROWS_MAX, NAMES_MAX
 from kvgrpc.wire.description import pool_from_proto
 from tests.chaos.network import Proxy
-from tests.engine.conftest import SETTINGS, Leads
+from tests.engine.conftest import Leads
 from tests.engine.made import layout
-from tests.engine.ranks.streams import RankStream, stream_to
+from tests.engine.ranks.conftest import Connect
+from tests.engine.ranks.moves import GRACE_S
+from tests.engine.ranks.streams import stream_to
 from tests.engine.support import Lead, new_key, refused, tokens
 from tests.service.conftest import TEST_S
 from tests.service.engines import HOME, ServeProcess, wait_until
 
 pytestmark = pytest.mark.timeout(TEST_S)
-
-GRACE_S = 2.0
-CONNECT_S = 2.0
-Connect = Callable[..., RankStream]
-
-
-@pytest.fixture(scope="module")
-def lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """One that takes a rank soon for dead."""
-    settings = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
-    settings = settings.replace("connect_timeout_s = 20.0", f"connect_timeout_s = {CONNECT_S}")
-    made = Lead(tmp_path_factory.mktemp("lead"), "C", settings=settings).wait_ready()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def engine(lead: Lead) -> Iterator[Engine]:
-    """Of two ranks that bring their own memory."""
-    with Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2) as made:
-        yield made
-    lead.wait_no_engine()
-
-
-@pytest.fixture
-def connect(lead: Lead) -> Iterator[Connect]:
-    """A stream with its first message."""
-    with ExitStack() as stack:
-
-        def begin(**introduction: Any) -> RankStream:
-            made = stream_to(lead)
-            stack.callback(made.cut)
-            made.say(**introduction)
-            return made
-
-        yield begin
 
 
 def over(engine: Engine) -> str:
@@ -131,8 +97,8 @@ def test_a_rank_connects_once(engine: Engine, connect: Connect) -> None:
     first.end()
 
 
-def test_shared_memory_does_not_leave_its_host(lead: Lead, connect: Connect) -> None:
-    with Engine.attach(lead.socket_path, pool=layout()) as shared:
+def test_shared_memory_does_not_leave_its_host(impatient: Lead, connect: Connect) -> None:
+    with Engine.attach(impatient.socket_path, pool=layout()) as shared:
         found = connect(ticket=shared.ticket.secret, rank=0).refusal()
         assert (found.code, found.reason) == ("FAILED_PRECONDITION", "POOL_KIND_MISMATCH")
         with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
@@ -144,6 +110,11 @@ def test_shared_memory_does_not_leave_its_host(lead: Lead, connect: Connect) -> 
 
 def many(count: int) -> dict[str, Any]:
     return {"reports": [rank_pb2.RankReport(step=rank_pb2.StepReport(step=1))] * count}
+
+
+def offer(rank: int) -> dict[str, Any]:
+    endpoint = pool_types_pb2.RankEndpoint(rank=rank)
+    return {"reports": [rank_pb2.RankReport(offer=rank_pb2.OfferReport(endpoint=endpoint))]}
 
 
 @pytest.mark.parametrize(
@@ -166,12 +137,14 @@ def many(count: int) -> dict[str, Any]:
             "INVALID_ARGUMENT",
             "INVALID_FIELD",
         ),
+        (offer(rank=0), "INVALID_ARGUMENT", "INVALID_FIELD"),
+        (offer(rank=2), "INVALID_ARGUMENT", "INVALID_FIELD"),
         ({"message": b"\xff\xff"}, "INVALID_ARGUMENT", "INVALID_FIELD"),
     ],
-    ids=["many", "many paths", "long", "garbage"],
+    ids=["many", "many paths", "long", "another rank's endpoint", "no rank's endpoint", "garbage"],
 )
 def test_a_rank_that_says_what_it_must_not_ends_its_engine_and_no_other(
-    lead: Lead, engine: Engine, connect: Connect, report: dict[str, Any], code: str, reason: str
+    impatient: Lead, engine: Engine, connect: Connect, report: dict[str, Any], code: str, reason: str
 ) -> None:
     stream = connect(ticket=engine.ticket.secret, rank=1)
     stream.hear()
@@ -179,8 +152,8 @@ def test_a_rank_that_says_what_it_must_not_ends_its_engine_and_no_other(
     found = stream.refusal()
     assert (found.code, found.reason) == (code, reason)
     assert "worker of rank 1" in over(engine)
-    lead.wait_no_engine()
-    with Engine.attach(lead.socket_path, pool=layout()) as following:
+    impatient.wait_no_engine()
+    with Engine.attach(impatient.socket_path, pool=layout()) as following:
         assert following.poll() == []
 
 
@@ -188,13 +161,15 @@ def test_as_many_reports_as_may_be_are_taken(engine: Engine, connect: Connect) -
     stream = connect(ticket=engine.ticket.secret, rank=1)
     stream.hear()
     stream.say(**many(FRAME_ROWS_MAX))
-    assert engine.poll(0.5) == []
+    stream.end()
+    assert stream.last() is None, "it ends in order: nothing was refused before"
+    assert "the worker of rank 1 is gone" in over(engine)
 
 
 def test_silence_ends_a_stream_before_its_first_message_and_its_engine_after_it(
-    engine: Engine, lead: Lead, connect: Connect
+    engine: Engine, impatient: Lead, connect: Connect
 ) -> None:
-    silent = stream_to(lead)
+    silent = stream_to(impatient)
     stream = connect(ticket=engine.ticket.secret, rank=1)
     found = stream.refusal()
     assert (found.code, found.reason, found.metadata["phase"]) == ("DEADLINE_EXCEEDED", "DEADLINE", "rank")
@@ -237,7 +212,7 @@ def test_a_rank_that_never_comes_fails_who_would_read_it_and_not_its_engine(engi
 # -- the same, as a worker is told it
 
 
-def test_a_worker_learns_why_it_is_refused(engine: Engine, leads: Leads, lead: Lead) -> None:
+def test_a_worker_learns_why_it_is_refused(engine: Engine, leads: Leads, impatient: Lead) -> None:
     ticket = engine.remote_ticket
     cases: list[tuple[RankTicket, int, Reason, type[KVGrpcError]]] = [
         (RankTicket("", b"0" * 32, ticket.memory_bytes, address=ticket.address), 1, Reason.NOT_OWNER, PermissionDenied),
@@ -259,14 +234,15 @@ def test_a_worker_learns_why_it_is_refused(engine: Engine, leads: Leads, lead: L
     over(engine)
 
 
-def test_a_network_that_answers_nothing_is_waited_for_so_long_and_said(engine: Engine, lead: Lead) -> None:
+def test_a_network_that_answers_nothing_is_waited_for_so_long_and_said(engine: Engine, impatient: Lead) -> None:
     proxy = Proxy()
     proxy.cut()
     try:
-        with refused(Reason.PEER_UNREACHABLE, Unavailable):
+        with pytest.raises(Unavailable, match=f"said nothing for {ANSWER_S:g} s") as caught:
             made_rank(replace(engine.remote_ticket, address=proxy.address))
     finally:
         proxy.close()
+    assert caught.value.reason is Reason.PEER_UNREACHABLE
     assert engine.poll() == []
 
 
