@@ -132,7 +132,8 @@ class Engine:
     def remote_ticket(self) -> RankTicket:
         """For workers on other hosts, whose memory is private: `ticket`, with the address of the lead of this moment.
 
-        The lead's address is one that their hosts reach: not loopback.
+        The lead's address is one that their hosts reach: not loopback. Workers find the next lead only where it has the
+        same one: `listen` with a fixed port.
         """
         return replace(self.ticket, address=self.address)
 

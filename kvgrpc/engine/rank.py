@@ -35,6 +35,8 @@ from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
     InternalError,
     KVGrpcError,
     OutOfRange,
@@ -53,6 +55,10 @@ RETRY_S = 0.05
 """Between attempts to reach a new lead: its process takes a second to start."""
 REMOTE_RETRY_S = 0.5
 """The same over the network."""
+_NO_LEAD = (Unavailable, PermissionDenied)
+"""No lead yet, or its engine is still to come."""
+_NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
+"""Over the network also: a lead that takes a stream that broke for the worker still, or that heard nothing of it."""
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +99,12 @@ class Rank:
             what = f"this memory has {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
         self._link = RankLink(ticket.address) if ticket.address else None
-        self._connection = self._next = self._connect()
+        try:
+            self._connection = self._next = self._connect()
+        except BaseException:
+            if self._link is not None:
+                self._link.close()
+            raise
         self._lock = threading.Lock()  # who sends
         self._closing = threading.Event()
         self._steps = Steps()
@@ -238,12 +249,13 @@ class Rank:
         that this rank's memory is not at rest.
         """
         deadline = time.monotonic() + self._ticket.comes_back_s
-        retry_s = RETRY_S if self._link is None else REMOTE_RETRY_S
+        retry_s, waits = (RETRY_S, _NO_LEAD) if self._link is None else (REMOTE_RETRY_S, _NO_STREAM)
         while (left_s := deadline - time.monotonic()) > 0 and self._may_come_back() and not self._closing.wait(retry_s):
             try:
                 self._reach()
                 self._attach(returns=True, timeout_s=left_s)
-            except (Unavailable, PermissionDenied):  # no lead yet, or its engine is still to come
+            except waits as error:
+                _log.debug("rank %d is not back yet: %s", self.rank, error)
                 self._next.close()
             except KVGrpcError as error:
                 _log.error("rank %d cannot come back: %s", self.rank, error)

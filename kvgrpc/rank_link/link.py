@@ -73,7 +73,12 @@ class Link:
 
     async def run(self) -> None:
         """Until one of them ends."""
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._worker)
+        try:
+            reader, self._writer = await asyncio.open_unix_connection(sock=self._worker)
+        except OSError:
+            _log.exception("a connection of the worker cannot be served")
+            self._worker.close()
+            return
         try:
             frames = _frames(reader)
             first = await anext(frames, None)
@@ -101,10 +106,12 @@ class Link:
         sending = asyncio.create_task(_send(call, introduction, frames))
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
-            # The lead has the last word: also why it does not read any more.
-            await asyncio.wait({receiving}, timeout=END_S)
-            if receiving.done():
-                receiving.result()
+            if not _is_workers_fault(sending):
+                # The lead has the last word: also why it does not read any more.
+                await asyncio.wait({receiving}, timeout=END_S)
+            for task in (receiving, sending):
+                if task.done():
+                    task.result()
         finally:
             call.cancel()
             for task in (receiving, sending):
@@ -120,7 +127,7 @@ class Link:
                     message = await call.read()
             except TimeoutError:
                 what = f"the lead at {self._address} said nothing for {grace_s:g} s: its host or the network is gone"
-                raise Unavailable(Reason.PEER_UNREACHABLE, what, metadata={"phase": "rank"}) from None
+                raise Unavailable(Reason.PEER_UNREACHABLE, what) from None
             if message is grpc.aio.EOF:
                 return
             if message.HasField("attached"):
@@ -165,6 +172,11 @@ async def _send(call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Fr
             next_frame = asyncio.ensure_future(anext(frames, None))
     finally:
         next_frame.cancel()
+
+
+def _is_workers_fault(sending: asyncio.Task[None]) -> bool:
+    """Whether it ended since what the worker says is no frame, of which the lead knows nothing."""
+    return sending.done() and not sending.cancelled() and isinstance(sending.exception(), KVGrpcError)
 
 
 async def _frames(reader: asyncio.StreamReader) -> Frames:

@@ -24,14 +24,18 @@ class RankLink:
         """`address`: the lead's, host:port."""
         self._address = address
         self._control, there = socket.socketpair()
-        with there:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "kvgrpc.rank_link", str(there.fileno()), address],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-            )
-        _all.add(self)
+        _all.add(self)  # before anything else: a fork of another thread may come at any time
+        try:
+            with there:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-m", "kvgrpc.rank_link", str(there.fileno()), address],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[there.fileno()],
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._control.close()
+            raise
 
     def connect(self) -> Connection:
         """A new connection. Raises Unavailable where the process has ended."""
