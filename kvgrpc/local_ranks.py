@@ -16,6 +16,8 @@ from kvgrpc.datapath.base import DataPath
 from kvgrpc.datapath.device_memory import DeviceMemory, MakeDeviceMemory
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
+from kvgrpc.datapath.mirror.device import Device
+from kvgrpc.datapath.mirror.mirror import make_memory
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.ranks import Rank
@@ -60,9 +62,11 @@ class SharedRank(LocalRank):
 class DeviceRank(SharedRank):
     """The rank of a pool on a device. `memory` is what data paths know: the device's own, or a mirror of it."""
 
-    def __init__(self, pool: DeviceMemory, memory: SharedMemory | PrivateMemory, *rest: Any) -> None:
-        self.mirrored = memory is not pool.memory
-        super().__init__(0, memory, *rest, device=pool.device() if self.mirrored else None)
+    def __init__(
+        self, pool: DeviceMemory, memory: SharedMemory | PrivateMemory, device: Device | None, *rest: Any
+    ) -> None:
+        self.mirrored = device is not None
+        super().__init__(0, memory, *rest, device=device)
         self._pool = pool
 
     async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -111,7 +115,7 @@ class RankMaker:
                 pool.close()
                 raise
         if isinstance(rank.memory, SharedMemory):
-            _seal(rank.memory)
+            rank.memory.seal()
         return rank, status
 
     def _on_device(self, pool: DeviceMemory) -> tuple[SharedRank, list[DataPathStatus]]:
@@ -120,15 +124,17 @@ class RankMaker:
         if paths:
             why = {DIRECT: f"NIXL has registered the memory of {pool.name}; UCX chooses the transport"}
             status = [(name, name in why, why.get(name, f"the pool is on {pool.name}")) for name in names]
-            return self._wired(DeviceRank(pool, pool.memory, *self._rest(paths))), status
+            return self._wired(DeviceRank(pool, pool.memory, None, *self._rest(paths))), status
         _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
-        memory = SharedMemory.create(pool.memory.nbytes)
+        device = pool.device()
+        memory = make_memory(device)
         paths, found = make_paths(memory, names, self._config.copy_threads)
         try:
-            rank = DeviceRank(pool, memory, *self._rest(paths))
+            rank = DeviceRank(pool, memory, device, *self._rest(paths))
         except KVGrpcError:
             for path in paths:
                 path.close()
+            device.close()
             memory.close()
             raise
         return self._wired(rank), [(name, ok, f"of a mirror of {pool.name}: {why}") for name, ok, why in found]
@@ -157,11 +163,3 @@ def make_device_memory(device: str, nbytes: int) -> DeviceMemory:
     from kvgrpc.engine.cuda_memory import CudaMemory
 
     return CudaMemory(device, nbytes)
-
-
-def _seal(memory: SharedMemory) -> None:
-    """No other process has reason to write into the embedded pool, and this one has its mapping."""
-    try:
-        memory.forbid_new_writers()
-    except PreconditionFailed as error:
-        _log.warning("other processes of this user can write into the pool: %s", error.message)

@@ -108,6 +108,11 @@ class Flight:
         """Whether what it has read is being copied from a staging buffer."""
         return False
 
+    @property
+    def _by(self) -> str:
+        """What moves its bytes now."""
+        return "the device" if self.lands else self.link.path.name
+
     def _is_over(self) -> bool:
         return self._current is None and self._next is None and (self._landing is None or self._landing.begun)
 
@@ -134,7 +139,7 @@ class Flight:
             return self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
             # Not the error that says "nothing was started": what is under way is not known.
-            _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
+            _log.exception("%s failed to start posting %s", self._by, self.posting)
             return self._failed(text(error), quiesced=False)
         self._current_bytes = nbytes
         self.news_at = now
@@ -146,7 +151,7 @@ class Flight:
         try:
             state, error = self._current.poll(), self._current.error
         except Exception as bug:  # noqa: BLE001 - logged, and the thread goes on
-            _log.exception("%s lost posting %s", self.link.path.name, self.posting)
+            _log.exception("%s lost posting %s", self._by, self.posting)
             return self._failed(text(bug), quiesced=False)
         if state is PostingState.PENDING:
             return None
@@ -162,7 +167,7 @@ class Flight:
         return None
 
     def _failed(self, error: str, quiesced: bool = True) -> PostingEnded:
-        self.link.lost |= not quiesced
+        self.link.lost |= not quiesced and not self.lands
         return self._ended(False, error, quiesced, own_at_rest=quiesced)
 
     def _done(self) -> PostingEnded:

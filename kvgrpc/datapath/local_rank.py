@@ -94,7 +94,7 @@ class LocalRank:
         *,
         device: Device | None = None,
     ) -> None:
-        """`device`: what the memory, which is shared then, is the mirror of."""
+        """`device`: what the memory, which is shared then, is the mirror of; it is open with it."""
         self.memory = memory
         self._rank = rank
         self._feed = feed

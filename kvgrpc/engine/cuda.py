@@ -4,6 +4,7 @@ Copies go over two streams of their own, one for each direction, beside those th
 steps have written is there when they start: a rank reports a step once the device is past it.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvgrpc.datapath.host.addresses import cut_at_ends
 from kvgrpc.datapath.host.memory import PrivateMemory, memory_bytes
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 
+_log = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # untyped in part
 _OK = 0
 _PORTABLE = 1
@@ -62,7 +64,9 @@ class CudaDevice:
         host, self._host = self._host, None
         if host is not None:
             with torch.cuda.device(self._device):
-                _cuda.cudart().cudaHostUnregister(host.data_ptr())
+                answer = int(_cuda.cudart().cudaHostUnregister(host.data_ptr()))
+            if answer != _OK:
+                _log.error("%d bytes of host memory stay page-locked: CUDA error %d", host.numel(), answer)
 
     def _copy(self, offsets: Ids, nbytes: Ids, *, out: bool) -> torch.cuda.Event:
         assert self._host is not None, "it has no mirror"

@@ -30,6 +30,7 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
+from kvgrpc.datapath.mirror.mirror import make_memory
 from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
@@ -37,6 +38,7 @@ from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
+    Exhausted,
     InternalError,
     KVGrpcError,
     OutOfRange,
@@ -55,7 +57,7 @@ RETRY_S = 0.05
 """Between attempts to reach a new lead: its process takes a second to start."""
 REMOTE_RETRY_S = 0.5
 """The same over the network."""
-_NO_LEAD = (Unavailable, PermissionDenied)
+_NO_LEAD = (Unavailable, PermissionDenied, Exhausted)
 """No lead yet, or its engine is still to come."""
 _NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
 """Over the network also: a lead that takes a stream that broke for the worker still, or that heard nothing of it."""
@@ -83,7 +85,8 @@ class Rank:
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
         with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
         another engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) where the host has no memory for a
-        mirror. None of them ends the engine's life.
+        mirror, and what `Device.open` raises, as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that cannot be
+        page-locked. None of them ends the engine's life.
         """
         self.rank = rank
         self._ticket = ticket
@@ -112,7 +115,7 @@ class Rank:
         self._shared: SharedMemory | None = None
         self._mover: LocalRank | None = None
         self._next_memory: SharedMemory | PrivateMemory | None = None
-        """What the next lead's data paths are to know."""
+        """What the next lead's data paths are to know; a device is open with it."""
         self._at_rest = True
         self._written: set[str] = set()
         """What peers may write into shared memory, which only the lead's data paths could speak for."""
@@ -159,9 +162,9 @@ class Rank:
         self._connection.close()
         if self._link is not None:
             self._link.close()
-        for memory in (self._shared, self._next_memory):
-            if memory is not None:
-                memory.close()
+        self._drop_next_memory()
+        if self._shared is not None:
+            self._shared.close()
         if not self._at_rest:
             raise InternalError(
                 Reason.DATA_PATH_FAILED,
@@ -178,18 +181,23 @@ class Rank:
     # -- attaching, for the first time and again
 
     def _attach(self, *, returns: bool, timeout_s: float | None = None) -> None:
-        """Attaches over the next connection, which is the rank's own from then on."""
+        """Attaches over the next connection, which is the rank's own from then on. A mirror is made first, since a
+        device may refuse it: the end of a worker that has attached ends its engine's life.
+        """
         connection = self._next
-        self._next_memory = self._next_memory or self._make_memory()
+        not_at_rest = self._not_at_rest() if returns else ""
+        brings_memory = bool(self._tensors) or self._device is not None
+        if brings_memory and not not_at_rest and self._next_memory is None:
+            self._next_memory = self._make_memory()
         request = session_pb2.AttachRankRequest(
-            ticket=self._ticket.secret, rank=self.rank, private_memory=self._next_memory is not None, returns=returns,
-            not_at_rest=self._not_at_rest() if returns else "", mirrored=self._device is not None,
+            ticket=self._ticket.secret, rank=self.rank, private_memory=brings_memory, returns=returns,
+            not_at_rest=not_at_rest, mirrored=self._device is not None,
         )  # fmt: skip
         kept = self._shared.fd if self._shared is not None else -1
         frame = encode(session_pb2.ClientFrame(attach_rank=request))
         answer, descriptor = connection.attach(frame, kept, timeout_s)
         self.pool = pool_from_proto(answer.rank_attached.pool, "pool")
-        if self._next_memory is None and self._shared is None:
+        if not brings_memory and self._shared is None:
             self._shared = _map(descriptor)
         with self._lock:
             for step, layers in self._steps:
@@ -205,13 +213,19 @@ class Rank:
             )
             self._at_rest = False
 
-    def _make_memory(self) -> SharedMemory | PrivateMemory | None:
-        """What data paths are to know of this rank's own memory; None: it has none. Every lead has a mirror of its own:
-        peers may still have mapped that of the one before.
+    def _make_memory(self) -> SharedMemory | PrivateMemory:
+        """What data paths are to know of the memory that this rank brings. Every lead has a mirror of its own: peers
+        may still have mapped that of the one before.
         """
-        if self._device is not None:
-            return SharedMemory.create(self._device.nbytes)
-        return PrivateMemory.of(*self._tensors) if self._tensors else None
+        return PrivateMemory.of(*self._tensors) if self._device is None else make_memory(self._device)
+
+    def _drop_next_memory(self) -> None:
+        """No data path knows it."""
+        memory, self._next_memory = self._next_memory, None
+        if memory is not None:
+            if self._device is not None:
+                self._device.close()
+            memory.close()
 
     def _live(self) -> None:
         """From session to session, until the engine's life is over."""
@@ -222,6 +236,7 @@ class Rank:
             if last or not self._come_back():
                 break
         self._over = True
+        self._drop_next_memory()
 
     def _obey(self) -> bool:
         """Performs the lead's commands until the session ends; whether the engine's life ends with it.
@@ -245,8 +260,8 @@ class Rank:
         return False
 
     def _come_back(self) -> bool:
-        """Attaches to the next lead. False when none comes, since the engine gave up or was closed, and when it is told
-        that this rank's memory is not at rest.
+        """Attaches to the next lead. False when none comes, since the engine gave up or was closed, when it is told
+        that this rank's memory is not at rest, and when a device does not take its new mirror.
         """
         deadline = time.monotonic() + self._ticket.comes_back_s
         retry_s, waits = (RETRY_S, _NO_LEAD) if self._link is None else (REMOTE_RETRY_S, _NO_STREAM)
@@ -259,6 +274,10 @@ class Rank:
                 self._next.close()
             except KVGrpcError as error:
                 _log.error("rank %d cannot come back: %s", self.rank, error)
+                self._next.close()
+                return False
+            except Exception:  # noqa: BLE001 - logged; the engine's life ends
+                _log.exception("rank %d cannot come back", self.rank)
                 self._next.close()
                 return False
             else:

@@ -140,7 +140,8 @@ def test_a_device_and_tensors_are_refused_unless_they_are_what_the_engine_said(l
             with Rank(engine.ticket, 0, **({"device": device} if mirrored else {"tensors": [memory]})) as rank:
                 rank.step_done(1)
                 assert engine.poll() == []
-    assert device.opened == 1
+    assert device.opened == 2, "also for the engine that refused it, which is asked afterwards"
+    device.open(np.zeros(device.nbytes, dtype=np.uint8))  # nobody has it open
 
 
 def _attach(**options: object) -> Attempt:

@@ -162,6 +162,13 @@ class SharedMemory:
                 Reason.FEATURE_UNAVAILABLE, f"the kernel cannot seal against writers: {error}"
             ) from error
 
+    def seal(self) -> None:
+        """Forbids new writers where the kernel can, else logs that others may write. Every writer has its mapping."""
+        try:
+            self.forbid_new_writers()
+        except PreconditionFailed as error:
+            _log.warning("other processes of this user can write into the pool: %s", error.message)
+
     def close(self) -> None:
         """Gives the memory back, at the latest when the last view of it is gone. Idempotent."""
         if self._fd < 0:

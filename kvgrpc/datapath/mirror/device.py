@@ -10,8 +10,9 @@ from kvgrpc.errors import KVGrpcError, Reason
 
 
 class CopyFailed(KVGrpcError):
-    """A device could not copy, and nothing of that copy follows. Any other error proves nothing: what was to be filled
-    stays in quarantine, and the rank copies nothing more.
+    """A device could not copy, and nothing of that copy follows: every byte of its runs is the old one or the new one,
+    and no other was written. Any other error proves nothing: what was to be filled stays in quarantine, and the rank
+    copies nothing more in that direction.
     """
 
     def __init__(self, message: str) -> None:
@@ -22,9 +23,9 @@ class Copy(Protocol):
     """Copies that a device is at. A `torch.cuda.Event` that was recorded behind them is one."""
 
     def synchronize(self) -> None:
-        """Waits until all bytes are there, visible to whoever reads them later; the interpreter lock is released.
+        """Waits until all bytes are there, visible to every later reader; the interpreter lock is released meanwhile.
 
-        Raises CopyFailed. Called once, from another thread than the one that started it, or from the same.
+        Raises CopyFailed. Called once, by the thread that started the copy.
         """
 
 
@@ -41,7 +42,7 @@ class Device(Protocol):
 
     def open(self, mirror: NDArray[np.uint8]) -> None:
         """The mirror, shape [nbytes], that copies are of from now on: page-locked here, where that is of use. A rank
-        that comes back to a new lead has a new mirror.
+        that comes back to a new lead has a new mirror. What this raises, the rank raises; the device is not open then.
         """
         ...
 
@@ -54,5 +55,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of the mirror; no copy is under way. Idempotent."""
+        """Lets go of the mirror; no copy is under way. What this raises is logged, and the mirror stays. Idempotent."""
         ...

@@ -25,8 +25,25 @@ _log = logging.getLogger(__name__)
 Report = Callable[[CopiedOut], None]
 
 
+def make_memory(device: Device) -> SharedMemory:
+    """Memory for a mirror of `device`, which is open with it; no other process can write it.
+
+    Raises Exhausted where the host has none, and what `Device.open` raises; none is left then.
+    """
+    memory = SharedMemory.create(device.nbytes)
+    try:
+        device.open(memory.as_numpy())
+    except BaseException:
+        memory.close()
+        raise
+    memory.seal()
+    return memory
+
+
 class Mirror:
-    """`memory` mirrors `device`. `report` hears from threads of its own; nothing here blocks but `close`."""
+    """`memory` mirrors `device`, which is open with it until `close`. `report` hears from threads of its own; nothing
+    here blocks but `close`.
+    """
 
     def __init__(self, rank: int, memory: SharedMemory, device: Device, report: Report) -> None:
         self._rank = rank
@@ -36,8 +53,8 @@ class Mirror:
         self._lock = threading.Lock()  # guards the next two
         self._coming: set[Job] = set()
         """Copies out that have not ended, or were lost."""
-        self._waiting: list[Callable[[], None]] = []
-        device.open(memory.as_numpy())
+        self._waiting: set[Callable[[], None]] = set()
+        """What is called when a copy out has ended; who asks in every turn is called once."""
         self._out = Lane(f"kvgrpc-out-{rank}", device.to_host)
         self._in = Lane(f"kvgrpc-in-{rank}", device.to_device)
 
@@ -68,7 +85,7 @@ class Mirror:
             if lost := [job for job in coming if job.lost]:
                 raise DataPathFailed(f"a copy of the device was lost and may still write there: {lost[0].error}")
             if coming:
-                self._waiting.append(wake)
+                self._waiting.add(wake)
         return not coming
 
     def close(self, wait_s: float) -> bool:
@@ -78,18 +95,21 @@ class Mirror:
         for lane in lanes:
             lane.stop()
         rest = [lane.at_rest(max(deadline - time.monotonic(), 0.0)) for lane in lanes]
-        at_rest = all(rest)
-        if at_rest:
-            self._device.close()
-        else:
+        if not all(rest):
             _log.error("the device of rank %d may still copy to its mirror, or from there", self._rank)
-        return at_rest
+            return False
+        try:
+            self._device.close()
+        except Exception:  # noqa: BLE001 - logged, and the mirror stays
+            _log.exception("the device of rank %d did not let go of its mirror", self._rank)
+            return False
+        return True
 
     def _copied_out(self, name: str, job: Job) -> None:
         with self._lock:
             if not job.lost:
                 self._coming.discard(job)
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, set()
         self._report(CopiedOut(self._rank, name, job.error))
         for wake in waiting:
             wake()

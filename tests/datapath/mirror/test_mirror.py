@@ -1,4 +1,4 @@
-"""A mirror and a device that does what a test says."""
+"""A mirror, of a device that does what a test says."""
 
 import queue
 import threading
@@ -6,76 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from kvgrpc.core.events import CopiedOut
-from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPathFailed, Posting, PostingState
-from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.mirror import lane
 from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.mirror.lane import CopyLost
-from kvgrpc.datapath.mirror.mirror import Mirror
+from kvgrpc.datapath.mirror.mirror import Mirror, make_memory
 from kvgrpc.datapath.mirror.ranges import Ranges
-
-NBYTES = 1 << 16
-WAIT_S = 20.0
-
-
-class Call:
-    """One copy that was started: it ends when the test says so."""
-
-    def __init__(self, way: str, offsets: Ids, nbytes: Ids) -> None:
-        self.way, self.offsets, self.nbytes = way, offsets.tolist(), nbytes.tolist()
-        self.error: Exception | None = None
-        self._over = threading.Event()
-
-    def end(self, error: Exception | None = None) -> None:
-        self.error = error
-        self._over.set()
-
-    def synchronize(self) -> None:
-        assert self._over.wait(WAIT_S)
-        if self.error is not None:
-            raise self.error
-
-
-class Device:
-    nbytes = NBYTES
-
-    def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self.refuses: Exception | None = None
-        self.closed: list[str] = []
-
-    def open(self, mirror: NDArray[np.uint8]) -> None:
-        assert mirror.shape == (NBYTES,)
-
-    def to_host(self, offsets: Ids, nbytes: Ids) -> Call:
-        return self._start("out", offsets, nbytes)
-
-    def to_device(self, offsets: Ids, nbytes: Ids) -> Call:
-        return self._start("in", offsets, nbytes)
-
-    def close(self) -> None:
-        self.closed.append("closed")
-
-    def next(self) -> Call:
-        return self.calls.get(timeout=WAIT_S)
-
-    def _start(self, way: str, offsets: Ids, nbytes: Ids) -> Call:
-        if self.refuses is not None:
-            raise self.refuses
-        made = Call(way, offsets, nbytes)
-        self.calls.put(made)
-        return made
+from tests.datapath.mirror.devices import NBYTES, WAIT_S, Device
 
 
 class Bench:
     def __init__(self) -> None:
         self.device = Device()
-        self.memory = SharedMemory.create(NBYTES)
+        self.memory = make_memory(self.device)
         self.reports: queue.SimpleQueue[CopiedOut] = queue.SimpleQueue()
         self.mirror = Mirror(3, self.memory, self.device, self.reports.put)
 
@@ -142,6 +88,24 @@ def test_bytes_are_clear_once_no_copy_out_of_them_is_to_come(bench: Bench) -> No
     assert bench.mirror.is_clear(ranges((7, 8)), asked.set)
 
 
+def test_who_asks_in_every_turn_is_called_once(bench: Bench) -> None:
+    bench.copy_out("a", (0, 8))
+    call, calls, last = bench.device.next(), [], threading.Event()
+
+    def wake() -> None:
+        calls.append("woken")
+
+    for _ in range(100):
+        assert not bench.mirror.is_clear(ranges((0, 8)), wake)
+    call.end()
+    bench.report()
+    bench.copy_out("b", (0, 8))
+    assert not bench.mirror.is_clear(ranges((0, 8)), last.set)
+    bench.device.next().end()
+    assert last.wait(WAIT_S)
+    assert calls == ["woken"]
+
+
 def test_what_the_device_refuses_fails_and_the_next_one_is_copied(bench: Bench) -> None:
     bench.device.refuses = CopyFailed("out of order")
     bench.copy_out("a", (0, 8))
@@ -203,6 +167,17 @@ def test_close_ends_all_copies_after_the_piece_that_they_are_at(bench: Bench, mo
     assert [bench.report().message for _ in range(2)] == ["this rank is closing"] * 2
     bench.copy_out("c", (0, 8))
     assert bench.report() == CopiedOut(3, "c", "this rank is closing")
+
+
+def test_a_mirror_that_the_device_does_not_let_go_of_is_not_at_rest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no such mirror")
+
+    monkeypatch.setattr(bench.device, "close", broken)
+    assert not bench.mirror.close(WAIT_S)
+    assert "no such mirror" in caplog.text
 
 
 def test_a_command_that_leaves_the_memory_fails_by_itself(bench: Bench) -> None:

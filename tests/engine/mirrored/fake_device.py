@@ -38,7 +38,7 @@ class FakeCopy:
 
 class FakeDevice:
     """Of the tests' pool, or of `nbytes` bytes; `delay_s` before every copy. `copied` counts bytes each way, `errors`
-    are what copies end with, by way.
+    are what copies end with, by way, `refusals` what the next calls of `open` do.
     """
 
     def __init__(self, delay_s: float = 0.0, nbytes: int = LAYERS * BLOCKS * LAYER_BYTES) -> None:
@@ -46,6 +46,7 @@ class FakeDevice:
         self.delay_s = delay_s
         self.copied: Counter[str] = Counter()
         self.errors: dict[str, Exception] = {}
+        self.refusals: list[Exception] = []
         self.opened = 0
         self._fd = os.memfd_create("device")
         os.ftruncate(self._fd, self.nbytes)
@@ -64,6 +65,8 @@ class FakeDevice:
     def open(self, mirror: NDArray[np.uint8]) -> None:
         assert mirror.shape == (self.nbytes,)
         assert self._mirror is None, "it has one"
+        if self.refusals:
+            raise self.refusals.pop(0)
         self._mirror = mirror
         self.opened += 1
 
