@@ -61,23 +61,24 @@ class ChecksumPrefetch:
         return self._state.prefetch
 
     def announced(self, lease: Lease) -> None:
-        """A lease stands."""
-        if self._state.checksums and self._state.pool.pool.stages == 1:
-            self._prefetch.queue[lease.id] = lease
-            self.go_on()
+        """A lease stands. Ranks with mirrors compute checksums of these: it waits for them first, and holds up no other.
+        """
+        if not self._state.mirrored:
+            self._add(lease)
 
-    def copied(self, _: Lease) -> None:
-        """A lease is in the mirrors, or will never be."""
-        self.go_on()
+    def copied(self, lease: Lease) -> None:
+        """A lease is in the mirrors, or has ended and will never be."""
+        if lease.live:
+            self._add(lease)
 
     def go_on(self) -> None:
-        """The next lease has its turn if its step is over, and it is in the mirrors: those after it wait for the same
-        step, or a later one.
+        """The next lease has its turn if its step is over. As a rule those after it wait for the same step, or a later
+        one, and are not looked at.
         """
         state = self._state
         while self._prefetch.turn is None and self._prefetch.queue:
             lease = next(iter(self._prefetch.queue.values()))
-            if lease.after_step > state.steps.done() or lease.uncopied:
+            if lease.after_step > state.steps.done():
                 return
             del self._prefetch.queue[lease.id]
             if self._prefetch.nbytes + self._size(lease) <= AHEAD_BYTES_MAX:
@@ -121,7 +122,9 @@ class ChecksumPrefetch:
         self.go_on()
 
     def ended(self, lease: Lease, _: Failure | None) -> None:
-        """A lease ended, which still has its blocks. The ranks may be at them still: the next one waits for that."""
+        """A lease ended, which still has its blocks. Where the ranks are at them, the next one waits for their answers;
+        else it waits for this one no longer.
+        """
         self._prefetch.queue.pop(lease.id, None)
         turn = self._prefetch.turn
         under_way = turn is not None and turn.lease is lease
@@ -130,6 +133,7 @@ class ChecksumPrefetch:
         if turn is not None and under_way:
             turn.lease = None
             self._refuse(turn, ended_error(lease))
+        self.go_on()
 
     def due(self, name: str) -> bool:
         """The ranks took too long for the calls that wait; whether that is the name of what they do here."""
@@ -138,6 +142,12 @@ class ChecksumPrefetch:
             return False
         self._refuse(turn, TOO_LATE)
         return True
+
+    def _add(self, lease: Lease) -> None:
+        """Its turn comes after those of all that were added before it."""
+        if self._state.checksums and self._state.pool.pool.stages == 1:
+            self._prefetch.queue[lease.id] = lease
+            self.go_on()
 
     def _size(self, lease: Lease) -> int:
         return 4 * self._state.pool.world_size * sum(map(len, lease.blocks))

@@ -88,9 +88,10 @@ class Mirroring:
 
     def _begin(self, copying: Copying, portion: list[tuple[Blocks, LayerRange | None]]) -> None:
         state, mirrors = self._state, self._mirrors
-        mirrors.names += 1
+        mirrors.begun += 1
         copying.running += 1
-        name, ranks = f"c{mirrors.names}", set(range(state.pool.world_size))
+        # With the life: a late report of another one is no answer to this.
+        name, ranks = f"c{mirrors.begun}-{state.incarnation:x}", set(range(state.pool.world_size))
         mirrors.running[name] = CopyingPortion(copying, set(ranks), state.now)
         pool = state.pool.pool
         of_stages = [pieces_of(pool, portion, stage) for stage in range(pool.stages)]

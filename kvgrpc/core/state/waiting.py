@@ -150,8 +150,8 @@ class Mirrors:
     """What may be copied, in the order in which it may."""
     running: dict[str, CopyingPortion] = field(default_factory=dict)
     """Portions that ranks are at, by name, oldest first; also those of leases that have ended."""
-    names: int = 0
-    """Portions that were begun."""
+    begun: int = 0
+    """Portions that ever were."""
 
     def drop(self, lease: Lease) -> None:
         """A lease is over: nothing more of it is begun."""

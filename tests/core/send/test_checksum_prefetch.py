@@ -12,17 +12,17 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, access_id, claim, crcs, describe, hybrid, lists, refused
+from tests.core.nodes import SECRET, Lead, access_id, claim, crcs, describe, hybrid, lists, refused
 
 
 class Source(Lead):
     """A lead that compares checksums; `hand_over` gives blocks of two groups to a peer that opens them."""
 
-    def __init__(self, ranks: int = 1) -> None:
+    def __init__(self, ranks: int = 1, *, mirrored: bool = False) -> None:
         super().__init__()
         self.checked = False
         self.node = Node(Limits(), checksums=True)
-        self.begin(describe("p", 1, world_size=ranks, pool=hybrid()))
+        self.feed(events.LifeBegan(1, SECRET, describe("p", 1, world_size=ranks, pool=hybrid()), True, True, mirrored))
         self.peer = describe("d", 2, world_size=ranks, pool=hybrid())
         self.admit(self.peer)
         self.checked = True
@@ -119,6 +119,40 @@ def test_checksums_are_computed_lease_by_lease_and_not_for_those_that_ended() ->
     assert not lead.seen(actions.ComputeChecksums), "the ranks are at the first one yet"
     lead.say(asked, 1, 2, 3)
     assert lead.one(actions.ComputeChecksums).pieces.offsets.tolist() == [12 * 8, 13 * 8, (64 + 5) * 8]
+
+
+def test_a_lease_that_ends_before_its_step_holds_up_no_other() -> None:
+    lead = Source()
+    first = lead.hand_over(after_step=5)
+    lead.hand_over((10, 11), (4,))
+    assert not lead.seen(actions.ComputeChecksums)
+    lead.end(first)
+    assert lead.one(actions.ComputeChecksums).pieces.offsets.tolist() == [10 * 8, 11 * 8, (64 + 4) * 8]
+
+
+def test_checksums_of_a_mirror_are_computed_once_it_has_the_lease_which_holds_up_no_other() -> None:
+    lead = Source(mirrored=True)
+    lead.hand_over(after_step=5)
+    lead.hand_over((10, 11), (4,))
+    early = lead.one(actions.CopyOut)
+    assert not lead.seen(actions.ComputeChecksums)
+    lead.feed(events.CopiedOut(0, early.name))
+    asked = lead.one(actions.ComputeChecksums)
+    assert asked.pieces.offsets.tolist() == [10 * 8, 11 * 8, (64 + 4) * 8]
+    lead.say(asked, 1, 2, 3)
+    lead.feed(events.StepDone(0, 5))
+    late = lead.one(actions.CopyOut)
+    assert not lead.seen(actions.ComputeChecksums)
+    lead.feed(events.CopiedOut(0, late.name))
+    assert lead.one(actions.ComputeChecksums).pieces.offsets.tolist() == [8 * 8, 9 * 8, (64 + 3) * 8]
+
+
+def test_of_a_lease_that_could_not_be_copied_no_checksum_is_computed() -> None:
+    lead = Source(mirrored=True)
+    lead.hand_over()
+    lead.feed(events.CopiedOut(0, lead.one(actions.CopyOut).name, "the bus is on fire"))
+    assert not lead.seen(actions.ComputeChecksums)
+    assert lead.node.state.prefetch.idle
 
 
 def test_a_call_before_its_turn_is_answered_at_once_and_not_computed_again() -> None:

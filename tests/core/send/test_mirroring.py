@@ -161,6 +161,22 @@ def test_reports_of_copies_that_nobody_asked_for_change_nothing() -> None:
     assert lead.answer(call) is None
 
 
+def test_reports_of_an_old_life_change_nothing_in_the_next() -> None:
+    lead = Mirrored()
+    lead.hand_over(3)
+    old = lead.one(actions.CopyOut)
+    lead.feed(events.LifeBegan(2, SECRET, replace(lead.me, incarnation=2), True, True, True))
+    lead.feed(events.CopiedOut(old.rank, old.name, "the bus is on fire"))
+    lead.admit(lead.peer)
+    handed = lead.hand_over(3)
+    new = lead.one(actions.CopyOut)
+    call = lead.opening(handed)
+    lead.feed(events.CopiedOut(old.rank, old.name))
+    assert lead.answer(call) is None
+    lead.copied(new)
+    assert rows(lead.answer(call)).token_count == 16
+
+
 def test_a_copy_that_does_not_end_is_seen_by_its_age() -> None:
     lead = Mirrored(ranks=2)
     assert lead.node.oldest_posting() is None
@@ -221,3 +237,43 @@ def test_a_part_of_a_push_moves_when_it_is_in_the_mirrors() -> None:
     assert pair.posts
     pair.moved()
     assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
+
+
+def test_a_part_that_is_copied_before_an_earlier_one_waits_for_it() -> None:
+    pair = MirroredPair()
+    pair.deaf = {actions.CopyOut}
+    pair.register(pair.reserve(32).token)
+    pair.finish(32, (0, 1), last=False, layers=(0, 1), after_step=5)
+    pair.finish(32, (0, 1), last=True, layers=(1, 1))
+    ((_, second),) = pair.lost
+    pair.feed(pair.p, events.CopiedOut(0, second.name))
+    assert not pair.posts
+    pair.feed(pair.p, events.StepDone(0, 5))
+    first = pair.lost[-1][1]
+    assert isinstance(first, actions.CopyOut)
+    assert first.name != second.name
+    assert not pair.posts
+    pair.feed(pair.p, events.CopiedOut(0, first.name))
+    while pair.posts:
+        pair.moved()
+    assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
+
+
+def test_a_part_that_could_not_be_copied_fails_its_push_at_both_sides() -> None:
+    pair = MirroredPair()
+    pair.deaf = {actions.CopyOut}
+    pair.register(pair.reserve(32).token)
+    pair.finish(32, (0, 1), last=False, layers=(0, 1))
+    pair.finish(32, (0, 1), last=True, layers=(1, 1))
+    (_, first), (_, second) = pair.lost
+    pair.feed(pair.p, events.CopiedOut(0, first.name, "the bus is on fire"))
+    assert not pair.posts
+    pair.feed(pair.p, events.CopiedOut(0, second.name))
+    assert [transfer.state for transfer in pair.both()] == [State.FAILED] * 2
+    assert pair.reasons() == [Reason.SOURCE_FAILED] * 2
+    mine = pair.both()[0].failure
+    assert mine is not None
+    assert (mine.rank, "the bus is on fire" in mine.message) == (0, True)
+    assert not len(pair.p.state.pins)
+    assert not len(pair.d.state.pins)
+    assert not pair.p.state.mirrors.running
