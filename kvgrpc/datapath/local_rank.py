@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
 
-Computed = events.ChecksumsComputed | events.CopiedOut
-"""What is reported beside what a mover reports."""
+OwnReport = events.ChecksumsComputed | events.CopiedOut
+"""What a rank reports of its own memory, beside what its mover reports."""
 
 UNAIDED = frozenset({"shm", "cma", "loopback"})
 """Data paths over which peers read without any help of the rank that is read."""
@@ -172,10 +172,10 @@ class LocalRank:
         _log.error("the memory of rank %d is kept: a data path may still use it", self._rank)
         return False
 
-    def _report(self, report: Report | Computed) -> None:
+    def _report(self, report: Report | OwnReport) -> None:
         self._hand_on(report, self._feed)
 
-    def _hand_on(self, report: Report | Computed, feed: Callable[[Event], None]) -> None:
+    def _hand_on(self, report: Report | OwnReport, feed: Callable[[Event], None]) -> None:
         if isinstance(report, events.PostingEnded) and report.quiesced:
             self._postings.pop(report.posting_id, None)
         if not self.retired and not isinstance(report, Disconnected):

@@ -58,7 +58,7 @@ RETRY_S = 0.05
 REMOTE_RETRY_S = 0.5
 """The same over the network."""
 _NO_LEAD = (Unavailable, PermissionDenied, Exhausted)
-"""No lead yet, or its engine is still to come."""
+"""No lead yet, its engine is still to come, or peers still hold the mirror that was."""
 _NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
 """Over the network also: a lead that takes a stream that broke for the worker still, or that heard nothing of it."""
 _log = logging.getLogger(__name__)

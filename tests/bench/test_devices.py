@@ -1,7 +1,9 @@
 """`kvgrpc bench pull --device`: it measures both directions with a device that is none, and skips without a GPU."""
 
 import asyncio
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,15 @@ from typer.testing import CliRunner
 from kvgrpc.bench.measures import devices
 from kvgrpc.bench.plan import PULL_QUICK
 from kvgrpc.bench.run import run_devices
+from kvgrpc.bench.stages import devices as stage
+from kvgrpc.bench.stages.devices import DeviceEngines
 from kvgrpc.cli.app import app
 from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.datapath.mirror.lane import Lane
 from kvgrpc.engine import Device
+from kvgrpc.errors import InternalError
+
+CASE = PULL_QUICK.cases("shm", 16 << 10)[0]
 
 
 class Array:
@@ -45,6 +53,35 @@ class Array:
         return self
 
 
+class Refusing(Array):
+    """Takes no mirror."""
+
+    def open(self, mirror: NDArray[np.uint8]) -> None:
+        raise RuntimeError("no such device")
+
+
+class Held(Array):
+    """Its copies end when they are let go."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        super().__init__(memory)
+        self.over = threading.Event()
+        self.closed = False
+
+    def synchronize(self) -> None:
+        assert self.over.wait(30.0)
+
+    def close(self) -> None:
+        assert self.over.is_set(), "a copy is under way"
+        self.closed = True
+
+
+def children() -> set[str]:
+    """The processes that this one has."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {child for task in tasks for child in task.read_text().split()}
+
+
 def arrays(nbytes: int) -> tuple[Device, Device]:
     memory = np.zeros(nbytes, dtype=np.uint8)
     return Array(memory), Array(memory)
@@ -60,6 +97,35 @@ def test_both_directions_are_measured_beside_the_copies_alone() -> None:
     assert all(case.gbps > 0 and case.copy_gbps > 0 and case.ratio_copies > 0 for case in found.cases)
     shown = found.to_json()
     assert (shown["device"], shown["quick"], len(shown["cases"])) == ("arrays", True, 2)
+
+
+@pytest.mark.timeout(60)
+def test_engines_of_a_device_that_refuses_are_closed() -> None:
+    before = children()
+    with pytest.raises(RuntimeError, match="no such device"):
+        DeviceEngines(CASE, lambda nbytes: (arrays(nbytes)[0], Refusing(np.zeros(nbytes, dtype=np.uint8))), out=True)
+    assert children() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_device_is_closed_when_its_copies_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Held] = []
+
+    def make(nbytes: int) -> tuple[Device, Device]:
+        made.append(Held(np.zeros(nbytes, dtype=np.uint8)))
+        return arrays(nbytes)[0], made[0]
+
+    at_rest = Lane.at_rest
+
+    def let_go(lane: Lane, wait_s: float) -> bool:
+        made[0].over.set()
+        return at_rest(lane, wait_s)
+
+    monkeypatch.setattr(stage, "_COPY_S", 0.01)
+    monkeypatch.setattr(Lane, "at_rest", let_go)
+    with DeviceEngines(CASE, make, out=True) as engines, pytest.raises(InternalError, match="it does not end"):
+        engines.copy_s()
+    assert made[0].closed
 
 
 def test_without_a_gpu_it_says_so_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class Layers(NamedTuple):
         return self.kind in (MLA, STATE) or 0 in (self.heads % ranks, ranks % self.heads)
 
 
-class Engine(NamedTuple):
+class Choice(NamedTuple):
     """What an engine chooses once for all groups."""
 
     ranks: int
@@ -174,7 +174,7 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     return None, whole
 
 
-def _group(some: Layers, name: str, engine: Engine, which: int, order: str, blocks: int) -> Group:
+def _group(some: Layers, name: str, choice: Choice, which: int, order: str, blocks: int) -> Group:
     alone = some.kind in (MLA, STATE)
     return Group(
         name,
@@ -182,13 +182,13 @@ def _group(some: Layers, name: str, engine: Engine, which: int, order: str, bloc
         some.layers,
         some.block_tokens[which],
         blocks,
-        1 if alone else max(some.heads // engine.ranks, 1),
+        1 if alone else max(some.heads // choice.ranks, 1),
         DIM,
         "of its own" if some.inside == "nothing" else "uint8",
         order,
         some.window,
         0 if alone else some.heads,
-        "shared" if engine.alias else "",
+        "shared" if choice.alias else "",
     )
 
 
@@ -225,23 +225,23 @@ def _placed(regions: Sequence[Region], blocks: int, begin: int, gap: int, *, in_
 
 
 def _engine(draw: st.DrawFn, model: Sequence[Layers], which: int, ranks: int) -> SplitKV:
-    engine = Engine(ranks, draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans()), draw(st.booleans()))
+    choice = Choice(ranks, draw(st.sampled_from([1, 1, 2, 3])), draw(st.booleans()), draw(st.booleans()))
     needed = [1 if some.kind is STATE else TOKENS // some.block_tokens[which] for some in model]
     groups, unplaced = [], []
     for i, (some, count) in enumerate(zip(model, needed, strict=True)):
         order = some.order if some.inside != "tokens" else draw(st.sampled_from(["token_major", "head_major"]))
-        blocks = (sum(needed) if engine.alias else count) + 3
-        groups.append(_group(some, str(i), engine, which, order, blocks))
-        unplaced += _regions(draw, some, i, groups[i], engine.stages)
+        blocks = (sum(needed) if choice.alias else count) + 3
+        groups.append(_group(some, str(i), choice, which, order, blocks))
+        unplaced += _regions(draw, some, i, groups[i], choice.stages)
     numbers = sorted({region.stage for region in unplaced})
     unplaced = [replace(region, stage=numbers.index(region.stage)) for region in unplaced]
     regions, total = [], 0
     for stage in range(len(numbers)):
         mine, begin = [region for region in unplaced if region.stage == stage], 0
-        for space in [range(len(groups))] if engine.alias else [range(i, i + 1) for i in range(len(groups))]:
+        for space in [range(len(groups))] if choice.alias else [range(i, i + 1) for i in range(len(groups))]:
             here, blocks = [region for region in mine if region.group in space], groups[space.start].blocks
             gap = draw(st.sampled_from([0, 5]))
-            placed = _placed(here, blocks, begin, gap, in_rows=engine.in_rows) if here else []
+            placed = _placed(here, blocks, begin, gap, in_rows=choice.in_rows) if here else []
             begin = max([begin, *(r.offset + blocks * r.stride_bytes for r in placed)]) + gap
             regions += placed
         total = max(total, begin)

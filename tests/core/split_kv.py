@@ -53,7 +53,7 @@ def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int],
 
 
 def _values(place: Numbers) -> Memory:
-    """The byte at each place of the model's KV: mostly others than nearby, and no canary."""
+    """The byte at each place of the model's KV: seldom that of a place nearby, and never the canary."""
     mixed = place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     return (mixed >> np.uint64(57)).astype(np.uint8)

@@ -1,6 +1,6 @@
 """Engines with many ranks, each with memory, a data path and a mover of its own, in this process or in another one.
 
-    with engines(case) as (source, destination):
+    with engines(case, environment) as (source, destination):
         endpoints = source.ask("begin", memories)
         destination.ask("begin", ...)
         destination.ask("move", endpoints, posts)
@@ -66,7 +66,7 @@ class OneRank:
         self.memory.close()
 
 
-class Engine:
+class Ranks:
     """The ranks of an engine in this process."""
 
     def __init__(self, case: Case, name: str) -> None:
@@ -110,7 +110,7 @@ class Engine:
             rank.close()
 
 
-class EngineProcess:
+class RanksProcess:
     """The same in a process of its own."""
 
     def __init__(self, case: Case, name: str, environment: Mapping[str, str]) -> None:
@@ -141,17 +141,17 @@ class EngineProcess:
 
 def serve(pipe: Connection, case: Case, name: str) -> None:
     """What such a process does."""
-    engine = Engine(case, name)
+    ranks = Ranks(case, name)
     while True:
         method, *arguments = pipe.recv()
         if method == "close":
             break
         try:
-            answer = "", engine.ask(method, *arguments)
+            answer = "", ranks.ask(method, *arguments)
         except Exception as error:  # noqa: BLE001 - raised at the other side
             answer = repr(error), None
         pipe.send(answer)
-    engine.close()
+    ranks.close()
 
 
 class Asked(Protocol):
@@ -167,6 +167,6 @@ def engines(case: Case, environment: Mapping[str, str]) -> Iterator[tuple[Asked,
     with contextlib.ExitStack() as stack:
         both: list[Asked] = []
         for name in ("source", "destination"):
-            both.append(Engine(case, name) if case.in_process else EngineProcess(case, name, environment))
+            both.append(Ranks(case, name) if case.in_process else RanksProcess(case, name, environment))
             stack.callback(both[-1].close)
         yield both[0], both[1]

@@ -1,6 +1,7 @@
 """What needs a GPU: `make gpu-test`. Elsewhere it is skipped, with its reason."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -56,14 +57,25 @@ def test_a_mirror_is_page_locked_once_and_let_go(tensors: list[torch.Tensor]) ->
     for _ in range(2):
         mirror = np.zeros(device.nbytes, dtype=np.uint8)
         device.open(mirror)
+        assert torch.from_numpy(mirror).is_pinned()
         device.to_host(ids(0), ids(device.nbytes)).synchronize()
         device.close()
+        assert not torch.from_numpy(mirror).is_pinned()
         device.close()
 
 
-def test_a_thread_is_set_to_the_device_of_its_memory(tensors: list[torch.Tensor]) -> None:
-    use_device(PrivateMemory.of(*tensors).segments)
-    assert torch.cuda.current_device() == 0
+@pytest.mark.skipif(not WHY and torch.cuda.device_count() < 2, reason="every thread begins on the only device")
+def test_a_thread_is_set_to_the_device_of_its_memory() -> None:
+    last = torch.cuda.device_count() - 1
+    segments = PrivateMemory.of(torch.zeros(1 << 20, dtype=torch.uint8, device=f"cuda:{last}")).segments
+
+    def devices() -> list[int]:
+        before = torch.cuda.current_device()
+        use_device(segments)
+        return [before, torch.cuda.current_device()]
+
+    with ThreadPoolExecutor(1) as thread:  # a new one
+        assert thread.submit(devices).result() == [0, last]
 
 
 def test_pulls_out_of_a_device_and_into_it_bring_every_byte() -> None:

@@ -2,6 +2,7 @@
 
 import statistics
 
+from kvgrpc.bench.measures.timed_pairs import timed_pairs
 from kvgrpc.bench.plan import Case, PullPlan
 from kvgrpc.bench.results.devices import DeviceCase, DeviceResult
 from kvgrpc.bench.stages.devices import DeviceEngines, MakeDevices
@@ -49,12 +50,7 @@ def _case(plan: PullPlan, case: Case, direction: str, make: MakeDevices) -> Devi
         engines.check()
         for _ in range(_WARM):
             engines.pull_s(), engines.copy_s()
-        times = []
-        for number in range(plan.repeats):
-            # In turn the first of the pair, so that what drifts favours none.
-            ways = (engines.pull_s, engines.copy_s) if number % 2 else (engines.copy_s, engines.pull_s)
-            seen = {way: way() for way in ways}
-            times.append((seen[engines.pull_s], seen[engines.copy_s]))
+        times = timed_pairs(plan.repeats, engines.pull_s, engines.copy_s)
     return DeviceCase(
         direction=direction,
         datapath=case.data_path,

@@ -4,6 +4,7 @@ import statistics
 import time
 
 from kvgrpc.bench.geometries import BLOCK_TOKENS, geometry, tokens_of
+from kvgrpc.bench.measures.timed_pairs import timed_pairs
 from kvgrpc.bench.plan import GeometryPlan
 from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
 from kvgrpc.bench.stages.servers import Progress
@@ -34,12 +35,7 @@ def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
         engines.check()
         for _ in range(_WARM):
             engines.pull_s()
-        times = []
-        for number in range(plan.repeats):
-            # In turn the first of the pair, so that what drifts favours none.
-            ways = (engines.pull_s, engines.copy_s) if number % 2 else (engines.copy_s, engines.pull_s)
-            seen = {way: way() for way in ways}
-            times.append((seen[engines.pull_s], seen[engines.copy_s]))
+        times = timed_pairs(plan.repeats, engines.pull_s, engines.copy_s)
         bridge = Bridge(pair.source, pair.destination)
         return GeometryCase(
             name=name,
@@ -62,12 +58,8 @@ def _two_to_one(plan: GeometryPlan) -> float:
     with UnlikeEngines(path, one, threads) as alone, UnlikeEngines(path, two, threads) as together:
         for _ in range(_WARM):
             alone.pull_s(), together.pull_s()
-        ratios = []
-        for number in range(plan.repeats):
-            ways = (alone, together) if number % 2 else (together, alone)
-            seen = {id(way): way.pull_s() for way in ways}
-            ratios.append(seen[id(alone)] / seen[id(together)])
-        return statistics.median(ratios)
+        times = timed_pairs(plan.repeats, alone.pull_s, together.pull_s)
+        return statistics.median(one_s / two_s for one_s, two_s in times)
 
 
 def _planning_s(name: str) -> float:

@@ -7,7 +7,9 @@ no processor for it.
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 
+from kvgrpc.bench.measures.timed_pairs import timed_pairs
 from kvgrpc.bench.plan import Case, LayerwisePlan, pool
 from kvgrpc.bench.results.pushes import LayerwiseCase
 from kvgrpc.bench.stages.engines import Engines
@@ -58,12 +60,7 @@ class _Prefills:
         self._engines.fill()
         self._layerwise(layer_s)
         self._engines.check(self._source, self._destination)
-        pairs = []
-        for number in range(plan.repeats):
-            # In turn the first of the pair, so that what drifts favours none.
-            ways = (self._whole, self._layerwise) if number % 2 else (self._layerwise, self._whole)
-            seen = {way: way(layer_s) for way in ways}
-            pairs.append((seen[self._whole], seen[self._layerwise]))
+        pairs = timed_pairs(plan.repeats, partial(self._whole, layer_s), partial(self._layerwise, layer_s))
         return LayerwiseCase(
             datapath=case.data_path,
             layers=plan.layers,

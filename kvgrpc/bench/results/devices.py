@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from kvgrpc.bench.results.pulls import Run, Target
 
 DEVICE_BASELINES = {
-    "copies": "those between the device and page-locked host memory alone, of the same blocks, by the same streams",
+    "copies": "those between the device and page-locked host memory alone, of the same blocks, by as many streams",
     "out": "from a device to an engine with shared memory, from the hand-over to the woken destination",
     "in": "from an engine with shared memory to a device",
 }

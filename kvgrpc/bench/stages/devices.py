@@ -5,13 +5,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, environment_of, path_of, pool
 from kvgrpc.bench.stages.engines import environment, next_event
+from kvgrpc.bench.stages.memory import fill, lists
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.mirror.lane import Job, Lane
@@ -19,8 +20,8 @@ from kvgrpc.datapath.mirror.ranges import Ranges
 from kvgrpc.engine import BlocksReturned, Device, Engine, Rank, Received, content
 from kvgrpc.errors import InternalError, Reason
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _COPY_S = 60.0
+_REST_S = 60.0
 MakeDevices = Callable[[int], tuple[Device, Device]]
 """Two views of one device's memory, of so many bytes: one for the rank, and one for what is measured beside it."""
 
@@ -40,27 +41,26 @@ class DeviceEngines:
         mine = self._blocks[0 if out else 1] * case.block_bytes
         self._ranges = Ranges.of(mine, np.full(case.blocks, case.block_bytes, dtype=np.int64), layout.total_bytes)
         self._block_bytes = case.block_bytes
-        self._ends = contextlib.ExitStack()
         flags = ["--data-paths", path_of(case.data_path), "--copy-threads", str(case.threads)]
-        with environment(environment_of(case.data_path)):
-            self._source, self._destination = (
-                self._ends.enter_context(
-                    Engine.launch(flags=flags, pool=layout, weights_revision="bench", mirrored=mirrored)
+        with contextlib.ExitStack() as ends:
+            with environment(environment_of(case.data_path)):
+                self._source, self._destination = (
+                    ends.enter_context(
+                        Engine.launch(flags=flags, pool=layout, weights_revision="bench", mirrored=mirrored)
+                    )
+                    for mirrored in (out, not out)
                 )
-                for mirrored in (out, not out)
-            )
-        with_device, shared = (self._source, self._destination) if out else (self._destination, self._source)
-        paths = (path_of(case.data_path),)
-        self._ends.enter_context(Rank(with_device.ticket, device=device, data_paths=paths, copy_threads=case.threads))
-        self._memory = self._ends.enter_context(Rank(shared.ticket)).memory
-        self._beside.open(self._array)
-        self._ends.callback(self._beside.close)
-        self._lanes = {
-            True: Lane("kvgrpc-bench-out", self._beside.to_host),
-            False: Lane("kvgrpc-bench-in", self._beside.to_device),
-        }
-        for lane in self._lanes.values():
-            self._ends.callback(lane.stop)
+            with_device, shared = (self._source, self._destination) if out else (self._destination, self._source)
+            paths = (path_of(case.data_path),)
+            ends.enter_context(Rank(with_device.ticket, device=device, data_paths=paths, copy_threads=case.threads))
+            self._memory = ends.enter_context(Rank(shared.ticket)).memory
+            self._beside.open(self._array)
+            self._lanes = {
+                True: Lane("kvgrpc-bench-out", self._beside.to_host),
+                False: Lane("kvgrpc-bench-in", self._beside.to_device),
+            }
+            ends.callback(self._close_beside)
+            self._ends = ends.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -70,8 +70,7 @@ class DeviceEngines:
 
     def check(self) -> None:
         """A pull brings what the source has. Raises InternalError where it does not."""
-        words = self._array.view(np.uint64) if self._out else self._memory.view(np.uint64)
-        np.multiply(np.arange(len(words), dtype=np.uint64), _ODD, out=words)
+        fill(self._array if self._out else self._memory)
         if self._out:
             self.copy_s(out=False)
         self.pull_s()
@@ -84,7 +83,7 @@ class DeviceEngines:
 
     def pull_s(self) -> float:
         """From the hand-over to the event Received."""
-        given, taken = map(_any, self._blocks)
+        given, taken = map(lists, self._blocks)
         began = time.monotonic()
         handed = self._source.finished_blocks(given, self._content, transfer_key=secrets.token_bytes(16))
         self._source.flush()
@@ -104,13 +103,16 @@ class DeviceEngines:
             raise InternalError(Reason.INTERNAL, f"the device did not copy: {job.error or 'it does not end'}")
         return time.monotonic() - began
 
+    def _close_beside(self) -> None:
+        """Lets go of the second view, once its copies are over. Raises InternalError where they do not end."""
+        for lane in self._lanes.values():
+            lane.stop()
+        if not all(lane.at_rest(_REST_S) for lane in self._lanes.values()):
+            raise InternalError(Reason.INTERNAL, "the device may still copy: end this process")
+        self._beside.close()
+
     def _rows(self, memory: NDArray[np.uint8], ids: Ids) -> NDArray[np.uint8]:
         rows: NDArray[np.uint8] = memory[: len(memory) // self._block_bytes * self._block_bytes].reshape(
             -1, self._block_bytes
         )
         return rows[ids]
-
-
-def _any(blocks: Ids) -> Any:
-    """Arrays of integers will do for lists of them, which types cannot say."""
-    return blocks

@@ -6,11 +6,12 @@ import secrets
 import select
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from kvgrpc.bench.plan import BLOCK_TOKENS, environment_of, path_of
+from kvgrpc.bench.stages.memory import fill, lists
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import BlocksReturned, Content, Engine, Failed, LayersReceived, Rank, Received, Reserved, content
@@ -20,7 +21,6 @@ from kvgrpc.errors import InternalError, Reason
 
 _EVENT_S = 60.0
 """More than any push of a run takes."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _E = TypeVar("_E", bound=Event)
 
 
@@ -53,7 +53,7 @@ class Engines:
     def register(self, blocks: Ids) -> Push:
         """The source's side of a push of which both servers know."""
         key, of = secrets.token_bytes(16), self._content(blocks)
-        reservation = self.destination.reserve(_any(blocks), of, transfer_key=key)
+        reservation = self.destination.reserve(lists(blocks), of, transfer_key=key)
         next_event(self.destination, Reserved)
         push = self.source.push(of, transfer_key=key)
         push.register(reservation.grant)
@@ -69,7 +69,7 @@ class Engines:
 
     def finish(self, push: Push, blocks: Ids, layers: tuple[int, int] | None = None, *, last: bool = True) -> None:
         """Hands a part over; waits for no answer."""
-        push.finished(_any(blocks), layers=layers, last=last)
+        push.finished(lists(blocks), layers=layers, last=last)
         self.source.flush()
 
     def received(self) -> float:
@@ -98,8 +98,7 @@ class Engines:
     def fill(self) -> None:
         """Gives every eight bytes of the source a value of their own, and clears the destination."""
         source, destination = self._memory
-        words = source.view(np.uint64)
-        np.multiply(np.arange(len(words), dtype=np.uint64), _ODD, out=words)
+        fill(source)
         destination[:] = 0
 
     def check(self, source: Ids, destination: Ids) -> None:
@@ -158,11 +157,6 @@ def _process_s(pid: int) -> float:
     How Linux writes the clock of a process that is not our own: clock_getcpuclockid(3), which Python lacks.
     """
     return time.clock_gettime(~pid << 3 | 2)
-
-
-def _any(blocks: Ids) -> Any:
-    """Arrays of integers will do for lists of them, which types cannot say."""
-    return blocks
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from kvgrpc.bench.copy_loop import LoopCopier, rows_of
 from kvgrpc.bench.geometries import Geometry
 from kvgrpc.bench.plan import environment_of, path_of
 from kvgrpc.bench.stages.engines import environment, next_event
+from kvgrpc.bench.stages.memory import fill, lists
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.datapath.host.addresses import Rows
@@ -20,7 +21,6 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
 from kvgrpc.errors import InternalError, Reason
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 Memories = Sequence[NDArray[np.uint8]]
 
 
@@ -77,7 +77,7 @@ class UnlikeEngines:
 
     def pull_s(self) -> float:
         """From the call of a pull to the event Received."""
-        here, there = (_lists(blocks) for blocks in self._blocks)
+        here, there = (lists(*blocks) for blocks in self._blocks)
         handed = self._source.finished_blocks(here, self._content, transfer_key=secrets.token_bytes(16))
         self._source.flush()
         began = time.monotonic()
@@ -101,12 +101,6 @@ class UnlikeEngines:
     def _fill(self) -> None:
         """Gives every eight bytes of the source a value of their own, and clears the destination."""
         for rank, memory in enumerate(self._memories[0]):
-            words = memory[: len(memory) // 8 * 8].view(np.uint64)
-            np.multiply(np.arange(rank * len(words), (rank + 1) * len(words), dtype=np.uint64), _ODD, out=words)
+            fill(memory, rank * (len(memory) // 8))
         for memory in self._memories[1]:
             memory[:] = 0
-
-
-def _lists(blocks: Sequence[NDArray[np.int64]]) -> Any:
-    """As the library takes them: arrays of integers will do for lists of them, which types cannot say."""
-    return blocks[0] if len(blocks) == 1 else list(blocks)

@@ -61,8 +61,7 @@ class ChecksumPrefetch:
         return self._state.prefetch
 
     def announced(self, lease: Lease) -> None:
-        """A lease stands. Ranks with mirrors compute checksums of these: it waits for them first, and holds up no other.
-        """
+        """A lease stands. Ranks with mirrors sum up those: it waits until it is there, and holds up no other."""
         if not self._state.mirrored:
             self._add(lease)
 

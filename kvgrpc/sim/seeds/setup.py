@@ -161,16 +161,28 @@ def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False, m
     whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
     some engines.
     """
-    if mirrors:
-        rng, setup = Random(f"{seed}/mirrors"), drawn(seed, steps, liars=liars, unlike=unlike)  # noqa: S311 - as below
-        return replace(setup, mirrored=rng.randint(1, setup.engines))
     setup = _honest(seed, steps)
     if unlike:
-        split = _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
-        rng = Random(f"{seed}/stages")  # noqa: S311 - a simulation, no secrets
-        return _staged(split, rng) if rng.random() < STAGED else split
-    if not liars:
-        return setup
+        setup = _split(setup, seed)
+    elif liars:
+        setup = _with_liar(setup, seed)
+    return _mirrored(setup, Random(f"{seed}/mirrors")) if mirrors else setup  # noqa: S311 - a simulation, no secrets
+
+
+def _mirrored(setup: Setup, rng: Random) -> Setup:
+    """The same world, in which some engines have mirrors."""
+    return replace(setup, mirrored=rng.randint(1, setup.engines))
+
+
+def _split(setup: Setup, seed: int) -> Setup:
+    """The same world, whose engines have other numbers of ranks, and stages in some worlds."""
+    split = _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
+    rng = Random(f"{seed}/stages")  # noqa: S311 - a simulation, no secrets
+    return _staged(split, rng) if rng.random() < STAGED else split
+
+
+def _with_liar(setup: Setup, seed: int) -> Setup:
+    """The same world, in which one lead lies, about one thing in some worlds."""
     setup = _lying(setup, Random(f"{seed}/liars"))  # noqa: S311 - a simulation, no secrets
     about = Random(f"{seed}/other lives").random()  # noqa: S311 - a simulation, no secrets
     if about < FOCUSED:

@@ -42,6 +42,7 @@ def test_nothing_is_read_before_the_copies_are_done(source: MirroredSide, reader
     source.device.let_go("out")
     received(reader.finish(pull))
     assert np.array_equal(reader.read(TARGET), made)
+    assert source.device.copied == {"out": 2 * BYTES}
 
 
 def test_copies_begin_once_the_step_that_writes_is_done(source: MirroredSide, reader: Side) -> None:
@@ -55,9 +56,11 @@ def test_copies_begin_once_the_step_that_writes_is_done(source: MirroredSide, re
     made = source.fill(SOURCE, seed=3)
     source.ranks[0].step_done(3)
     source.device.wait_started("out")
+    assert not source.device.copied
     source.device.let_go("out")
     received(reader.finish(pull))
     assert np.array_equal(reader.read(TARGET), made)
+    assert source.device.copied == {"out": BYTES}
 
 
 def test_a_copy_that_fails_fails_both_sides_with_its_reason(source: MirroredSide, reader: Side) -> None:
@@ -72,6 +75,7 @@ def test_a_copy_that_fails_fails_both_sides_with_its_reason(source: MirroredSide
     assert (told.reason, "the bus is on fire" in told.message) == (Reason.SOURCE_FAILED, True)
     mine = failure(source.finish(handover))
     assert (mine.reason, mine.rank) == (Reason.SOURCE_FAILED, 0)
+    assert not source.device.copied
 
 
 def test_an_engine_goes_on_after_a_copy_that_failed(source: MirroredSide, reader: Side) -> None:
@@ -87,6 +91,7 @@ def test_after_a_copy_that_was_lost_nothing_more_is_handed_over(source: Mirrored
     del source.device.errors["out"]
     told = failure(source.finish(source.hand_over([20], tokens(16))))
     assert (told.reason, "lost a copy" in told.message) == (Reason.SOURCE_FAILED, True)
+    assert not source.device.copied
     check_not_at_rest(source)
 
 
@@ -144,10 +149,13 @@ def test_blocks_come_back_though_a_copy_of_them_goes_on(source: MirroredSide, re
     source.device.let_go("out")
     received(reader.finish(pull))
     assert np.array_equal(reader.read(TARGET), made)
+    assert source.device.copied == {"out": 2 * BYTES}
 
 
 @pytest.mark.parametrize("after_step", [0, 5])
-def test_a_hand_over_that_ends_before_it_is_copied_leaves_nothing(source: MirroredSide, after_step: int) -> None:
+def test_a_hand_over_that_ends_before_it_is_copied_leaves_nothing(
+    source: MirroredSide, reader: Side, after_step: int
+) -> None:
     source.device.hold("out")
     handover = source.hand_over(SOURCE, PROMPT, after_step=after_step)
     source.round_trip()
@@ -155,3 +163,10 @@ def test_a_hand_over_that_ends_before_it_is_copied_leaves_nothing(source: Mirror
     source.finish(handover)
     source.device.let_go("out")
     assert source.lead.at_rest()
+    source.ranks[0].step_done(5)
+    next_one = source.hand_over(SOURCE, PROMPT)
+    pull = reader.engine.pull(next_one.grant, content(PROMPT))
+    pull.start(TARGET)
+    received(reader.finish(pull))
+    begun = 0 if after_step else BYTES
+    assert source.device.copied == {"out": begun + BYTES}, "what was not begun is not copied"

@@ -19,6 +19,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one to two": ({"ranks": 1}, {"ranks": 2}),
     "two to one": ({"ranks": 2}, {"ranks": 1}),
     "two to four": ({"ranks": 2}, {"ranks": 4}),
+    "two to three": ({"ranks": 2, "total": 6}, {"ranks": 3, "total": 6}),
     "fewer heads than ranks": ({"ranks": 4, "total": 2}, {"ranks": 1, "total": 2}),
     "latents": ({"ranks": 2, "latent": True}, {"ranks": 1, "latent": True}),
     "smaller blocks": ({"tokens": 32}, {"tokens": 16}),
