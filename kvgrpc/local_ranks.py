@@ -7,7 +7,7 @@ where its UCX knows no such device; checksums need host memory. Else the rank ke
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvgrpc.config import HOST, Config
@@ -15,6 +15,7 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.base import DataPath
 from kvgrpc.datapath.device_memory import DeviceMemory, MakeDeviceMemory
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
@@ -83,10 +84,15 @@ class DeviceRank(SharedRank):
 
 
 class RankMaker:
-    """Makes ranks as the configuration says. Its functions wait for memory: not for an event loop's thread."""
+    """Makes ranks as the configuration says; `address` is the one that peers dial. Its functions wait for memory: not
+    for an event loop's thread.
+    """
 
-    def __init__(self, config: Config, runner: Runner, device_memory: MakeDeviceMemory) -> None:
+    def __init__(
+        self, config: Config, runner: Runner, device_memory: MakeDeviceMemory, address: Callable[[], str]
+    ) -> None:
         self._config = config
+        self._address = address
         self._runner = runner
         self._device_memory = device_memory
 
@@ -99,7 +105,9 @@ class RankMaker:
             memory.close()
             what = f"rank {rank} brings {memory.nbytes} bytes of shared memory for a pool of {nbytes}"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
-        paths, status = make_paths(memory, self._config.data_paths, self._config.copy_threads)
+        paths, status = make_paths(
+            memory, self._config.data_paths, self._config.copy_threads, own_host(self._address())
+        )
         return self._wired(SharedRank(rank, memory, *self._rest(paths))), status
 
     def of_own_pool(self, nbytes: int) -> tuple[SharedRank, list[DataPathStatus]]:
@@ -128,7 +136,7 @@ class RankMaker:
         _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
         device = pool.device()
         memory = make_memory(device)
-        paths, found = make_paths(memory, names, self._config.copy_threads)
+        paths, found = make_paths(memory, names, self._config.copy_threads, own_host(self._address()))
         try:
             rank = DeviceRank(pool, memory, device, *self._rest(paths))
         except KVGrpcError:

@@ -79,7 +79,7 @@ class Server:
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
         self._runner = Runner(node(self.config.limits, writers, checksums=self.config.checksums))
-        self._maker = RankMaker(self.config, self._runner, device_memory)
+        self._maker = RankMaker(self.config, self._runner, device_memory, lambda: self.address)
         self._runner.on_defect.append(self._fail_closed)
         self._recovery = Recovery(self._runner, self._end_last, self._begin_next)
         self._lives = asyncio.Lock()

@@ -21,11 +21,13 @@ from kvgrpc.core.access.cancels import (
 )
 from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
+from kvgrpc.core.access.sends import Sends
 from kvgrpc.core.access.serving import Serving
 from kvgrpc.core.actions import Acknowledged, Action, Drained, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.invariants import check
+from kvgrpc.core.moves.asking import Asking
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
@@ -102,6 +104,7 @@ class Node:
         )
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
+        self._sends, self._asking = Sends(state), Asking(state)
         self._openings = AccessOpenings(state, self._reservations, self._firmness)
         self._serving = Serving(state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings)
         self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._hand_overs, self._openings)
@@ -185,13 +188,12 @@ class Node:
 
     def _reactions(self) -> Reactions:
         """What a decision of one room means for the others, in this order."""
-        access, closes, moves = self._serving, self._closes, self._moves
+        access, closes, moves, asking = self._serving, self._closes, self._moves, self._asking
+        ends = access.peer_dead, closes.peer_dead, moves.peer_dead
         return Reactions(
-            peer_heard=Reaction(access.peer_heard),
+            peer_heard=Reaction(access.peer_heard, asking.peer_heard),
             peer_back=Reaction(closes.peer_back),
-            peer_dead=Reaction(
-                access.peer_dead, closes.peer_dead, moves.peer_dead, self._liveness.hang_up, self._handshakes.peer_dead
-            ),
+            peer_dead=Reaction(*ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead),
             peer_forgotten=Reaction(closes.peer_forgotten),
             peer_ready=Reaction(moves.peer_ready, closes.peer_ready),
             peer_failed=Reaction(moves.peer_failed, closes.peer_failed),
@@ -244,7 +246,11 @@ class Node:
             events.PartsReady: (self._serving.parts_ready,),
             events.PartsAnswered: (self._push_course.parts_answered,),
             events.ChecksumBlocks: (self._checksums.ask,),
-            events.CallAbandoned: (self._checksums.abandoned, self._handshakes.abandoned),
+            events.CallAbandoned: (self._checksums.abandoned, self._sends.abandoned, self._handshakes.abandoned),
+            events.PostSend: (self._sends.ask,),
+            events.SendPosted: (self._sends.posted,),
+            events.SendWanted: (self._asking.wanted,),
+            events.PostSendAnswered: (self._asking.answered,),
             events.ChecksumsAnswered: (self._moves.checksums_answered,),
             events.ChecksumsComputed: (
                 self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed,
@@ -277,6 +283,7 @@ class Node:
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
             Timer.CHECKSUMS: self._checksums.due,
+            Timer.SEND: self._sends.due,
             Timer.QUARANTINE: self._quarantine.quarantine_due,
             Timer.REKEY: self._quarantine.rekey_due,
         }
@@ -375,6 +382,7 @@ class Node:
         state.drop_moves()
         self._serving.end_all(error)
         self._checksums.end_all(error)
+        self._sends.end_all(error)
         self._handshakes.end_all(Unavailable(Reason.ENGINE_LOST, changed, retry_delay_s=RETRY_DELAY_S))
         self._quarantine.end_all(error)
         self._liveness.end_all()

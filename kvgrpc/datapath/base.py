@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment
+from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -171,6 +172,23 @@ class WritableRemote(Remote, Protocol):
         ...
 
 
+@runtime_checkable
+class SentRemote(Remote, Protocol):
+    """A peer rank that sends what is read, when it is asked to."""
+
+    def read_sent(self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None) -> Posting:
+        """As `read`, or with a buffer as `read_into`, of a posting: the peer is asked for its sake."""
+        ...
+
+
+class Reaching(Protocol):
+    """A peer rank that is being reached."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+
 class DataPath(Protocol):
     """One way to move bytes between two ranks, for this rank's memory. Used from the mover's thread only."""
 
@@ -250,4 +268,40 @@ class WrittenByPeers(Protocol):
         Like `close`, ends its own postings; remotes of before are closed. Raises DataPathFailed when the old one
         did not end, DataPathUnavailable when no new one could be made: then nothing is offered any more.
         """
+        ...
+
+
+@runtime_checkable
+class SentByPeers(Protocol):
+    """A data path by which bytes move only if both ranks act: the destination asks, the source sends."""
+
+    def bind(self, later: Callable[[Callable[[], None]], None], want: Callable[[str, str, SendAsk], None]) -> None:
+        """Once, before all else. `later` has the mover's thread do something; `want` asks a peer (its name, the posting
+        for whose sake, what), which comes to `answered`.
+        """
+        ...
+
+    def reach(self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]) -> Reaching:
+        """In place of `connect`: begins to reach a peer's rank from this one, number `rank`; `reached` hears, after
+        this has returned, its remote, or why there is none. Raises DataPathUnavailable.
+        """
+        ...
+
+    def answered(self, peer: str, answer: SendAnswer) -> None:
+        """What came of an ask."""
+        ...
+
+    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+        """This rank sends. `posted` hears once, at once or later, with what the other side has to know, or why nothing
+        is sent; then the send is under way, and its end is the destination's to conclude.
+        """
+        ...
+
+
+@runtime_checkable
+class LoadsLibrary(Protocol):
+    """A data path whose library takes seconds to load, which is done when it is used first."""
+
+    def load(self) -> None:
+        """Loads it now: where no other path comes before this one."""
         ...

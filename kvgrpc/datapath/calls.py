@@ -1,10 +1,10 @@
 """Calls into data paths, whose errors come back as text: none ends the mover's thread."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, Remote, WrittenByPeers
+from kvgrpc.datapath.base import DataPath, Reaching, Remote, SentByPeers, WrittenByPeers
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError
 
@@ -30,6 +30,19 @@ def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -
         return error.message
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
         _log.exception("%s broke while connecting", path.name)
+        return text(error)
+
+
+def reach(
+    path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+) -> Reaching | str:
+    """The peer's rank that is being reached, or why it cannot be reached this way."""
+    try:
+        return path.reach(rank, peer, endpoint, reached)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("a data path broke while reaching rank %d of %s", endpoint.rank, peer)
         return text(error)
 
 

@@ -128,8 +128,8 @@ class Flight:
         if self._together is not None:
             return self.link.read_and_checksum(*self._together, self.wake)
         if self._summed is not None and self._pace is None:
-            return self.link.read_slices(self._summed, self.wake)
-        return self.link.start(runs, self.operation, self.wake)
+            return self.link.read_slices(self.posting, self._summed, self.wake)
+        return self.link.start(self.posting, runs, self.operation, self.wake)
 
     def _start(self, start: Callable[[], Posting], nbytes: int, now: float) -> PostingEnded | None:
         self._began = self._began or now
@@ -214,7 +214,7 @@ class StagedFlight(Flight):
         return self._repacked and self._current is not None
 
     def _submit(self, runs: Runs) -> Posting:
-        return self.link.read_into(self._buffer, runs, self.wake)
+        return self.link.read_into(self.posting, self._buffer, runs, self.wake)
 
     def _is_over(self) -> bool:
         return self._repacked and super()._is_over()

@@ -8,7 +8,14 @@ from functools import partial
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import PeerMapped, ProcessEnded
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import CmaEndpoint, LoopbackEndpoint, NixlEndpoint, RankEndpoint, ShmEndpoint
+from kvgrpc.core.values.endpoints import (
+    CmaEndpoint,
+    CollectiveEndpoint,
+    LoopbackEndpoint,
+    NixlEndpoint,
+    RankEndpoint,
+    ShmEndpoint,
+)
 from kvgrpc.datapath.asker import Asker, Asking
 from kvgrpc.datapath.base import (
     Buffer,
@@ -17,13 +24,16 @@ from kvgrpc.datapath.base import (
     PeerProcess,
     Posting,
     PromptRemote,
+    Reaching,
     Remote,
+    SentByPeers,
+    SentRemote,
     SlicingRemote,
     StagingRemote,
     WritableRemote,
     WrittenByPeers,
 )
-from kvgrpc.datapath.calls import ask_before, connect, text
+from kvgrpc.datapath.calls import ask_before, connect, reach, text
 from kvgrpc.datapath.copy.checksums import Arrival, ChecksummingRemote, Job, Slices, Work
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
@@ -50,6 +60,8 @@ class Attempt:
     rejected: list[tuple[str, str]] = field(default_factory=list)
     asking: Asking | None = None
     """What the peer's process is being asked."""
+    reaching: Reaching | None = None
+    """The peer's rank, whose part of the path is being made."""
     cancelled: bool = False
 
     @property
@@ -91,8 +103,10 @@ class Link:
         """Whether a read of these runs is over when it has been started, in whatever thread."""
         return self._prompt is not None and self._prompt.ends_at_once(runs)
 
-    def start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
+    def start(self, posting_id: str, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
         """Raises as `Remote.read` does."""
+        if isinstance(self._remote, SentRemote):
+            return self._remote.read_sent(posting_id, runs, wake)
         if operation is Operation.READ:
             return self._remote.read(runs, wake)
         assert isinstance(self._remote, WritableRemote)  # see check_offers
@@ -100,19 +114,21 @@ class Link:
 
     def check_stages(self) -> None:
         """Raises DataPathFailed when its data path reads into no staging buffer."""
-        if not isinstance(self._remote, StagingRemote):
+        if not isinstance(self._remote, StagingRemote | SentRemote):
             raise DataPathFailed(f"{self.path.name} reads into no staging buffer: plan this posting without a re-pack")
 
-    def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
+    def read_into(self, posting_id: str, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
         """Raises as `StagingRemote.read_into` does."""
+        if isinstance(self._remote, SentRemote):
+            return self._remote.read_sent(posting_id, runs, wake, buffer)
         assert isinstance(self._remote, StagingRemote)  # see check_stages
         return self._remote.read_into(buffer, runs, wake)
 
-    def read_slices(self, slices: Slices, wake: Callable[[], None]) -> Posting:
+    def read_slices(self, posting_id: str, slices: Slices, wake: Callable[[], None]) -> Posting:
         """Slice by slice where the data path can; else as one."""
         if isinstance(self._remote, SlicingRemote):
             return self._remote.read_slices(slices.runs, slices.ends, slices.arrived, wake)
-        return self._remote.read(slices.runs, wake)
+        return self.start(posting_id, slices.runs, Operation.READ, wake)
 
     def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
         """What reads these runs and sums them up; None where they are to be summed up when they are there."""
@@ -199,6 +215,14 @@ class Links:
             if path is None:
                 attempt.rejected.append((name, "this rank has no such data path"))
                 continue
+            if isinstance(path, SentByPeers):
+                reached = partial(self._reached, attempt, path)
+                reaching = reach(path, self._rank, attempt.peer, attempt.endpoint, reached)
+                if not isinstance(reaching, str):
+                    attempt.reaching = reaching
+                    return
+                attempt.rejected.append((name, reaching))
+                continue
             question = ask_before(path, attempt.endpoint)
             if isinstance(question, Question):
                 # An older peer, whose ranks are asked by those of their own number only, knows no question with one.
@@ -223,6 +247,12 @@ class Links:
         finally:
             if isinstance(answer, Answer):
                 answer.close()
+
+    def _reached(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
+        """The peer's rank has done its part, or has not."""
+        attempt.reaching = None
+        if not self._conclude(attempt, path, outcome):
+            self._try_next(attempt)
 
     def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
         """Whether the peer is connected now."""
@@ -325,6 +355,8 @@ class Links:
         attempt.cancelled = True
         if attempt.asking is not None:
             self._asker.cancel(attempt.asking)
+        if attempt.reaching is not None:
+            attempt.reaching.cancel()
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
         self._not_mapped(attempt, rejected)
 
@@ -335,7 +367,7 @@ def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
     """
     part = getattr(endpoint, path, None)
     match part:
-        case ShmEndpoint() | LoopbackEndpoint():
+        case ShmEndpoint() | CollectiveEndpoint() | LoopbackEndpoint():
             return part.nbytes
         case CmaEndpoint() | NixlEndpoint():
             return memory_bytes(part.segments)

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Operation, Post
+from kvgrpc.core.actions import AnswerSend, Operation, Post, Send
 from kvgrpc.core.events import Event
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
-from kvgrpc.datapath.base import DataPath, DataPathUnavailable
+from kvgrpc.datapath.base import DataPath, DataPathUnavailable, LoadsLibrary
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.host.own_host import LOOPBACK
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import Mirror
@@ -26,28 +27,32 @@ DataPathStatus = tuple[str, bool, str]
 OwnReport = events.ChecksumsComputed | events.CopiedOut
 """What a rank reports of its own memory, beside what its mover reports."""
 
-UNAIDED = frozenset({"shm", "cma", "loopback"})
-"""Data paths over which peers read without any help of the rank that is read."""
+UNAIDED = frozenset({"shm", "cma", "collective", "loopback"})
+"""Data paths over which peers read without turns of the mover of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
 """What is not at rest although its rank was closed."""
 
 
 def make_paths(
-    memory: SharedMemory | PrivateMemory, names: tuple[str, ...], copy_threads: int
+    memory: SharedMemory | PrivateMemory, names: tuple[str, ...], copy_threads: int, host: str = LOOPBACK
 ) -> tuple[list[DataPath], list[DataPathStatus]]:
-    """The data paths of `names` that work on this machine for this memory, and what is to be said of each."""
+    """The data paths of `names` that work on this machine for this memory, and what is to be said of each. `host`: the
+    address by which ranks of peers reach this one, where it listens for them.
+    """
     paths: list[DataPath] = []
     status: list[DataPathStatus] = []
     socket = ProcessSocket()
     for name in names:
         try:
-            path = _make(name, memory, copy_threads, socket)
+            path = _make(name, memory, copy_threads, socket, host)
         except DataPathUnavailable as error:
             status.append((name, False, error.message))
         else:
             paths.append(path)
             status.append((name, True, _WHY[name]))
+    if paths and isinstance(paths[0], LoadsLibrary):
+        paths[0].load()
     return paths, status
 
 
@@ -55,10 +60,13 @@ _WHY = {
     "shm": "shared pools of peers on this host are mapped read-only and copied",
     "cma": "memory of this user's processes on one host is read with process_vm_readv",
     "nixl": "NIXL is installed; UCX chooses the transport",
+    "collective": "torch is installed; Gloo sends over TCP",
 }
 
 
-def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, socket: ProcessSocket) -> DataPath:
+def _make(
+    name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, socket: ProcessSocket, host: str
+) -> DataPath:
     if name == "shm":
         from kvgrpc.datapath.paths.shm import ShmPath
 
@@ -67,6 +75,10 @@ def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, so
         from kvgrpc.datapath.paths.cma import CmaPath
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
+    if name == "collective":
+        from kvgrpc.datapath.collective.path import CollectivePath
+
+        return CollectivePath(memory, host)
     from kvgrpc.datapath.nixl.path import NixlPath
 
     return NixlPath(memory, socket=socket)
@@ -155,6 +167,12 @@ class LocalRank:
     def copy_out(self, name: str, pieces: Pieces) -> None:
         assert self._mirror is not None, "only engines that said so have mirrors"
         self._mirror.copy_out(name, pieces)
+
+    def send(self, action: Send) -> None:
+        self._mover.send(action.name, action.peer, action.ask)
+
+    def answer_send(self, action: AnswerSend) -> None:
+        self._mover.answer_send(action.peer, action.answer)
 
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()

@@ -21,7 +21,9 @@ from functools import partial
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import EndpointOffered, PostingEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.datapath import calls
+from kvgrpc.datapath.back_off import back_off_s
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, StagedFlight
@@ -31,13 +33,14 @@ from kvgrpc.datapath.links import END_S, Attempt, Links
 from kvgrpc.datapath.mirror.mirror import Landing, Mirror
 from kvgrpc.datapath.mirror.ranges import filled_by
 from kvgrpc.datapath.reports import Report
+from kvgrpc.datapath.sends import Sends
 from kvgrpc.datapath.settings import DEFAULTS, MoverSettings
 from kvgrpc.datapath.staging import Staging
 from kvgrpc.datapath.throttle import Pace
 
 _log = logging.getLogger(__name__)
 
-BEST_FIRST = ("shm", "cma", "nixl", "loopback")
+BEST_FIRST = ("shm", "cma", "nixl", "collective", "loopback")
 """The order to allow paths in, unless an operator wants another."""
 _AT_EXIT_S = 2.0
 _STUCK_S = 5.0
@@ -46,11 +49,6 @@ _LOOK_AGAIN_S = 0.5
 """Postings in flight are looked at this often even if no data path calls `wake`."""
 _IDLE_TURN_S = 0.02
 """Between turns of paths that need polling while none is known to be needed: 0.3 % of a core."""
-# Waits between turns of paths that need polling: up to this age of the last news, this long.
-_BACK_OFF_S = ((0.0002, 0.0), (0.005, 0.00005), (float("inf"), 0.0002))
-_BACK_OFF_NEW_PEER_S = ((0.005, 0.0005), (float("inf"), 0.002))
-"""While only peers move bytes and need no turns for it: one takes up to 0.1 ms of a processor, which a peer on this
-host may miss just then."""
 
 
 class Mover:
@@ -81,14 +79,14 @@ class Mover:
         self._thread = threading.Thread(target=self._run, args=(memory,), name=f"kvgrpc-mover-{rank}", daemon=True)
         # From here on used by the mover's thread only, but for reads in progress_age_s and _at_once.
         self._links = Links(rank, self._paths, self._inbox.later, self._report)
+        self._sends = Sends(rank, paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
         self._lost: dict[str, Flight] = {}
         """Postings that ended without proof."""
         self._staging = Staging(rank, memory, settings.copy_threads, settings.staging_bytes)
-        self._offered = False
+        self._offered = self._at_rest = False
         self._close_at: float | None = None
-        self._at_rest = False
         self._news_at = 0.0
         self._busy_since: float | None = None
         self._oldest_news_at: float | None = None
@@ -121,6 +119,13 @@ class Mover:
         at_once = at_once and not (arrival or post.repack or self._pace or self._mirror)
         here = partial(self._at_once, post) if at_once else None
         return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
+
+    def send(self, name: str, peer: str, ask: SendAsk) -> None:
+        """Sends to a peer's rank what it asked for: `SendPosted` with this name once that is under way."""
+        self._inbox.ask(partial(self._sends.send, name, peer, ask))
+
+    def answer_send(self, peer: str, answer: SendAnswer) -> None:
+        self._inbox.ask(partial(self._sends.answered, peer, answer))
 
     def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
         """Closes the transports to all ranks of the peer, or to one, each when its last posting has ended:
@@ -255,7 +260,8 @@ class Mover:
         if self._polled and self._offered:
             waits.append(_IDLE_TURN_S)
         if self._is_polling():
-            waits.append(self._back_off_s(now - self._news_at))
+            needed = self._polls_flights() or any(path.peers_need_turns for path in self._polled)
+            waits.append(back_off_s(now - self._news_at, needed=needed))
         if self._flights:
             waits.append(_LOOK_AGAIN_S)
         if self._links.awaits_end:
@@ -263,10 +269,6 @@ class Mover:
         if self._close_at is not None:
             waits.append(self._close_at - now)
         return max(min(waits), 0.0) if waits else None
-
-    def _back_off_s(self, age: float) -> float:
-        needed = self._polls_flights() or any(path.peers_need_turns for path in self._polled)
-        return next(wait for limit, wait in (_BACK_OFF_S if needed else _BACK_OFF_NEW_PEER_S) if age < limit)
 
     def _note_oldest(self) -> None:
         news = [item.news_at for item in self._flights.values() if item.news_at is not None]

@@ -10,7 +10,15 @@ again, when it is proved that no access follows.
 
 from dataclasses import dataclass
 
-from kvgrpc.core.events import EndpointOffered, PeerMapped, PostingEnded, ProcessEnded, Rekeyed
+from kvgrpc.core.events import (
+    EndpointOffered,
+    PeerMapped,
+    PostingEnded,
+    ProcessEnded,
+    Rekeyed,
+    SendPosted,
+    SendWanted,
+)
 
 Rejected = tuple[tuple[str, str], ...]
 """Data paths that were not taken, in the order tried: (name, reason as text)."""
@@ -29,4 +37,4 @@ class Disconnected:
     """None: no rank of that peer was connected."""
 
 
-Report = EndpointOffered | PeerMapped | PostingEnded | Disconnected | ProcessEnded | Rekeyed
+Report = EndpointOffered | PeerMapped | PostingEnded | Disconnected | ProcessEnded | Rekeyed | SendWanted | SendPosted

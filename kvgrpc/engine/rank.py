@@ -25,12 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
+from kvgrpc.engine.session.commands import perform
 from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
@@ -49,7 +50,7 @@ from kvgrpc.errors import (
 )
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
-from kvgrpc.wire.description import endpoint_from_proto, pool_from_proto
+from kvgrpc.wire.description import pool_from_proto
 from kvgrpc.wire.frames import encode
 
 CLOSE_S = 2.0
@@ -74,7 +75,7 @@ class Rank:
         tensors: Sequence[Any] = (),
         *,
         device: Device | None = None,
-        data_paths: tuple[str, ...] = ("shm", "cma", "nixl"),
+        data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective"),
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
     ) -> None:
@@ -207,7 +208,8 @@ class Rank:
             before.close()
         memory, self._next_memory = self._next_memory, None
         if memory is not None:
-            paths, _ = make_paths(memory, self._data_paths, self._copy_threads)
+            host = own_host(answer.rank_attached.lead_address)
+            paths, _ = make_paths(memory, self._data_paths, self._copy_threads, host)
             self._mover = LocalRank(
                 self.rank, memory, paths, self._report, self._limit, self._copy_threads, device=self._device
             )
@@ -296,7 +298,7 @@ class Rank:
 
     def _perform(self, command: rank_pb2.RankCommand) -> None:
         if self._mover is not None:
-            _perform(self.rank, self._mover, command)
+            perform(self.rank, self._mover, command)
         elif command.expect.writes:
             (self._written.add if command.expect.open else self._written.discard)(command.expect.access)
 
@@ -348,32 +350,3 @@ def _map(descriptor: int) -> SharedMemory:
         return SharedMemory.attach(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:
-    match command.WhichOneof("command"):
-        case "offer":
-            mover.offer(command.offer.key, command.offer.peer)
-        case "connect":
-            connect = command.connect
-            endpoint = replace(endpoint_from_proto(connect.endpoint), rank=wire.peer_rank_of(rank, connect))
-            mover.map_peer(connect.peer, endpoint, connect.attempt, tuple(connect.allowed))
-        case "disconnect":
-            disconnect = command.disconnect
-            peer_rank = disconnect.peer_rank if disconnect.HasField("peer_rank") else None
-            mover.unmap_peer(disconnect.peer, watch=disconnect.watch, gone=disconnect.gone, peer_rank=peer_rank)
-        case "post":
-            mover.post(wire.post_of(rank, command.post))
-        case "expect":
-            operation = Operation.WRITE if command.expect.writes else Operation.READ
-            mover.expect(command.expect.access, command.expect.open, operation)
-        case "await_end":
-            mover.await_end(command.await_end.peer)
-        case "rekey":
-            mover.rekey()
-        case "sum":
-            mover.sum(command.sum.name, wire.pieces_of(command.sum))
-        case "copy_out":
-            mover.copy_out(command.copy_out.name, wire.pieces_of(command.copy_out))
-        case _:
-            return  # of a newer lead, which knows from the attach what this worker can

@@ -55,6 +55,8 @@ class PeerPort(Protocol):
 
     def checksum_blocks(self, action: actions.SendChecksums) -> None: ...
 
+    def post_send(self, action: actions.SendPostSend) -> None: ...
+
 
 class RankPort(Protocol):
     """Commands to the ranks of this engine."""
@@ -76,6 +78,10 @@ class RankPort(Protocol):
     def sum(self, action: actions.ComputeChecksums) -> None: ...
 
     def copy_out(self, action: actions.CopyOut) -> None: ...
+
+    def send(self, action: actions.Send) -> None: ...
+
+    def answer_send(self, action: actions.AnswerSend) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -133,6 +139,9 @@ class Runner:
             actions.ComputeChecksums: ranks.sum,
             actions.CopyOut: ranks.copy_out,
             actions.SendChecksums: peers.checksum_blocks,
+            actions.SendPostSend: peers.post_send,
+            actions.Send: ranks.send,
+            actions.AnswerSend: ranks.answer_send,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
             actions.WeightsUnknown: lambda action: _log.warning(

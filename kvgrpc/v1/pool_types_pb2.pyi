@@ -564,6 +564,34 @@ class NixlEndpoint(_message.Message):
 Global___NixlEndpoint: _TypeAlias = NixlEndpoint  # noqa: Y015
 
 @_typing.final
+class CollectiveEndpoint(_message.Message):
+    """Memory that the rank sends over a process group of two, of which the other half is the peer's rank that receives. Each
+    half is told the other one's address by PeerService.PostSend.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BACKEND_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    backend: _builtins.str
+    """The library of the group: "gloo" for host memory, "nccl" for memory of a CUDA device."""
+    size_bytes: _builtins.int
+    """Length of the memory."""
+    def __init__(
+        self,
+        *,
+        backend: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CollectiveEndpoint: _TypeAlias = CollectiveEndpoint  # noqa: Y015
+
+@_typing.final
 class LoopbackEndpoint(_message.Message):
     """Memory in the same process; for tests and simulators."""
 
@@ -600,6 +628,7 @@ class RankEndpoint(_message.Message):
     CMA_FIELD_NUMBER: _builtins.int
     NIXL_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
+    COLLECTIVE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     @_builtins.property
@@ -618,6 +647,10 @@ class RankEndpoint(_message.Message):
     def loopback(self) -> Global___LoopbackEndpoint:
         """In process."""
 
+    @_builtins.property
+    def collective(self) -> Global___CollectiveEndpoint:
+        """Process groups."""
+
     def __init__(
         self,
         *,
@@ -626,10 +659,11 @@ class RankEndpoint(_message.Message):
         cma: Global___CmaEndpoint | None = ...,
         nixl: Global___NixlEndpoint | None = ...,
         loopback: Global___LoopbackEndpoint | None = ...,
+        collective: Global___CollectiveEndpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,10 @@ TOKENS_MAX = 1 << 20
 """Tokens of one content that is stated by them; a digest chain may be longer."""
 ITEMS_MAX = 8_192
 """Multimodal items of one content."""
+SEND_RUNS_MAX = 131_072
+"""Runs of one send: no more than a posting has."""
+SEND_VALUES_MAX = 4
+"""What one half of a process group tells the other."""
 STRIPS_MAX = 131_072
 """Strips of one re-pack: no more than a posting has runs."""
 NAMES_MAX = 64

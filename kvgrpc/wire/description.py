@@ -8,6 +8,7 @@ from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
+    CollectiveEndpoint,
     LoopbackEndpoint,
     MemoryKind,
     NixlEndpoint,
@@ -250,6 +251,11 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
                 process=_process(nixl.process) if nixl.process else None,
             )
         )
+    if value.collective:
+        collective = value.collective
+        made.collective.CopyFrom(
+            pool_types_pb2.CollectiveEndpoint(backend=collective.backend, size_bytes=collective.nbytes)
+        )
     if value.loopback:
         made.loopback.CopyFrom(
             pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, size_bytes=value.loopback.nbytes)
@@ -267,7 +273,7 @@ def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple
 
 def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
     """How a peer says that its rank can be reached. Raises InvalidRequest for a long text."""
-    shm = cma = nixl = loopback = None
+    shm = cma = nixl = collective = loopback = None
     if value.HasField("shm"):
         s = value.shm
         path = text("endpoints.shm.socket_path", s.socket_path, SOCKET_PATH_BYTES_MAX)
@@ -280,9 +286,12 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
         process = _core_process(n.process) if n.HasField("process") else None
         agent, backend = text("endpoints.nixl.agent", n.agent), text("endpoints.nixl.backend", n.backend)
         nixl = NixlEndpoint(agent, n.metadata, backend, tuple(_core_segment(x) for x in n.segments), process)
+    if value.HasField("collective"):
+        backend = text("endpoints.collective.backend", value.collective.backend)
+        collective = CollectiveEndpoint(backend, value.collective.size_bytes)
     if value.HasField("loopback"):
         loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.size_bytes)
-    return RankEndpoint(value.rank, shm, cma, nixl, loopback)
+    return RankEndpoint(value.rank, shm, cma, nixl, collective, loopback)
 
 
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:

@@ -85,6 +85,11 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments"),
     Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
     Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
+    Bound(Kind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
+    Bound(
+        Kind.ROWS, bounds.SEND_VALUES_MAX,
+        "PostSendRequest.values PostSendResponse.values",
+    ),
     Bound(Kind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
@@ -101,7 +106,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
         Kind.BYTES, bounds.SECRET_BYTES_MAX,
-        "access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket",
+        "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
@@ -121,7 +126,8 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(
         Kind.FREE, 0,
-        "seconds nanos rank peer_rank world_size device void_slot group block count first number part part_epoch "
+        "seconds nanos rank source_rank peer_rank world_size device void_slot group block count first number part "
+        "part_epoch epoch "
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "

@@ -13,6 +13,7 @@ from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2
+from kvgrpc.wire import sends
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import ids, packed_checksums, put_columns, unpacked_checksums
@@ -225,6 +226,8 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             )
         case "copy_out":
             event = events.CopiedOut(rank, report.copy_out.name, note(report.copy_out.message))
+        case _:
+            event = sends.report_to_event(rank, report)
     return event
 
 
@@ -285,5 +288,5 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case events.CopiedOut():
             report.copy_out.CopyFrom(rank_pb2.CopyOutReport(name=event.name, message=event.message))
         case _:
-            raise TypeError(f"{type(event).__name__} is no report of a rank")
+            sends.put_report(event, report)
     return report

@@ -30,6 +30,7 @@ from kvgrpc.core.actions.answers import (
     Renewed,
     Reply,
     Reserved,
+    SendUnderWay,
     Verdicts,
     Widened,
 )
@@ -52,11 +53,13 @@ from kvgrpc.core.actions.peers import (
     SendClose,
     SendOpen,
     SendParts,
+    SendPostSend,
     SendRegister,
     SendRenew,
     SendSettle,
 )
 from kvgrpc.core.actions.ranks import (
+    AnswerSend,
     AwaitEnd,
     ComputeChecksums,
     CopyOut,
@@ -66,13 +69,14 @@ from kvgrpc.core.actions.ranks import (
     Operation,
     Post,
     Rekey,
+    Send,
     UnmapPeer,
 )
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
     | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | SendChecksums
-    | TransferChanged | TellEngine | WeightsUnknown
+    | SendPostSend | Send | AnswerSend | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip
 
 __all__ = [
@@ -80,6 +84,7 @@ __all__ = [
     "Action",
     "Allocated",
     "Answer",
+    "AnswerSend",
     "AwaitEnd",
     "BlocksReturned",
     "Cancelled",
@@ -120,13 +125,16 @@ __all__ = [
     "Renewed",
     "Reply",
     "Reserved",
+    "Send",
     "SendChecksums",
     "SendClose",
     "SendOpen",
     "SendParts",
+    "SendPostSend",
     "SendRegister",
     "SendRenew",
     "SendSettle",
+    "SendUnderWay",
     "TellEngine",
     "TransferChanged",
     "UnmapPeer",

@@ -10,6 +10,7 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 
 
@@ -126,6 +127,14 @@ class Checksums:
 
 
 @dataclass(frozen=True)
+class SendUnderWay:
+    """Answer to PostSend."""
+
+    values: Values
+    """Of a process group that is being made: what the caller's rank has to know."""
+
+
+@dataclass(frozen=True)
 class Acknowledged:
     """Answer to AcknowledgeTransfers."""
 
@@ -235,7 +244,7 @@ class Closings:
 Answer = (
     HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
     | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
-    | Drained | Reclaimed
+    | Drained | Reclaimed | SendUnderWay
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import SendAsk
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,21 @@ class SendChecksums:
     """The number of the call among those of this name: one call asks for some of its blocks."""
     blocks: tuple[tuple[Blocks, LayerRange | None], ...]
     trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class SendPostSend:
+    """PostSend at the source that a rank asks: answered by PostSendAnswered."""
+
+    peer: str
+    rank: int
+    """Ours, which asks."""
+    access_id: bytes
+    """The access under which it reads; empty: it only meets the peer's rank."""
+    ask: SendAsk
+    trace: str
+    incarnation: int
+    """Of this life."""
 
 
 @dataclass(frozen=True)

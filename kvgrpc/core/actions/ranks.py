@@ -6,6 +6,7 @@ from enum import Enum
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.core.values.strips import Repack
 
 
@@ -119,4 +120,35 @@ class CopyOut:
     pieces: Pieces
 
 
-__all__ = ["AwaitEnd", "ComputeChecksums", "CopyOut", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]
+@dataclass(frozen=True, eq=False)
+class Send:
+    """A rank sends bytes of its memory to a rank of a peer, which asked for them: answered by SendPosted."""
+
+    rank: int
+    name: str
+    peer: str
+    ask: SendAsk
+
+
+@dataclass(frozen=True)
+class AnswerSend:
+    """What came of a SendWanted of a rank."""
+
+    rank: int
+    peer: str
+    answer: SendAnswer
+
+
+__all__ = [
+    "AnswerSend",
+    "AwaitEnd",
+    "ComputeChecksums",
+    "CopyOut",
+    "Expect",
+    "MakeOffer",
+    "MapPeer",
+    "Post",
+    "Rekey",
+    "Send",
+    "UnmapPeer",
+]

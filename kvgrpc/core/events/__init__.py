@@ -45,6 +45,8 @@ from kvgrpc.core.events.peers import (
     PeerAlive,
     PeerAnswered,
     PeerSilent,
+    PostSend,
+    PostSendAnswered,
     RegisterAnswered,
     RenewAnswered,
     SettleAccess,
@@ -59,6 +61,8 @@ from kvgrpc.core.events.ranks import (
     PostingEnded,
     ProcessEnded,
     Rekeyed,
+    SendPosted,
+    SendWanted,
     StepDone,
 )
 from kvgrpc.core.values.calls import Call, ReadyPart
@@ -70,7 +74,8 @@ Event = (
     | PeerAnswered | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
-    | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan | MemoryGone | Tick
+    | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan
+    | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -111,6 +116,8 @@ __all__ = [
     "PeerAnswered",
     "PeerMapped",
     "PeerSilent",
+    "PostSend",
+    "PostSendAnswered",
     "PostingEnded",
     "ProcessEnded",
     "PullBlocks",
@@ -125,6 +132,8 @@ __all__ = [
     "RenewAnswered",
     "RenewLeases",
     "ReserveBlocks",
+    "SendPosted",
+    "SendWanted",
     "SettleAccess",
     "SettleAnswered",
     "Settling",

@@ -6,6 +6,7 @@ from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.errors import KVGrpcError
 
 
@@ -205,6 +206,28 @@ class ChecksumBlocks:
     """Block ids of this engine; of these layers, or of all."""
 
 
+@dataclass(frozen=True, eq=False)
+class PostSend:
+    """A peer asks a rank of this engine to send what it reads."""
+
+    call: Call
+    engine_id: str
+    incarnation: int
+    access_id: bytes
+    ask: SendAsk
+
+
+@dataclass(frozen=True)
+class PostSendAnswered:
+    """What came of a PostSend of one of our ranks."""
+
+    rank: int
+    peer: str
+    answer: SendAnswer
+    incarnation: int = 0
+    """Of our life that asked; 0: not known."""
+
+
 @dataclass(frozen=True)
 class CallAbandoned:
     """The caller does not wait for its answer any more: it gave up, its deadline is over, or its connection is gone."""
@@ -249,6 +272,8 @@ __all__ = [
     "PeerAlive",
     "PeerAnswered",
     "PeerSilent",
+    "PostSend",
+    "PostSendAnswered",
     "ReadyPart",
     "RegisterAnswered",
     "RenewAnswered",

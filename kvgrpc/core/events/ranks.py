@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import SendAsk, Values
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,30 @@ class CopiedOut:
     """Why they are not there; empty: they are."""
 
 
+@dataclass(frozen=True, eq=False)
+class SendWanted:
+    """A rank asks a rank of a peer to send, for a posting of its own, or (empty) to make their process group as it
+    reaches for it. Answered by `actions.AnswerSend`.
+    """
+
+    rank: int
+    peer: str
+    posting_id: str
+    ask: SendAsk
+
+
+@dataclass(frozen=True)
+class SendPosted:
+    """A rank sends what a peer asked for, or does not. It says nothing about what has arrived."""
+
+    rank: int
+    name: str
+    values: Values = ()
+    """Of a process group that it makes: what the other side has to know."""
+    message: str = ""
+    """Why it does not; empty: it does."""
+
+
 __all__ = [
     "ChecksumsComputed",
     "CopiedOut",
@@ -106,5 +131,7 @@ __all__ = [
     "PostingEnded",
     "ProcessEnded",
     "Rekeyed",
+    "SendPosted",
+    "SendWanted",
     "StepDone",
 ]

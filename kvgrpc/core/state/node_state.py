@@ -26,6 +26,7 @@ from kvgrpc.core.actions import (
     TellEngine,
     TransferChanged,
 )
+from kvgrpc.core.events import SendWanted
 from kvgrpc.core.idempotency import IdempotencyKeys
 from kvgrpc.core.state.dial_budget import DialBudget
 from kvgrpc.core.state.handshake import Dialling, Shake
@@ -127,6 +128,10 @@ class NodeState:
         self.openings = WaitingOpenings()
         self.closed_ids = ClosedAccessIds(self.limits.accesses)
         self.checksum_asks = ChecksumAsks()
+        self.sends: dict[str, tuple[int, str]] = {}
+        """Calls of peers that wait for a rank to begin to send, by name: each with its pair of ranks."""
+        self.meetings: dict[str, list[SendWanted]] = {}
+        """Ranks that want to meet ranks of a peer, by its life: it has only introduced itself."""
         self.on_device = False
         """Some of the memory of its ranks is a device's, as far as they have offered it."""
         self.prefetch = Prefetch()

@@ -46,6 +46,7 @@ class Timer(Enum):
     REKEY = "rekey"
     CHECKSUMS = "checksums"
     CHECKSUMS_ASK = "checksums_ask"
+    SEND = "send"
 
 
 Key = tuple[Timer, str]

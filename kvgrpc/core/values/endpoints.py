@@ -71,6 +71,15 @@ class NixlEndpoint:
 
 
 @dataclass(frozen=True)
+class CollectiveEndpoint:
+    """A rank that sends its memory over a process group, which is made when a peer asks for it."""
+
+    backend: str
+    """Library of the group: gloo or nccl."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class LoopbackEndpoint:
     """Memory in this very process, found by key."""
 
@@ -86,6 +95,7 @@ class RankEndpoint:
     shm: ShmEndpoint | None = None
     cma: CmaEndpoint | None = None
     nixl: NixlEndpoint | None = None
+    collective: CollectiveEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
 
     @property
@@ -101,5 +111,6 @@ class RankEndpoint:
             shm=self.shm if "shm" in data_paths else None,
             cma=self.cma if "cma" in data_paths else None,
             nixl=self.nixl if "nixl" in data_paths else None,
+            collective=self.collective if "collective" in data_paths else None,
             loopback=self.loopback if "loopback" in data_paths else None,
         )

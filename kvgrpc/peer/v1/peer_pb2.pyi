@@ -730,6 +730,7 @@ class PeerCall(_message.Message):
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
     PARTS_READY_FIELD_NUMBER: _builtins.int
     CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    POST_SEND_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the caller; not used again while it is not answered."""
     traceparent: _builtins.str
@@ -754,6 +755,10 @@ class PeerCall(_message.Message):
     def checksum_blocks(self) -> Global___ChecksumBlocksRequest:
         """As ChecksumBlocks."""
 
+    @_builtins.property
+    def post_send(self) -> Global___PostSendRequest:
+        """As PostSend."""
+
     def __init__(
         self,
         *,
@@ -764,12 +769,13 @@ class PeerCall(_message.Message):
         close_access: Global___CloseAccessRequest | None = ...,
         parts_ready: Global___PartsReadyRequest | None = ...,
         checksum_blocks: Global___ChecksumBlocksRequest | None = ...,
+        post_send: Global___PostSendRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -812,6 +818,7 @@ class PeerAnswer(_message.Message):
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
     PARTS_READY_FIELD_NUMBER: _builtins.int
     CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    POST_SEND_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call's."""
     @_builtins.property
@@ -838,6 +845,10 @@ class PeerAnswer(_message.Message):
     def checksum_blocks(self) -> Global___ChecksumBlocksResponse:
         """As of ChecksumBlocks."""
 
+    @_builtins.property
+    def post_send(self) -> Global___PostSendResponse:
+        """As of PostSend."""
+
     def __init__(
         self,
         *,
@@ -848,12 +859,13 @@ class PeerAnswer(_message.Message):
         close_access: Global___CloseAccessResponse | None = ...,
         parts_ready: Global___PartsReadyResponse | None = ...,
         checksum_blocks: Global___ChecksumBlocksResponse | None = ...,
+        post_send: Global___PostSendResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
@@ -1060,3 +1072,121 @@ class ChecksumBlocksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChecksumBlocksResponse: _TypeAlias = ChecksumBlocksResponse  # noqa: Y015
+
+@_typing.final
+class PostSendRequest(_message.Message):
+    """What a rank of the issuer is to send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    ACCESS_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_RANK_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    access_id: _builtins.bytes
+    """The access under which the caller reads; empty with sequence 0."""
+    source_rank: _builtins.int
+    """The issuer's rank, which sends."""
+    rank: _builtins.int
+    """The caller's rank, which receives."""
+    epoch: _builtins.int
+    """Of the two ranks' process group."""
+    sequence: _builtins.int
+    """Grows by one with each send of the epoch, from 1 on; 0: the process group is to be made."""
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """Required. Who calls."""
+
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each run begins in the memory of the issuer's rank. At most 131,072, and as many as there are lengths."""
+
+    @_builtins.property
+    def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its length; positive."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupValue]:
+        """With sequence 0: what the caller's half of the group has to tell the other one. At most 4."""
+
+    def __init__(
+        self,
+        *,
+        caller: Global___Caller | None = ...,
+        access_id: _builtins.bytes = ...,
+        source_rank: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        nbytes: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[Global___GroupValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "caller", b"caller", "epoch", b"epoch", "nbytes", b"nbytes", "offsets", b"offsets", "rank", b"rank", "sequence", b"sequence", "source_rank", b"source_rank", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PostSendRequest: _TypeAlias = PostSendRequest  # noqa: Y015
+
+@_typing.final
+class GroupValue(_message.Message):
+    """Something that one half of a process group tells the other, as the library of the two ranks' endpoints makes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """At most 64 bytes."""
+    value: _builtins.bytes
+    """At most 4,096 bytes."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupValue: _TypeAlias = GroupValue  # noqa: Y015
+
+@_typing.final
+class PostSendResponse(_message.Message):
+    """It is under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupValue]:
+        """Of sequence 0: what the issuer's half of the group has to tell."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        values: _abc.Iterable[Global___GroupValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PostSendResponse: _TypeAlias = PostSendResponse  # noqa: Y015

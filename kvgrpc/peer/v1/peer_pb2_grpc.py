@@ -65,6 +65,11 @@ class PeerServiceStub:
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
                 _registered_method=True)
+        self.PostSend = channel.unary_unary(
+                '/kvgrpc.peer.v1.PeerService/PostSend',
+                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.FromString,
+                _registered_method=True)
         self.Converse = channel.stream_stream(
                 '/kvgrpc.peer.v1.PeerService/Converse',
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ConverseRequest.SerializeToString,
@@ -162,6 +167,28 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PostSend(self, request, context):
+        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+        receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+        the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+        has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+        process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+        on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+        that does not know what came of its call begins a new epoch. Not safe to repeat.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+        CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+        * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+        is sent; the caller begins a new epoch.
+        * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Converse(self, request_iterator, context):
         """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
         Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
@@ -211,6 +238,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.ChecksumBlocks,
                     request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.FromString,
                     response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.SerializeToString,
+            ),
+            'PostSend': grpc.unary_unary_rpc_method_handler(
+                    servicer.PostSend,
+                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.FromString,
+                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.SerializeToString,
             ),
             'Converse': grpc.stream_stream_rpc_method_handler(
                     servicer.Converse,
@@ -364,6 +396,33 @@ class PeerService:
             '/kvgrpc.peer.v1.PeerService/ChecksumBlocks',
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PostSend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.peer.v1.PeerService/PostSend',
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.SerializeToString,
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.FromString,
             options,
             channel_credentials,
             insecure,

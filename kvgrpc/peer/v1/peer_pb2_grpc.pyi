@@ -95,6 +95,24 @@ class PeerServiceStub:
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
     """
+    PostSend: _grpc.UnaryUnaryMultiCallable[_peer_pb2.PostSendRequest, _peer_pb2.PostSendResponse]
+    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+    receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+    the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+    has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+    process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+    on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+    that does not know what came of its call begins a new epoch. Not safe to repeat.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+    * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+    * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+      is sent; the caller begins a new epoch.
+    * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
+    """
     Converse: _grpc.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]
     """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
     Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
@@ -176,6 +194,24 @@ class PeerServiceAsyncStub(PeerServiceStub):
     * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+    """
+    PostSend: _aio.UnaryUnaryMultiCallable[_peer_pb2.PostSendRequest, _peer_pb2.PostSendResponse]  # type: ignore[assignment]
+    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+    receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+    the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+    has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+    process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+    on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+    that does not know what came of its call begins a new epoch. Not safe to repeat.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+    * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+    * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+      is sent; the caller begins a new epoch.
+    * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
     """
     Converse: _aio.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]  # type: ignore[assignment]
     """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
@@ -285,6 +321,30 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
         * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+        """
+
+    @_abc_1.abstractmethod
+    def PostSend(
+        self,
+        request: _peer_pb2.PostSendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.PostSendResponse, _abc.Awaitable[_peer_pb2.PostSendResponse]]:
+        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+        receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+        the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+        has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+        process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+        on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+        that does not know what came of its call begins a new epoch. Not safe to repeat.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+          CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+        * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+          is sent; the caller begins a new epoch.
+        * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
         """
 
     @_abc_1.abstractmethod

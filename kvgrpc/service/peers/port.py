@@ -7,7 +7,7 @@ list is never dialled.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -19,9 +19,11 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.sends import SendAnswer, Values
 from kvgrpc.errors import (
-    Aborted,
+    DeadlineExceeded,
     Exhausted,
+    InternalError,
     KVGrpcError,
     OutOfRange,
     PermissionDenied,
@@ -31,25 +33,22 @@ from kvgrpc.errors import (
 )
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
+from kvgrpc.service.peers import public
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, readable
+from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of
 from kvgrpc.service.peers.stream import Answered
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import (
-    common_pb2,
-    handoff_pb2,
-    handoff_pb2_grpc,
     handshake_pb2,
     handshake_pb2_grpc,
-    lease_pb2,
-    lease_pb2_grpc,
 )
-from kvgrpc.wire import accesses, description
-from kvgrpc.wire.values import core_reason, grant
+from kvgrpc.wire import accesses, description, sends
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+POST_SEND_TIMEOUT_S = 20.0
+"""For one that the peer's rank answers, after it may have loaded a library; above what its lead waits for that."""
 CALL_TIMEOUT_S = 5.0
 """For calls that the peer's lead answers by itself; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
@@ -76,6 +75,7 @@ _FIELDS = {
     "CloseAccess": "close_access",
     "PartsReady": "parts_ready",
     "ChecksumBlocks": "checksum_blocks",
+    "PostSend": "post_send",
 }
 """Where a call stands in a PeerCall."""
 
@@ -276,24 +276,31 @@ class PeerChannels:
             answered,
         )
 
+    def post_send(self, action: actions.SendPostSend) -> None:
+        call, ask = _Call("PostSend", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
+
+        def answered(result: Values | KVGrpcError) -> None:
+            answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
+            if isinstance(result, KVGrpcError):
+                known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
+                regroup = known and result.reason is Reason.DATA_PATH_FAILED
+                answer = replace(answer, error=result.message, known=known, regroup=regroup)
+            else:
+                answer = replace(answer, values=result)
+            self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer))
+
+        self._ask(
+            call,
+            lambda _: sends.post_send_request(self._caller(action.peer), action.access_id, ask),
+            sends.send_under_way,
+            answered,
+        )
+
     def register_push(self, action: actions.SendRegister) -> None:
         self._spawn(self._register(action))
 
     async def _register(self, action: actions.SendRegister) -> None:
-        """RegisterPush at the source: a call of the public API, which a router may make in our place."""
-        request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
-        error: KVGrpcError | None = None
-        trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
-        try:
-            stub = handoff_pb2_grpc.HandoffServiceStub(self._channel(action.peer).channel)
-            reply = await stub.RegisterPush(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
-            readable(reply, action.peer)
-        except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
-            error = failure_of(failed, "RegisterPush")
-        ended(error)
-        self._runner.feed(
-            events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
-        )
+        self._runner.feed(await public.register_push(self._channel, action, CALL_TIMEOUT_S))
 
     def _ask(
         self,
@@ -350,19 +357,8 @@ class PeerChannels:
             answered(reply)
 
     async def _renew(self, action: actions.SendRenew) -> None:
-        refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
-        try:
-            channel = self._channel(action.peer)
-            stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
-            request = lease_pb2.RenewLeasesRequest(leases=refs, for_access=True)
-            reply = bounded(await stub.RenewLeases(request, timeout=CALL_TIMEOUT_S), action.peer)
-        except (grpc.aio.AioRpcError, KVGrpcError):
-            return  # asked again at the next third of the TTL; liveness and settle notice what matters
-        for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False):
-            error = None
-            if row.reason:
-                error = Aborted(core_reason(row.reason), "the source no longer holds the blocks")
-            self._runner.feed(events.RenewAnswered(transfer_id, error))
+        for answered in await public.renew_leases(self._channel, action, CALL_TIMEOUT_S):
+            self._runner.feed(answered)
 
     # -- channels
 

@@ -21,7 +21,7 @@ from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.rpc.method import check_request
 from kvgrpc.service.rpc.outgoing import Outgoing
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, fields, peer_requests
+from kvgrpc.wire import accesses, answers, fields, peer_requests, sends
 from kvgrpc.wire.accesses import call_error
 
 _log = logging.getLogger(__name__)
@@ -88,12 +88,25 @@ def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: e
     return peer_requests.checksum_blocks(request, call, lead.block_limit)
 
 
+def put_send(header: ResponseHeader, answer: actions.SendUnderWay, into: peer_pb2.PostSendResponse) -> None:
+    """PostSend."""
+    into.header.CopyFrom(header)
+    sends.put_send_under_way(answer.values, into)
+
+
+def post_send(lead: Lead, request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
+    """PostSend, of a peer that is known."""
+    lead.check_caller(request.caller)
+    return sends.post_send(request, call)
+
+
 _METHODS = {
     "open_access": _Method("OpenAccess", open_access, put_openings),
     "settle_access": _Method("SettleAccess", lambda _, row, call: peer_requests.settle_access(row, call), put_verdicts),
     "close_access": _Method("CloseAccess", lambda _, row, call: peer_requests.close_access(row, call), put_closings),
     "parts_ready": _Method("PartsReady", parts_ready, put_widened),
     "checksum_blocks": _Method("ChecksumBlocks", checksum_blocks, put_checksums),
+    "post_send": _Method("PostSend", post_send, put_send),
 }
 
 

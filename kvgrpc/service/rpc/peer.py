@@ -14,7 +14,7 @@ from kvgrpc.service import status
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.rpc import converse as conversation
-from kvgrpc.service.rpc.converse import Conversation, put_checksums, put_closings, put_openings, put_verdicts
+from kvgrpc.service.rpc.converse import Conversation, put_checksums, put_closings, put_openings, put_send, put_verdicts
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.wire import peer_requests
 
@@ -79,6 +79,16 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         )
         reply = peer_pb2.ChecksumBlocksResponse()
         put_checksums(header, answer, reply)
+        return reply
+
+    @unary
+    async def PostSend(self, request: peer_pb2.PostSendRequest, trace: str) -> peer_pb2.PostSendResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.SendUnderWay, "PostSend", request, trace, lambda call: conversation.post_send(lead, request, call)
+        )
+        reply = peer_pb2.PostSendResponse()
+        put_send(header, answer, reply)
         return reply
 
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]

@@ -29,6 +29,10 @@ class Rank(Protocol):
 
     def copy_out(self, name: str, pieces: Pieces) -> None: ...
 
+    def send(self, action: actions.Send) -> None: ...
+
+    def answer_send(self, action: actions.AnswerSend) -> None: ...
+
 
 class Ranks:
     """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation.
@@ -74,3 +78,11 @@ class Ranks:
 
     def copy_out(self, action: actions.CopyOut) -> None:
         self.ranks[action.rank].copy_out(action.name, action.pieces)
+
+    def send(self, action: actions.Send) -> None:
+        self.ranks[action.rank].send(action)
+
+    def answer_send(self, action: actions.AnswerSend) -> None:
+        rank = self.ranks.get(action.rank)
+        if rank is not None:
+            rank.answer_send(action)

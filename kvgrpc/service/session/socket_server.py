@@ -311,7 +311,8 @@ class Sessions:
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
         engine, memory = self._lead.node.state.pool, -1
-        reply = session_pb2.AttachRankResponse(pool=pool_to_proto(engine.pool, engine.pool_kind))
+        shown = pool_to_proto(engine.pool, engine.pool_kind)
+        reply = session_pb2.AttachRankResponse(pool=shown, lead_address=engine.address)
         if not (request.private_memory or request.returns):
             memory, reply.shared_bytes = self._host.shared_memory(request.rank)
         worker.attached(reply, memory)

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Operation, Post
+from kvgrpc.core.actions import AnswerSend, Operation, Post, Send
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable, invalid
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.wire import session as wire
+from kvgrpc.wire import sends, session as wire
 from kvgrpc.wire.frames import encode
 
 _log = logging.getLogger(__name__)
@@ -158,6 +158,15 @@ class WorkerRank:
 
     def copy_out(self, name: str, pieces: Pieces) -> None:
         self._send(wire.copy_out_command(name, pieces), lambda why: events.CopiedOut(self._rank, name, why))
+
+    def send(self, action: Send) -> None:
+        def refused(why: str) -> events.Event:
+            return events.SendPosted(self._rank, action.name, message=why)
+
+        self._send(sends.send_command(action), refused)
+
+    def answer_send(self, action: AnswerSend) -> None:
+        self._send(sends.send_answer_command(action))
 
     def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
         """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""

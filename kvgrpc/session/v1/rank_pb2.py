@@ -27,7 +27,7 @@ from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 from kvgrpc.v1 import pool_types_pb2 as kvgrpc_dot_v1_dot_pool__types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xf0\x03\n\x0bRankCommand\x12\x30\n\x05offer\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.session.v1.OfferCommandH\x00\x12\x34\n\x07\x63onnect\x18\x02 \x01(\x0b\x32!.kvgrpc.session.v1.ConnectCommandH\x00\x12:\n\ndisconnect\x18\x03 \x01(\x0b\x32$.kvgrpc.session.v1.DisconnectCommandH\x00\x12.\n\x04post\x18\x04 \x01(\x0b\x32\x1e.kvgrpc.session.v1.PostCommandH\x00\x12\x32\n\x06\x65xpect\x18\x05 \x01(\x0b\x32 .kvgrpc.session.v1.ExpectCommandH\x00\x12\x37\n\tawait_end\x18\x06 \x01(\x0b\x32\".kvgrpc.session.v1.AwaitEndCommandH\x00\x12\x30\n\x05rekey\x18\x07 \x01(\x0b\x32\x1f.kvgrpc.session.v1.RekeyCommandH\x00\x12,\n\x03sum\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.session.v1.SumCommandH\x00\x12\x35\n\x08\x63opy_out\x18\t \x01(\x0b\x32!.kvgrpc.session.v1.CopyOutCommandH\x00\x42\t\n\x07\x63ommand\")\n\x0cOfferCommand\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\x91\x01\n\x0e\x43onnectCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12)\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x16\n\tpeer_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x04\x42\x0c\n\n_peer_rank\"d\n\x11\x44isconnectCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x16\n\tpeer_rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05watch\x18\x03 \x01(\x08\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x42\x0c\n\n_peer_rank\"\x92\x02\n\x0bPostCommand\x12\x12\n\nposting_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x0b\n\x03src\x18\x03 \x03(\x04\x12\x0b\n\x03\x64st\x18\x04 \x03(\x04\x12\x0e\n\x06nbytes\x18\x05 \x03(\x04\x12\x16\n\tpeer_rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x33\n\toperation\x18\x07 \x01(\x0e\x32 .kvgrpc.session.v1.PostOperation\x12*\n\x03sum\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.session.v1.SumCommand\x12\x30\n\x06repack\x18\t \x01(\x0b\x32 .kvgrpc.session.v1.RepackCommandB\x0c\n\n_peer_rank\"P\n\rRepackCommand\x12(\n\x06strips\x18\x01 \x03(\x0b\x32\x18.kvgrpc.session.v1.Strip\x12\x15\n\rstaging_bytes\x18\x02 \x01(\x04\"i\n\x05Strip\x12\x0b\n\x03src\x18\x01 \x03(\x04\x12\x0b\n\x03\x64st\x18\x02 \x03(\x04\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x11\n\tsrc_steps\x18\x04 \x03(\x04\x12\x11\n\tdst_steps\x18\x05 \x03(\x04\x12\x11\n\trun_bytes\x18\x06 \x01(\x04\"=\n\rExpectCommand\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x01(\x08\x12\x0e\n\x06writes\x18\x03 \x01(\x08\"\x1f\n\x0f\x41waitEndCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x0e\n\x0cRekeyCommand\"K\n\nSumCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x03(\x04\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\"?\n\x0e\x43opyOutCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x03(\x04\"\xa9\x03\n\nRankReport\x12/\n\x05offer\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.session.v1.OfferReportH\x00\x12\x33\n\x07\x63onnect\x18\x02 \x01(\x0b\x32 .kvgrpc.session.v1.ConnectReportH\x00\x12\x33\n\x07posting\x18\x03 \x01(\x0b\x32 .kvgrpc.session.v1.PostingReportH\x00\x12-\n\x04step\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.session.v1.StepReportH\x00\x12\x33\n\x07process\x18\x05 \x01(\x0b\x32 .kvgrpc.session.v1.ProcessReportH\x00\x12/\n\x05rekey\x18\x06 \x01(\x0b\x32\x1e.kvgrpc.session.v1.RekeyReportH\x00\x12+\n\x03sum\x18\x07 \x01(\x0b\x32\x1c.kvgrpc.session.v1.SumReportH\x00\x12\x34\n\x08\x63opy_out\x18\x08 \x01(\x0b\x32 .kvgrpc.session.v1.CopyOutReportH\x00\x42\x08\n\x06report\"E\n\x0bOfferReport\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\"\xa7\x01\n\rConnectReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tdata_path\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x31\n\x08rejected\x18\x04 \x03(\x0b\x32\x1f.kvgrpc.session.v1.RejectedPath\x12\x16\n\tpeer_rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x42\x0c\n\n_peer_rank\".\n\x0cRejectedPath\x12\x11\n\tdata_path\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xa2\x01\n\rPostingReport\x12\x12\n\nposting_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\'\n\x04wire\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x10\n\x08quiesced\x18\x06 \x01(\x08\x12\x13\n\x0bown_at_rest\x18\x07 \x01(\x08\"A\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12%\n\x06layers\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"T\n\rProcessReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\x12\x16\n\tpeer_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_peer_rank\"\x1e\n\x0bRekeyReport\x12\x0f\n\x07message\x18\x01 \x01(\t\":\n\tSumReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x07\x12\x0f\n\x07message\x18\x03 \x01(\t\".\n\rCopyOutReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\x86\x01\n\rPostOperation\x12\x1e\n\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n\x13POST_OPERATION_READ\x10\x01\x12\x18\n\x14POST_OPERATION_WRITE\x10\x02\x12\"\n\x1ePOST_OPERATION_READ_AND_REPACK\x10\x03\x42^\n\x15\x64\x65v.kvgrpc.session.v1B\x10SessionRankProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xdd\x04\n\x0bRankCommand\x12\x30\n\x05offer\x18\x01 \x01(\x0b\x32\x1f.kvgrpc.session.v1.OfferCommandH\x00\x12\x34\n\x07\x63onnect\x18\x02 \x01(\x0b\x32!.kvgrpc.session.v1.ConnectCommandH\x00\x12:\n\ndisconnect\x18\x03 \x01(\x0b\x32$.kvgrpc.session.v1.DisconnectCommandH\x00\x12.\n\x04post\x18\x04 \x01(\x0b\x32\x1e.kvgrpc.session.v1.PostCommandH\x00\x12\x32\n\x06\x65xpect\x18\x05 \x01(\x0b\x32 .kvgrpc.session.v1.ExpectCommandH\x00\x12\x37\n\tawait_end\x18\x06 \x01(\x0b\x32\".kvgrpc.session.v1.AwaitEndCommandH\x00\x12\x30\n\x05rekey\x18\x07 \x01(\x0b\x32\x1f.kvgrpc.session.v1.RekeyCommandH\x00\x12,\n\x03sum\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.session.v1.SumCommandH\x00\x12\x35\n\x08\x63opy_out\x18\t \x01(\x0b\x32!.kvgrpc.session.v1.CopyOutCommandH\x00\x12.\n\x04send\x18\n \x01(\x0b\x32\x1e.kvgrpc.session.v1.SendCommandH\x00\x12;\n\x0bsend_answer\x18\x0b \x01(\x0b\x32$.kvgrpc.session.v1.SendAnswerCommandH\x00\x42\t\n\x07\x63ommand\")\n\x0cOfferCommand\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\x91\x01\n\x0e\x43onnectCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12)\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x16\n\tpeer_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x04\x42\x0c\n\n_peer_rank\"d\n\x11\x44isconnectCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x16\n\tpeer_rank\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05watch\x18\x03 \x01(\x08\x12\x0c\n\x04gone\x18\x04 \x01(\x08\x42\x0c\n\n_peer_rank\"\x92\x02\n\x0bPostCommand\x12\x12\n\nposting_id\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x0b\n\x03src\x18\x03 \x03(\x04\x12\x0b\n\x03\x64st\x18\x04 \x03(\x04\x12\x0e\n\x06nbytes\x18\x05 \x03(\x04\x12\x16\n\tpeer_rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x33\n\toperation\x18\x07 \x01(\x0e\x32 .kvgrpc.session.v1.PostOperation\x12*\n\x03sum\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.session.v1.SumCommand\x12\x30\n\x06repack\x18\t \x01(\x0b\x32 .kvgrpc.session.v1.RepackCommandB\x0c\n\n_peer_rank\"P\n\rRepackCommand\x12(\n\x06strips\x18\x01 \x03(\x0b\x32\x18.kvgrpc.session.v1.Strip\x12\x15\n\rstaging_bytes\x18\x02 \x01(\x04\"i\n\x05Strip\x12\x0b\n\x03src\x18\x01 \x03(\x04\x12\x0b\n\x03\x64st\x18\x02 \x03(\x04\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x11\n\tsrc_steps\x18\x04 \x03(\x04\x12\x11\n\tdst_steps\x18\x05 \x03(\x04\x12\x11\n\trun_bytes\x18\x06 \x01(\x04\"=\n\rExpectCommand\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x01(\x08\x12\x0e\n\x06writes\x18\x03 \x01(\x08\"\x1f\n\x0f\x41waitEndCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\"\x0e\n\x0cRekeyCommand\"K\n\nSumCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x03(\x04\x12\x0e\n\x06\x63ounts\x18\x04 \x03(\r\"?\n\x0e\x43opyOutCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\x0e\n\x06nbytes\x18\x03 \x03(\x04\"\xac\x01\n\x0bSendCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tpeer_rank\x18\x03 \x01(\r\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0f\n\x07offsets\x18\x06 \x03(\x04\x12\x0e\n\x06nbytes\x18\x07 \x03(\x04\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.kvgrpc.session.v1.SendValue\"\'\n\tSendValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\xb4\x01\n\x11SendAnswerCommand\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12,\n\x06values\x18\x05 \x03(\x0b\x32\x1c.kvgrpc.session.v1.SendValue\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0f\n\x07unknown\x18\x07 \x01(\x08\x12\x0f\n\x07regroup\x18\x08 \x01(\x08\"\xa1\x04\n\nRankReport\x12/\n\x05offer\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.session.v1.OfferReportH\x00\x12\x33\n\x07\x63onnect\x18\x02 \x01(\x0b\x32 .kvgrpc.session.v1.ConnectReportH\x00\x12\x33\n\x07posting\x18\x03 \x01(\x0b\x32 .kvgrpc.session.v1.PostingReportH\x00\x12-\n\x04step\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.session.v1.StepReportH\x00\x12\x33\n\x07process\x18\x05 \x01(\x0b\x32 .kvgrpc.session.v1.ProcessReportH\x00\x12/\n\x05rekey\x18\x06 \x01(\x0b\x32\x1e.kvgrpc.session.v1.RekeyReportH\x00\x12+\n\x03sum\x18\x07 \x01(\x0b\x32\x1c.kvgrpc.session.v1.SumReportH\x00\x12\x34\n\x08\x63opy_out\x18\x08 \x01(\x0b\x32 .kvgrpc.session.v1.CopyOutReportH\x00\x12:\n\x0bsend_wanted\x18\t \x01(\x0b\x32#.kvgrpc.session.v1.SendWantedReportH\x00\x12:\n\x0bsend_posted\x18\n \x01(\x0b\x32#.kvgrpc.session.v1.SendPostedReportH\x00\x42\x08\n\x06report\"E\n\x0bOfferReport\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x08\x65ndpoint\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\"\xa7\x01\n\rConnectReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tdata_path\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x31\n\x08rejected\x18\x04 \x03(\x0b\x32\x1f.kvgrpc.session.v1.RejectedPath\x12\x16\n\tpeer_rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x42\x0c\n\n_peer_rank\".\n\x0cRejectedPath\x12\x11\n\tdata_path\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xa2\x01\n\rPostingReport\x12\x12\n\nposting_id\x18\x01 \x01(\t\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\'\n\x04wire\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x10\n\x08quiesced\x18\x06 \x01(\x08\x12\x13\n\x0bown_at_rest\x18\x07 \x01(\x08\"A\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12%\n\x06layers\x18\x02 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"T\n\rProcessReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\x12\x16\n\tpeer_rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_peer_rank\"\x1e\n\x0bRekeyReport\x12\x0f\n\x07message\x18\x01 \x01(\t\":\n\tSumReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x07\x12\x0f\n\x07message\x18\x03 \x01(\t\".\n\rCopyOutReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xb7\x01\n\x10SendWantedReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12\x12\n\nposting_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x0f\n\x07offsets\x18\x06 \x03(\x04\x12\x0e\n\x06nbytes\x18\x07 \x03(\x04\x12,\n\x06values\x18\x08 \x03(\x0b\x32\x1c.kvgrpc.session.v1.SendValue\"_\n\x10SendPostedReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x06values\x18\x02 \x03(\x0b\x32\x1c.kvgrpc.session.v1.SendValue\x12\x0f\n\x07message\x18\x03 \x01(\t*\x86\x01\n\rPostOperation\x12\x1e\n\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n\x13POST_OPERATION_READ\x10\x01\x12\x18\n\x14POST_OPERATION_WRITE\x10\x02\x12\"\n\x1ePOST_OPERATION_READ_AND_REPACK\x10\x03\x42^\n\x15\x64\x65v.kvgrpc.session.v1B\x10SessionRankProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,50 +35,60 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.session.v1.rank_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\025dev.kvgrpc.session.v1B\020SessionRankProtoP\001Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1'
-  _globals['_POSTOPERATION']._serialized_start=2823
-  _globals['_POSTOPERATION']._serialized_end=2957
+  _globals['_POSTOPERATION']._serialized_start=3734
+  _globals['_POSTOPERATION']._serialized_end=3868
   _globals['_RANKCOMMAND']._serialized_start=136
-  _globals['_RANKCOMMAND']._serialized_end=632
-  _globals['_OFFERCOMMAND']._serialized_start=634
-  _globals['_OFFERCOMMAND']._serialized_end=675
-  _globals['_CONNECTCOMMAND']._serialized_start=678
-  _globals['_CONNECTCOMMAND']._serialized_end=823
-  _globals['_DISCONNECTCOMMAND']._serialized_start=825
-  _globals['_DISCONNECTCOMMAND']._serialized_end=925
-  _globals['_POSTCOMMAND']._serialized_start=928
-  _globals['_POSTCOMMAND']._serialized_end=1202
-  _globals['_REPACKCOMMAND']._serialized_start=1204
-  _globals['_REPACKCOMMAND']._serialized_end=1284
-  _globals['_STRIP']._serialized_start=1286
-  _globals['_STRIP']._serialized_end=1391
-  _globals['_EXPECTCOMMAND']._serialized_start=1393
-  _globals['_EXPECTCOMMAND']._serialized_end=1454
-  _globals['_AWAITENDCOMMAND']._serialized_start=1456
-  _globals['_AWAITENDCOMMAND']._serialized_end=1487
-  _globals['_REKEYCOMMAND']._serialized_start=1489
-  _globals['_REKEYCOMMAND']._serialized_end=1503
-  _globals['_SUMCOMMAND']._serialized_start=1505
-  _globals['_SUMCOMMAND']._serialized_end=1580
-  _globals['_COPYOUTCOMMAND']._serialized_start=1582
-  _globals['_COPYOUTCOMMAND']._serialized_end=1645
-  _globals['_RANKREPORT']._serialized_start=1648
-  _globals['_RANKREPORT']._serialized_end=2073
-  _globals['_OFFERREPORT']._serialized_start=2075
-  _globals['_OFFERREPORT']._serialized_end=2144
-  _globals['_CONNECTREPORT']._serialized_start=2147
-  _globals['_CONNECTREPORT']._serialized_end=2314
-  _globals['_REJECTEDPATH']._serialized_start=2316
-  _globals['_REJECTEDPATH']._serialized_end=2362
-  _globals['_POSTINGREPORT']._serialized_start=2365
-  _globals['_POSTINGREPORT']._serialized_end=2527
-  _globals['_STEPREPORT']._serialized_start=2529
-  _globals['_STEPREPORT']._serialized_end=2594
-  _globals['_PROCESSREPORT']._serialized_start=2596
-  _globals['_PROCESSREPORT']._serialized_end=2680
-  _globals['_REKEYREPORT']._serialized_start=2682
-  _globals['_REKEYREPORT']._serialized_end=2712
-  _globals['_SUMREPORT']._serialized_start=2714
-  _globals['_SUMREPORT']._serialized_end=2772
-  _globals['_COPYOUTREPORT']._serialized_start=2774
-  _globals['_COPYOUTREPORT']._serialized_end=2820
+  _globals['_RANKCOMMAND']._serialized_end=741
+  _globals['_OFFERCOMMAND']._serialized_start=743
+  _globals['_OFFERCOMMAND']._serialized_end=784
+  _globals['_CONNECTCOMMAND']._serialized_start=787
+  _globals['_CONNECTCOMMAND']._serialized_end=932
+  _globals['_DISCONNECTCOMMAND']._serialized_start=934
+  _globals['_DISCONNECTCOMMAND']._serialized_end=1034
+  _globals['_POSTCOMMAND']._serialized_start=1037
+  _globals['_POSTCOMMAND']._serialized_end=1311
+  _globals['_REPACKCOMMAND']._serialized_start=1313
+  _globals['_REPACKCOMMAND']._serialized_end=1393
+  _globals['_STRIP']._serialized_start=1395
+  _globals['_STRIP']._serialized_end=1500
+  _globals['_EXPECTCOMMAND']._serialized_start=1502
+  _globals['_EXPECTCOMMAND']._serialized_end=1563
+  _globals['_AWAITENDCOMMAND']._serialized_start=1565
+  _globals['_AWAITENDCOMMAND']._serialized_end=1596
+  _globals['_REKEYCOMMAND']._serialized_start=1598
+  _globals['_REKEYCOMMAND']._serialized_end=1612
+  _globals['_SUMCOMMAND']._serialized_start=1614
+  _globals['_SUMCOMMAND']._serialized_end=1689
+  _globals['_COPYOUTCOMMAND']._serialized_start=1691
+  _globals['_COPYOUTCOMMAND']._serialized_end=1754
+  _globals['_SENDCOMMAND']._serialized_start=1757
+  _globals['_SENDCOMMAND']._serialized_end=1929
+  _globals['_SENDVALUE']._serialized_start=1931
+  _globals['_SENDVALUE']._serialized_end=1970
+  _globals['_SENDANSWERCOMMAND']._serialized_start=1973
+  _globals['_SENDANSWERCOMMAND']._serialized_end=2153
+  _globals['_RANKREPORT']._serialized_start=2156
+  _globals['_RANKREPORT']._serialized_end=2701
+  _globals['_OFFERREPORT']._serialized_start=2703
+  _globals['_OFFERREPORT']._serialized_end=2772
+  _globals['_CONNECTREPORT']._serialized_start=2775
+  _globals['_CONNECTREPORT']._serialized_end=2942
+  _globals['_REJECTEDPATH']._serialized_start=2944
+  _globals['_REJECTEDPATH']._serialized_end=2990
+  _globals['_POSTINGREPORT']._serialized_start=2993
+  _globals['_POSTINGREPORT']._serialized_end=3155
+  _globals['_STEPREPORT']._serialized_start=3157
+  _globals['_STEPREPORT']._serialized_end=3222
+  _globals['_PROCESSREPORT']._serialized_start=3224
+  _globals['_PROCESSREPORT']._serialized_end=3308
+  _globals['_REKEYREPORT']._serialized_start=3310
+  _globals['_REKEYREPORT']._serialized_end=3340
+  _globals['_SUMREPORT']._serialized_start=3342
+  _globals['_SUMREPORT']._serialized_end=3400
+  _globals['_COPYOUTREPORT']._serialized_start=3402
+  _globals['_COPYOUTREPORT']._serialized_end=3448
+  _globals['_SENDWANTEDREPORT']._serialized_start=3451
+  _globals['_SENDWANTEDREPORT']._serialized_end=3634
+  _globals['_SENDPOSTEDREPORT']._serialized_start=3636
+  _globals['_SENDPOSTEDREPORT']._serialized_end=3731
 # @@protoc_insertion_point(module_scope)

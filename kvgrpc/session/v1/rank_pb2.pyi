@@ -69,6 +69,8 @@ class RankCommand(_message.Message):
     REKEY_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
     COPY_OUT_FIELD_NUMBER: _builtins.int
+    SEND_FIELD_NUMBER: _builtins.int
+    SEND_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferCommand:
         """Make an endpoint for one peer."""
@@ -105,6 +107,14 @@ class RankCommand(_message.Message):
     def copy_out(self) -> Global___CopyOutCommand:
         """Copy bytes into the mirror."""
 
+    @_builtins.property
+    def send(self) -> Global___SendCommand:
+        """Send bytes to a rank of a peer, which receives them."""
+
+    @_builtins.property
+    def send_answer(self) -> Global___SendAnswerCommand:
+        """What came of a SendWantedReport."""
+
     def __init__(
         self,
         *,
@@ -117,12 +127,14 @@ class RankCommand(_message.Message):
         rekey: Global___RekeyCommand | None = ...,
         sum: Global___SumCommand | None = ...,
         copy_out: Global___CopyOutCommand | None = ...,
+        send: Global___SendCommand | None = ...,
+        send_answer: Global___SendAnswerCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "send", b"send", "send_answer", b"send_answer", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "copy_out", b"copy_out", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "send", b"send", "send_answer", b"send_answer", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey", "sum", "copy_out"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey", "sum", "copy_out", "send", "send_answer"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -545,6 +557,142 @@ class CopyOutCommand(_message.Message):
 Global___CopyOutCommand: _TypeAlias = CopyOutCommand  # noqa: Y015
 
 @_typing.final
+class SendCommand(_message.Message):
+    """Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes their process group;
+    answered by SendPostedReport. As in kvgrpc.peer.v1.PostSendRequest.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the answer."""
+    peer: _builtins.str
+    """The peer."""
+    peer_rank: _builtins.int
+    """The peer's rank."""
+    epoch: _builtins.int
+    """Of the process group."""
+    sequence: _builtins.int
+    """Of the send; 0: the process group is to be made."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each run begins."""
+
+    @_builtins.property
+    def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its length."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
+        """With sequence 0: what the other half of the group has told."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        peer_rank: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        nbytes: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[Global___SendValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "name", b"name", "nbytes", b"nbytes", "offsets", b"offsets", "peer", b"peer", "peer_rank", b"peer_rank", "sequence", b"sequence", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendCommand: _TypeAlias = SendCommand  # noqa: Y015
+
+@_typing.final
+class SendValue(_message.Message):
+    """Something that one half of a process group tells the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Its key."""
+    value: _builtins.bytes
+    """What stands there."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendValue: _TypeAlias = SendValue  # noqa: Y015
+
+@_typing.final
+class SendAnswerCommand(_message.Message):
+    """What came of a SendWantedReport."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    REGROUP_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer that was asked."""
+    peer_rank: _builtins.int
+    """Its rank."""
+    epoch: _builtins.int
+    """As in the report."""
+    sequence: _builtins.int
+    """As in the report."""
+    error: _builtins.str
+    """Why nothing is sent; empty: it is."""
+    unknown: _builtins.bool
+    """With an error: it is not known whether it is sent all the same."""
+    regroup: _builtins.bool
+    """With an error: it is not sent for want of the process group. Another one, of a higher epoch, may do."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
+        """What the other half of the group has told."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        peer_rank: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        values: _abc.Iterable[Global___SendValue] | None = ...,
+        error: _builtins.str = ...,
+        unknown: _builtins.bool = ...,
+        regroup: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "peer", b"peer", "peer_rank", b"peer_rank", "regroup", b"regroup", "sequence", b"sequence", "unknown", b"unknown", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendAnswerCommand: _TypeAlias = SendAnswerCommand  # noqa: Y015
+
+@_typing.final
 class RankReport(_message.Message):
     """What a rank tells its lead."""
 
@@ -558,6 +706,8 @@ class RankReport(_message.Message):
     REKEY_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
     COPY_OUT_FIELD_NUMBER: _builtins.int
+    SEND_WANTED_FIELD_NUMBER: _builtins.int
+    SEND_POSTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferReport:
         """An endpoint."""
@@ -590,6 +740,14 @@ class RankReport(_message.Message):
     def copy_out(self) -> Global___CopyOutReport:
         """Bytes are in the mirror."""
 
+    @_builtins.property
+    def send_wanted(self) -> Global___SendWantedReport:
+        """A rank of a peer is to send."""
+
+    @_builtins.property
+    def send_posted(self) -> Global___SendPostedReport:
+        """A send is under way, or will not be."""
+
     def __init__(
         self,
         *,
@@ -601,12 +759,14 @@ class RankReport(_message.Message):
         rekey: Global___RekeyReport | None = ...,
         sum: Global___SumReport | None = ...,
         copy_out: Global___CopyOutReport | None = ...,
+        send_wanted: Global___SendWantedReport | None = ...,
+        send_posted: Global___SendPostedReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum", "copy_out"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum", "copy_out", "send_wanted", "send_posted"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -905,3 +1065,91 @@ class CopyOutReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CopyOutReport: _TypeAlias = CopyOutReport  # noqa: Y015
+
+@_typing.final
+class SendWantedReport(_message.Message):
+    """The rank asks a rank of a peer to send, for a posting or to make their process group; answered by SendAnswerCommand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
+    POSTING_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer."""
+    peer_rank: _builtins.int
+    """Its rank."""
+    posting_id: _builtins.str
+    """The posting for whose sake; empty: none."""
+    epoch: _builtins.int
+    """Of the process group."""
+    sequence: _builtins.int
+    """Of the send; 0: the process group is to be made."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each run begins in the memory of the peer's rank."""
+
+    @_builtins.property
+    def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its length."""
+
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
+        """With sequence 0: what this half of the group tells the other one."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        peer_rank: _builtins.int = ...,
+        posting_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        nbytes: _abc.Iterable[_builtins.int] | None = ...,
+        values: _abc.Iterable[Global___SendValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "nbytes", b"nbytes", "offsets", b"offsets", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "sequence", b"sequence", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendWantedReport: _TypeAlias = SendWantedReport  # noqa: Y015
+
+@_typing.final
+class SendPostedReport(_message.Message):
+    """A send is under way behind those before it, or will not be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the command."""
+    message: _builtins.str
+    """Why it is not; empty: it is."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
+        """What this half of the group tells the other one."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _abc.Iterable[Global___SendValue] | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendPostedReport: _TypeAlias = SendPostedReport  # noqa: Y015

@@ -340,8 +340,11 @@ class AttachRankResponse(_message.Message):
 
     POOL_FIELD_NUMBER: _builtins.int
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
+    LEAD_ADDRESS_FIELD_NUMBER: _builtins.int
     shared_bytes: _builtins.int
     """Length of the shared memory whose descriptor comes with this frame; 0 for private memory."""
+    lead_address: _builtins.str
+    """The address that the lead tells to peers: a worker that listens for them does so where it would reach that."""
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
         """The pool."""
@@ -351,10 +354,11 @@ class AttachRankResponse(_message.Message):
         *,
         pool: _pool_types_pb2.PoolDescription | None = ...,
         shared_bytes: _builtins.int = ...,
+        lead_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "shared_bytes", b"shared_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lead_address", b"lead_address", "pool", b"pool", "shared_bytes", b"shared_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1099,6 +1099,62 @@ func (x *NixlEndpoint) GetProcess() *ProcessEndpoint {
 	return nil
 }
 
+// Memory that the rank sends over a process group of two, of which the other half is the peer's rank that receives. Each
+// half is told the other one's address by PeerService.PostSend.
+type CollectiveEndpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The library of the group: "gloo" for host memory, "nccl" for memory of a CUDA device.
+	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
+	// Length of the memory.
+	SizeBytes     uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CollectiveEndpoint) Reset() {
+	*x = CollectiveEndpoint{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CollectiveEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CollectiveEndpoint) ProtoMessage() {}
+
+func (x *CollectiveEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CollectiveEndpoint.ProtoReflect.Descriptor instead.
+func (*CollectiveEndpoint) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CollectiveEndpoint) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
+func (x *CollectiveEndpoint) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
 // Memory in the same process; for tests and simulators.
 type LoopbackEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1112,7 +1168,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1180,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1193,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -1166,14 +1222,16 @@ type RankEndpoint struct {
 	// NIXL.
 	Nixl *NixlEndpoint `protobuf:"bytes,4,opt,name=nixl,proto3" json:"nixl,omitempty"`
 	// In process.
-	Loopback      *LoopbackEndpoint `protobuf:"bytes,5,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	Loopback *LoopbackEndpoint `protobuf:"bytes,5,opt,name=loopback,proto3" json:"loopback,omitempty"`
+	// Process groups.
+	Collective    *CollectiveEndpoint `protobuf:"bytes,6,opt,name=collective,proto3" json:"collective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1243,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1256,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1232,6 +1290,13 @@ func (x *RankEndpoint) GetNixl() *NixlEndpoint {
 func (x *RankEndpoint) GetLoopback() *LoopbackEndpoint {
 	if x != nil {
 		return x.Loopback
+	}
+	return nil
+}
+
+func (x *RankEndpoint) GetCollective() *CollectiveEndpoint {
+	if x != nil {
+		return x.Collective
 	}
 	return nil
 }
@@ -1311,17 +1376,24 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x01(\fR\bmetadata\x12\x18\n" +
 	"\abackend\x18\x03 \x01(\tR\abackend\x12.\n" +
 	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x124\n" +
-	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"C\n" +
+	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"M\n" +
+	"\x12CollectiveEndpoint\x12\x18\n" +
+	"\abackend\x18\x01 \x01(\tR\abackend\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"C\n" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xdc\x01\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\x9b\x02\n" +
 	"\fRankEndpoint\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12(\n" +
 	"\x03shm\x18\x02 \x01(\v2\x16.kvgrpc.v1.ShmEndpointR\x03shm\x12(\n" +
 	"\x03cma\x18\x03 \x01(\v2\x16.kvgrpc.v1.CmaEndpointR\x03cma\x12+\n" +
 	"\x04nixl\x18\x04 \x01(\v2\x17.kvgrpc.v1.NixlEndpointR\x04nixl\x127\n" +
-	"\bloopback\x18\x05 \x01(\v2\x1b.kvgrpc.v1.LoopbackEndpointR\bloopback*a\n" +
+	"\bloopback\x18\x05 \x01(\v2\x1b.kvgrpc.v1.LoopbackEndpointR\bloopback\x12=\n" +
+	"\n" +
+	"collective\x18\x06 \x01(\v2\x1d.kvgrpc.v1.CollectiveEndpointR\n" +
+	"collective*a\n" +
 	"\bPoolKind\x12\x19\n" +
 	"\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18POOL_KIND_SERVER_MANAGED\x10\x01\x12\x1c\n" +
@@ -1366,24 +1438,25 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
-	(PoolKind)(0),            // 0: kvgrpc.v1.PoolKind
-	(GroupKind)(0),           // 1: kvgrpc.v1.GroupKind
-	(TensorKind)(0),          // 2: kvgrpc.v1.TensorKind
-	(BlockOrder)(0),          // 3: kvgrpc.v1.BlockOrder
-	(MemoryKind)(0),          // 4: kvgrpc.v1.MemoryKind
-	(*Group)(nil),            // 5: kvgrpc.v1.Group
-	(*BlockStrides)(nil),     // 6: kvgrpc.v1.BlockStrides
-	(*Region)(nil),           // 7: kvgrpc.v1.Region
-	(*PoolDescription)(nil),  // 8: kvgrpc.v1.PoolDescription
-	(*Segment)(nil),          // 9: kvgrpc.v1.Segment
-	(*ShmEndpoint)(nil),      // 10: kvgrpc.v1.ShmEndpoint
-	(*ProcessEndpoint)(nil),  // 11: kvgrpc.v1.ProcessEndpoint
-	(*CmaEndpoint)(nil),      // 12: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),     // 13: kvgrpc.v1.NixlEndpoint
-	(*LoopbackEndpoint)(nil), // 14: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),     // 15: kvgrpc.v1.RankEndpoint
+	(PoolKind)(0),              // 0: kvgrpc.v1.PoolKind
+	(GroupKind)(0),             // 1: kvgrpc.v1.GroupKind
+	(TensorKind)(0),            // 2: kvgrpc.v1.TensorKind
+	(BlockOrder)(0),            // 3: kvgrpc.v1.BlockOrder
+	(MemoryKind)(0),            // 4: kvgrpc.v1.MemoryKind
+	(*Group)(nil),              // 5: kvgrpc.v1.Group
+	(*BlockStrides)(nil),       // 6: kvgrpc.v1.BlockStrides
+	(*Region)(nil),             // 7: kvgrpc.v1.Region
+	(*PoolDescription)(nil),    // 8: kvgrpc.v1.PoolDescription
+	(*Segment)(nil),            // 9: kvgrpc.v1.Segment
+	(*ShmEndpoint)(nil),        // 10: kvgrpc.v1.ShmEndpoint
+	(*ProcessEndpoint)(nil),    // 11: kvgrpc.v1.ProcessEndpoint
+	(*CmaEndpoint)(nil),        // 12: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),       // 13: kvgrpc.v1.NixlEndpoint
+	(*CollectiveEndpoint)(nil), // 14: kvgrpc.v1.CollectiveEndpoint
+	(*LoopbackEndpoint)(nil),   // 15: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),       // 16: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
@@ -1401,12 +1474,13 @@ var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	10, // 12: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
 	12, // 13: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
 	13, // 14: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	14, // 15: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	15, // 15: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	14, // 16: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1420,7 +1494,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

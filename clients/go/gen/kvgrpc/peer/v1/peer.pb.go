@@ -1369,6 +1369,7 @@ type PeerCall struct {
 	//	*PeerCall_CloseAccess
 	//	*PeerCall_PartsReady
 	//	*PeerCall_ChecksumBlocks
+	//	*PeerCall_PostSend
 	Call          isPeerCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1470,6 +1471,15 @@ func (x *PeerCall) GetChecksumBlocks() *ChecksumBlocksRequest {
 	return nil
 }
 
+func (x *PeerCall) GetPostSend() *PostSendRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_PostSend); ok {
+			return x.PostSend
+		}
+	}
+	return nil
+}
+
 type isPeerCall_Call interface {
 	isPeerCall_Call()
 }
@@ -1499,6 +1509,11 @@ type PeerCall_ChecksumBlocks struct {
 	ChecksumBlocks *ChecksumBlocksRequest `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
 }
 
+type PeerCall_PostSend struct {
+	// As PostSend.
+	PostSend *PostSendRequest `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
+}
+
 func (*PeerCall_OpenAccess) isPeerCall_Call() {}
 
 func (*PeerCall_SettleAccess) isPeerCall_Call() {}
@@ -1508,6 +1523,8 @@ func (*PeerCall_CloseAccess) isPeerCall_Call() {}
 func (*PeerCall_PartsReady) isPeerCall_Call() {}
 
 func (*PeerCall_ChecksumBlocks) isPeerCall_Call() {}
+
+func (*PeerCall_PostSend) isPeerCall_Call() {}
 
 // Answers to calls.
 type ConverseResponse struct {
@@ -1570,6 +1587,7 @@ type PeerAnswer struct {
 	//	*PeerAnswer_CloseAccess
 	//	*PeerAnswer_PartsReady
 	//	*PeerAnswer_ChecksumBlocks
+	//	*PeerAnswer_PostSend
 	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1673,6 +1691,15 @@ func (x *PeerAnswer) GetChecksumBlocks() *ChecksumBlocksResponse {
 	return nil
 }
 
+func (x *PeerAnswer) GetPostSend() *PostSendResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_PostSend); ok {
+			return x.PostSend
+		}
+	}
+	return nil
+}
+
 type isPeerAnswer_Answer interface {
 	isPeerAnswer_Answer()
 }
@@ -1707,6 +1734,11 @@ type PeerAnswer_ChecksumBlocks struct {
 	ChecksumBlocks *ChecksumBlocksResponse `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
 }
 
+type PeerAnswer_PostSend struct {
+	// As of PostSend.
+	PostSend *PostSendResponse `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
+}
+
 func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
@@ -1718,6 +1750,8 @@ func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
 func (*PeerAnswer_PartsReady) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_ChecksumBlocks) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_PostSend) isPeerAnswer_Answer() {}
 
 // The error of a call, which as a call by itself would be its status.
 type CallError struct {
@@ -2105,6 +2139,234 @@ func (x *ChecksumBlocksResponse) GetRanks() []*RankChecksums {
 	return nil
 }
 
+// What a rank of the issuer is to send.
+type PostSendRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Who calls.
+	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	// The access under which the caller reads; empty with sequence 0.
+	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	// The issuer's rank, which sends.
+	SourceRank uint32 `protobuf:"varint,3,opt,name=source_rank,json=sourceRank,proto3" json:"source_rank,omitempty"`
+	// The caller's rank, which receives.
+	Rank uint32 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Of the two ranks' process group.
+	Epoch uint32 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Grows by one with each send of the epoch, from 1 on; 0: the process group is to be made.
+	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Where each run begins in the memory of the issuer's rank. At most 131,072, and as many as there are lengths.
+	Offsets []uint64 `protobuf:"varint,7,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	// Its length; positive.
+	Nbytes []uint64 `protobuf:"varint,8,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	// With sequence 0: what the caller's half of the group has to tell the other one. At most 4.
+	Values        []*GroupValue `protobuf:"bytes,9,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PostSendRequest) Reset() {
+	*x = PostSendRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PostSendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PostSendRequest) ProtoMessage() {}
+
+func (x *PostSendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PostSendRequest.ProtoReflect.Descriptor instead.
+func (*PostSendRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *PostSendRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+func (x *PostSendRequest) GetAccessId() []byte {
+	if x != nil {
+		return x.AccessId
+	}
+	return nil
+}
+
+func (x *PostSendRequest) GetSourceRank() uint32 {
+	if x != nil {
+		return x.SourceRank
+	}
+	return 0
+}
+
+func (x *PostSendRequest) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *PostSendRequest) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PostSendRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *PostSendRequest) GetOffsets() []uint64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *PostSendRequest) GetNbytes() []uint64 {
+	if x != nil {
+		return x.Nbytes
+	}
+	return nil
+}
+
+func (x *PostSendRequest) GetValues() []*GroupValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+// Something that one half of a process group tells the other, as the library of the two ranks' endpoints makes it.
+type GroupValue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 64 bytes.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// At most 4,096 bytes.
+	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupValue) Reset() {
+	*x = GroupValue{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupValue) ProtoMessage() {}
+
+func (x *GroupValue) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupValue.ProtoReflect.Descriptor instead.
+func (*GroupValue) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *GroupValue) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *GroupValue) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// It is under way.
+type PostSendResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Of sequence 0: what the issuer's half of the group has to tell.
+	Values        []*GroupValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PostSendResponse) Reset() {
+	*x = PostSendResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PostSendResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PostSendResponse) ProtoMessage() {}
+
+func (x *PostSendResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PostSendResponse.ProtoReflect.Descriptor instead.
+func (*PostSendResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PostSendResponse) GetHeader() *v1.ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *PostSendResponse) GetValues() []*GroupValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 var File_kvgrpc_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
@@ -2197,7 +2459,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x12PartsReadyResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
 	"\x0fConverseRequest\x12.\n" +
-	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xc0\x03\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\x80\x04\n" +
 	"\bPeerCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
@@ -2207,10 +2469,11 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccess\x12D\n" +
 	"\vparts_ready\x18\x06 \x01(\v2!.kvgrpc.peer.v1.PartsReadyRequestH\x00R\n" +
 	"partsReady\x12P\n" +
-	"\x0fchecksum_blocks\x18\a \x01(\v2%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00R\x0echecksumBlocksB\x06\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00R\x0echecksumBlocks\x12>\n" +
+	"\tpost_send\x18\b \x01(\v2\x1f.kvgrpc.peer.v1.PostSendRequestH\x00R\bpostSendB\x06\n" +
 	"\x04call\"H\n" +
 	"\x10ConverseResponse\x124\n" +
-	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\xda\x03\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\x9b\x04\n" +
 	"\n" +
 	"PeerAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x121\n" +
@@ -2221,7 +2484,8 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccess\x12E\n" +
 	"\vparts_ready\x18\x06 \x01(\v2\".kvgrpc.peer.v1.PartsReadyResponseH\x00R\n" +
 	"partsReady\x12Q\n" +
-	"\x0fchecksum_blocks\x18\a \x01(\v2&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00R\x0echecksumBlocksB\b\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00R\x0echecksumBlocks\x12?\n" +
+	"\tpost_send\x18\b \x01(\v2 .kvgrpc.peer.v1.PostSendResponseH\x00R\bpostSendB\b\n" +
 	"\x06answer\"k\n" +
 	"\tCallError\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
@@ -2243,7 +2507,25 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x06values\x18\x02 \x03(\aR\x06values\"\x80\x01\n" +
 	"\x16ChecksumBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x123\n" +
-	"\x05ranks\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.RankChecksumsR\x05ranks*H\n" +
+	"\x05ranks\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.RankChecksumsR\x05ranks\"\xab\x02\n" +
+	"\x0fPostSendRequest\x12.\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
+	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12\x1f\n" +
+	"\vsource_rank\x18\x03 \x01(\rR\n" +
+	"sourceRank\x12\x12\n" +
+	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12\x18\n" +
+	"\aoffsets\x18\a \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\b \x03(\x04R\x06nbytes\x122\n" +
+	"\x06values\x18\t \x03(\v2\x1a.kvgrpc.peer.v1.GroupValueR\x06values\"4\n" +
+	"\n" +
+	"GroupValue\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"y\n" +
+	"\x10PostSendResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
+	"\x06values\x18\x02 \x03(\v2\x1a.kvgrpc.peer.v1.GroupValueR\x06values*H\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_VALID\x10\x01\x12\x11\n" +
@@ -2252,7 +2534,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
 	"\x14CLOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n" +
-	"\x17CLOSE_OUTCOME_CANCELLED\x10\x032\x96\x05\n" +
+	"\x17CLOSE_OUTCOME_CANCELLED\x10\x032\xe5\x05\n" +
 	"\vPeerService\x12X\n" +
 	"\n" +
 	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
@@ -2260,7 +2542,8 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12X\n" +
 	"\n" +
 	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12d\n" +
-	"\x0eChecksumBlocks\x12%.kvgrpc.peer.v1.ChecksumBlocksRequest\x1a&.kvgrpc.peer.v1.ChecksumBlocksResponse\"\x03\x90\x02\x01\x12Q\n" +
+	"\x0eChecksumBlocks\x12%.kvgrpc.peer.v1.ChecksumBlocksRequest\x1a&.kvgrpc.peer.v1.ChecksumBlocksResponse\"\x03\x90\x02\x01\x12M\n" +
+	"\bPostSend\x12\x1f.kvgrpc.peer.v1.PostSendRequest\x1a .kvgrpc.peer.v1.PostSendResponse\x12Q\n" +
 	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
 	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BN\n" +
 	"\x12dev.kvgrpc.peer.v1B\tPeerProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
@@ -2278,7 +2561,7 @@ func file_kvgrpc_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: kvgrpc.peer.v1.Verdict
 	(CloseOutcome)(0),              // 1: kvgrpc.peer.v1.CloseOutcome
@@ -2310,86 +2593,97 @@ var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(*ChecksumBlocksRequest)(nil),  // 27: kvgrpc.peer.v1.ChecksumBlocksRequest
 	(*RankChecksums)(nil),          // 28: kvgrpc.peer.v1.RankChecksums
 	(*ChecksumBlocksResponse)(nil), // 29: kvgrpc.peer.v1.ChecksumBlocksResponse
-	(v1.DataPath)(0),               // 30: kvgrpc.v1.DataPath
-	(*v1.Content)(nil),             // 31: kvgrpc.v1.Content
-	(*v1.ResponseHeader)(nil),      // 32: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),             // 33: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),         // 34: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),    // 35: google.protobuf.Duration
-	(*v1.LayerRange)(nil),          // 36: kvgrpc.v1.LayerRange
-	(v1.FailureReason)(0),          // 37: kvgrpc.v1.FailureReason
+	(*PostSendRequest)(nil),        // 30: kvgrpc.peer.v1.PostSendRequest
+	(*GroupValue)(nil),             // 31: kvgrpc.peer.v1.GroupValue
+	(*PostSendResponse)(nil),       // 32: kvgrpc.peer.v1.PostSendResponse
+	(v1.DataPath)(0),               // 33: kvgrpc.v1.DataPath
+	(*v1.Content)(nil),             // 34: kvgrpc.v1.Content
+	(*v1.ResponseHeader)(nil),      // 35: kvgrpc.v1.ResponseHeader
+	(*v1.Failure)(nil),             // 36: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),         // 37: kvgrpc.v1.GroupBlocks
+	(*durationpb.Duration)(nil),    // 38: google.protobuf.Duration
+	(*v1.LayerRange)(nil),          // 39: kvgrpc.v1.LayerRange
+	(v1.FailureReason)(0),          // 40: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	30, // 3: kvgrpc.peer.v1.AccessOpening.data_paths:type_name -> kvgrpc.v1.DataPath
-	31, // 4: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	33, // 3: kvgrpc.peer.v1.AccessOpening.data_paths:type_name -> kvgrpc.v1.DataPath
+	34, // 4: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
 	17, // 5: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	32, // 6: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	35, // 6: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	7,  // 7: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	33, // 8: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	34, // 9: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	35, // 10: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	35, // 11: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	36, // 8: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	37, // 9: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	38, // 10: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	38, // 11: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
 	2,  // 12: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	9,  // 13: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	36, // 14: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	32, // 15: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	39, // 14: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	35, // 15: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	11, // 16: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
 	0,  // 17: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	37, // 18: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	40, // 18: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
 	2,  // 19: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	13, // 20: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
 	1,  // 21: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	32, // 22: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	35, // 22: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	15, // 23: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
 	2,  // 24: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	17, // 25: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	34, // 26: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	36, // 27: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	32, // 28: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	37, // 26: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 27: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	35, // 28: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	20, // 29: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
 	3,  // 30: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
 	8,  // 31: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
 	12, // 32: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
 	16, // 33: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
 	27, // 34: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	22, // 35: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 36: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 37: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 38: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 39: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 40: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 41: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	37, // 42: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 43: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	32, // 44: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	34, // 45: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	36, // 46: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
-	2,  // 47: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	26, // 48: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
-	32, // 49: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	28, // 50: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
-	3,  // 51: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 52: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 53: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 54: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 55: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	19, // 56: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 57: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 58: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 59: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 60: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 61: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 62: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	21, // 63: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 64: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	58, // [58:65] is the sub-list for method output_type
-	51, // [51:58] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	30, // 35: kvgrpc.peer.v1.PeerCall.post_send:type_name -> kvgrpc.peer.v1.PostSendRequest
+	22, // 36: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 37: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 38: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 39: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 40: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 41: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 42: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	32, // 43: kvgrpc.peer.v1.PeerAnswer.post_send:type_name -> kvgrpc.peer.v1.PostSendResponse
+	40, // 44: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 45: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	35, // 46: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	37, // 47: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 48: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	2,  // 49: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	26, // 50: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	35, // 51: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	28, // 52: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	2,  // 53: kvgrpc.peer.v1.PostSendRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	31, // 54: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
+	35, // 55: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 56: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
+	3,  // 57: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 58: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 59: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 60: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 61: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	30, // 62: kvgrpc.peer.v1.PeerService.PostSend:input_type -> kvgrpc.peer.v1.PostSendRequest
+	19, // 63: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 64: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 65: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 66: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 67: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 68: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 69: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	32, // 70: kvgrpc.peer.v1.PeerService.PostSend:output_type -> kvgrpc.peer.v1.PostSendResponse
+	21, // 71: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 72: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	65, // [65:73] is the sub-list for method output_type
+	57, // [57:65] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
@@ -2403,6 +2697,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 		(*PeerCall_CloseAccess)(nil),
 		(*PeerCall_PartsReady)(nil),
 		(*PeerCall_ChecksumBlocks)(nil),
+		(*PeerCall_PostSend)(nil),
 	}
 	file_kvgrpc_peer_v1_peer_proto_msgTypes[20].OneofWrappers = []any{
 		(*PeerAnswer_Error)(nil),
@@ -2411,6 +2706,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 		(*PeerAnswer_CloseAccess)(nil),
 		(*PeerAnswer_PartsReady)(nil),
 		(*PeerAnswer_ChecksumBlocks)(nil),
+		(*PeerAnswer_PostSend)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2418,7 +2714,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_peer_v1_peer_proto_rawDesc), len(file_kvgrpc_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   28,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	PeerService_CloseAccess_FullMethodName    = "/kvgrpc.peer.v1.PeerService/CloseAccess"
 	PeerService_PartsReady_FullMethodName     = "/kvgrpc.peer.v1.PeerService/PartsReady"
 	PeerService_ChecksumBlocks_FullMethodName = "/kvgrpc.peer.v1.PeerService/ChecksumBlocks"
+	PeerService_PostSend_FullMethodName       = "/kvgrpc.peer.v1.PeerService/PostSend"
 	PeerService_Converse_FullMethodName       = "/kvgrpc.peer.v1.PeerService/Converse"
 	PeerService_KeepLiveness_FullMethodName   = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
 )
@@ -92,6 +93,23 @@ type PeerServiceClient interface {
 	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error)
+	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+	// receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+	// the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+	// has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+	// process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+	// on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+	// that does not know what came of its call begins a new epoch. Not safe to repeat.
+	//
+	// Errors:
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+	//   - PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+	//   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+	//     is sent; the caller begins a new epoch.
+	//   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
+	PostSend(ctx context.Context, in *PostSendRequest, opts ...grpc.CallOption) (*PostSendResponse, error)
 	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
@@ -158,6 +176,16 @@ func (c *peerServiceClient) ChecksumBlocks(ctx context.Context, in *ChecksumBloc
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ChecksumBlocksResponse)
 	err := c.cc.Invoke(ctx, PeerService_ChecksumBlocks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) PostSend(ctx context.Context, in *PostSendRequest, opts ...grpc.CallOption) (*PostSendResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PostSendResponse)
+	err := c.cc.Invoke(ctx, PeerService_PostSend_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -252,6 +280,23 @@ type PeerServiceServer interface {
 	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error)
+	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
+	// receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
+	// the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
+	// has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+	// process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
+	// on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
+	// that does not know what came of its call begins a new epoch. Not safe to repeat.
+	//
+	// Errors:
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+	//   - PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
+	//   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
+	//     is sent; the caller begins a new epoch.
+	//   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
+	PostSend(context.Context, *PostSendRequest) (*PostSendResponse, error)
 	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
@@ -288,6 +333,9 @@ func (UnimplementedPeerServiceServer) PartsReady(context.Context, *PartsReadyReq
 }
 func (UnimplementedPeerServiceServer) ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ChecksumBlocks not implemented")
+}
+func (UnimplementedPeerServiceServer) PostSend(context.Context, *PostSendRequest) (*PostSendResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PostSend not implemented")
 }
 func (UnimplementedPeerServiceServer) Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error {
 	return status.Error(codes.Unimplemented, "method Converse not implemented")
@@ -406,6 +454,24 @@ func _PeerService_ChecksumBlocks_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_PostSend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PostSendRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PostSend(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PostSend_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PostSend(ctx, req.(*PostSendRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Converse_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(PeerServiceServer).Converse(&grpc.GenericServerStream[ConverseRequest, ConverseResponse]{ServerStream: stream})
 }
@@ -446,6 +512,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ChecksumBlocks",
 			Handler:    _PeerService_ChecksumBlocks_Handler,
+		},
+		{
+			MethodName: "PostSend",
+			Handler:    _PeerService_PostSend_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -99,6 +99,8 @@ type RankCommand struct {
 	//	*RankCommand_Rekey
 	//	*RankCommand_Sum
 	//	*RankCommand_CopyOut
+	//	*RankCommand_Send
+	//	*RankCommand_SendAnswer
 	Command       isRankCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -222,6 +224,24 @@ func (x *RankCommand) GetCopyOut() *CopyOutCommand {
 	return nil
 }
 
+func (x *RankCommand) GetSend() *SendCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_Send); ok {
+			return x.Send
+		}
+	}
+	return nil
+}
+
+func (x *RankCommand) GetSendAnswer() *SendAnswerCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_SendAnswer); ok {
+			return x.SendAnswer
+		}
+	}
+	return nil
+}
+
 type isRankCommand_Command interface {
 	isRankCommand_Command()
 }
@@ -271,6 +291,16 @@ type RankCommand_CopyOut struct {
 	CopyOut *CopyOutCommand `protobuf:"bytes,9,opt,name=copy_out,json=copyOut,proto3,oneof"`
 }
 
+type RankCommand_Send struct {
+	// Send bytes to a rank of a peer, which receives them.
+	Send *SendCommand `protobuf:"bytes,10,opt,name=send,proto3,oneof"`
+}
+
+type RankCommand_SendAnswer struct {
+	// What came of a SendWantedReport.
+	SendAnswer *SendAnswerCommand `protobuf:"bytes,11,opt,name=send_answer,json=sendAnswer,proto3,oneof"`
+}
+
 func (*RankCommand_Offer) isRankCommand_Command() {}
 
 func (*RankCommand_Connect) isRankCommand_Command() {}
@@ -288,6 +318,10 @@ func (*RankCommand_Rekey) isRankCommand_Command() {}
 func (*RankCommand_Sum) isRankCommand_Command() {}
 
 func (*RankCommand_CopyOut) isRankCommand_Command() {}
+
+func (*RankCommand_Send) isRankCommand_Command() {}
+
+func (*RankCommand_SendAnswer) isRankCommand_Command() {}
 
 // Asks for an endpoint; answered by OfferReport.
 type OfferCommand struct {
@@ -1058,6 +1092,280 @@ func (x *CopyOutCommand) GetNbytes() []uint64 {
 	return nil
 }
 
+// Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes their process group;
+// answered by SendPostedReport. As in kvgrpc.peer.v1.PostSendRequest.
+type SendCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the answer.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The peer.
+	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
+	// The peer's rank.
+	PeerRank uint32 `protobuf:"varint,3,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
+	// Of the process group.
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Of the send; 0: the process group is to be made.
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Where each run begins.
+	Offsets []uint64 `protobuf:"varint,6,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	// Its length.
+	Nbytes []uint64 `protobuf:"varint,7,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	// With sequence 0: what the other half of the group has told.
+	Values        []*SendValue `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendCommand) Reset() {
+	*x = SendCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendCommand) ProtoMessage() {}
+
+func (x *SendCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendCommand.ProtoReflect.Descriptor instead.
+func (*SendCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SendCommand) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SendCommand) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SendCommand) GetPeerRank() uint32 {
+	if x != nil {
+		return x.PeerRank
+	}
+	return 0
+}
+
+func (x *SendCommand) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SendCommand) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SendCommand) GetOffsets() []uint64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *SendCommand) GetNbytes() []uint64 {
+	if x != nil {
+		return x.Nbytes
+	}
+	return nil
+}
+
+func (x *SendCommand) GetValues() []*SendValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+// Something that one half of a process group tells the other.
+type SendValue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its key.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// What stands there.
+	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendValue) Reset() {
+	*x = SendValue{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendValue) ProtoMessage() {}
+
+func (x *SendValue) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendValue.ProtoReflect.Descriptor instead.
+func (*SendValue) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SendValue) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *SendValue) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// What came of a SendWantedReport.
+type SendAnswerCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer that was asked.
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Its rank.
+	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
+	// As in the report.
+	Epoch uint32 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// As in the report.
+	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// What the other half of the group has told.
+	Values []*SendValue `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
+	// Why nothing is sent; empty: it is.
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// With an error: it is not known whether it is sent all the same.
+	Unknown bool `protobuf:"varint,7,opt,name=unknown,proto3" json:"unknown,omitempty"`
+	// With an error: it is not sent for want of the process group. Another one, of a higher epoch, may do.
+	Regroup       bool `protobuf:"varint,8,opt,name=regroup,proto3" json:"regroup,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendAnswerCommand) Reset() {
+	*x = SendAnswerCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendAnswerCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendAnswerCommand) ProtoMessage() {}
+
+func (x *SendAnswerCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendAnswerCommand.ProtoReflect.Descriptor instead.
+func (*SendAnswerCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SendAnswerCommand) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SendAnswerCommand) GetPeerRank() uint32 {
+	if x != nil {
+		return x.PeerRank
+	}
+	return 0
+}
+
+func (x *SendAnswerCommand) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SendAnswerCommand) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SendAnswerCommand) GetValues() []*SendValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SendAnswerCommand) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *SendAnswerCommand) GetUnknown() bool {
+	if x != nil {
+		return x.Unknown
+	}
+	return false
+}
+
+func (x *SendAnswerCommand) GetRegroup() bool {
+	if x != nil {
+		return x.Regroup
+	}
+	return false
+}
+
 // What a rank tells its lead.
 type RankReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1073,6 +1381,8 @@ type RankReport struct {
 	//	*RankReport_Rekey
 	//	*RankReport_Sum
 	//	*RankReport_CopyOut
+	//	*RankReport_SendWanted
+	//	*RankReport_SendPosted
 	Report        isRankReport_Report `protobuf_oneof:"report"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1080,7 +1390,7 @@ type RankReport struct {
 
 func (x *RankReport) Reset() {
 	*x = RankReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1402,7 @@ func (x *RankReport) String() string {
 func (*RankReport) ProtoMessage() {}
 
 func (x *RankReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1415,7 @@ func (x *RankReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReport.ProtoReflect.Descriptor instead.
 func (*RankReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RankReport) GetReport() isRankReport_Report {
@@ -1187,6 +1497,24 @@ func (x *RankReport) GetCopyOut() *CopyOutReport {
 	return nil
 }
 
+func (x *RankReport) GetSendWanted() *SendWantedReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_SendWanted); ok {
+			return x.SendWanted
+		}
+	}
+	return nil
+}
+
+func (x *RankReport) GetSendPosted() *SendPostedReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_SendPosted); ok {
+			return x.SendPosted
+		}
+	}
+	return nil
+}
+
 type isRankReport_Report interface {
 	isRankReport_Report()
 }
@@ -1231,6 +1559,16 @@ type RankReport_CopyOut struct {
 	CopyOut *CopyOutReport `protobuf:"bytes,8,opt,name=copy_out,json=copyOut,proto3,oneof"`
 }
 
+type RankReport_SendWanted struct {
+	// A rank of a peer is to send.
+	SendWanted *SendWantedReport `protobuf:"bytes,9,opt,name=send_wanted,json=sendWanted,proto3,oneof"`
+}
+
+type RankReport_SendPosted struct {
+	// A send is under way, or will not be.
+	SendPosted *SendPostedReport `protobuf:"bytes,10,opt,name=send_posted,json=sendPosted,proto3,oneof"`
+}
+
 func (*RankReport_Offer) isRankReport_Report() {}
 
 func (*RankReport_Connect) isRankReport_Report() {}
@@ -1247,6 +1585,10 @@ func (*RankReport_Sum) isRankReport_Report() {}
 
 func (*RankReport_CopyOut) isRankReport_Report() {}
 
+func (*RankReport_SendWanted) isRankReport_Report() {}
+
+func (*RankReport_SendPosted) isRankReport_Report() {}
+
 // The endpoint asked for.
 type OfferReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1260,7 +1602,7 @@ type OfferReport struct {
 
 func (x *OfferReport) Reset() {
 	*x = OfferReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1614,7 @@ func (x *OfferReport) String() string {
 func (*OfferReport) ProtoMessage() {}
 
 func (x *OfferReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1627,7 @@ func (x *OfferReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReport.ProtoReflect.Descriptor instead.
 func (*OfferReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OfferReport) GetKey() string {
@@ -1323,7 +1665,7 @@ type ConnectReport struct {
 
 func (x *ConnectReport) Reset() {
 	*x = ConnectReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1677,7 @@ func (x *ConnectReport) String() string {
 func (*ConnectReport) ProtoMessage() {}
 
 func (x *ConnectReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1690,7 @@ func (x *ConnectReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReport.ProtoReflect.Descriptor instead.
 func (*ConnectReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConnectReport) GetPeer() string {
@@ -1406,7 +1748,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1760,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1773,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -1473,7 +1815,7 @@ type PostingReport struct {
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1827,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1840,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -1564,7 +1906,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1918,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1931,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1621,7 +1963,7 @@ type ProcessReport struct {
 
 func (x *ProcessReport) Reset() {
 	*x = ProcessReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1975,7 @@ func (x *ProcessReport) String() string {
 func (*ProcessReport) ProtoMessage() {}
 
 func (x *ProcessReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1988,7 @@ func (x *ProcessReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
 func (*ProcessReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ProcessReport) GetPeer() string {
@@ -1681,7 +2023,7 @@ type RekeyReport struct {
 
 func (x *RekeyReport) Reset() {
 	*x = RekeyReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +2035,7 @@ func (x *RekeyReport) String() string {
 func (*RekeyReport) ProtoMessage() {}
 
 func (x *RekeyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +2048,7 @@ func (x *RekeyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
 func (*RekeyReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RekeyReport) GetMessage() string {
@@ -1731,7 +2073,7 @@ type SumReport struct {
 
 func (x *SumReport) Reset() {
 	*x = SumReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +2085,7 @@ func (x *SumReport) String() string {
 func (*SumReport) ProtoMessage() {}
 
 func (x *SumReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +2098,7 @@ func (x *SumReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SumReport.ProtoReflect.Descriptor instead.
 func (*SumReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SumReport) GetName() string {
@@ -1793,7 +2135,7 @@ type CopyOutReport struct {
 
 func (x *CopyOutReport) Reset() {
 	*x = CopyOutReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +2147,7 @@ func (x *CopyOutReport) String() string {
 func (*CopyOutReport) ProtoMessage() {}
 
 func (x *CopyOutReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +2160,7 @@ func (x *CopyOutReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyOutReport.ProtoReflect.Descriptor instead.
 func (*CopyOutReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CopyOutReport) GetName() string {
@@ -1835,11 +2177,184 @@ func (x *CopyOutReport) GetMessage() string {
 	return ""
 }
 
+// The rank asks a rank of a peer to send, for a posting or to make their process group; answered by SendAnswerCommand.
+type SendWantedReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer.
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Its rank.
+	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
+	// The posting for whose sake; empty: none.
+	PostingId string `protobuf:"bytes,3,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
+	// Of the process group.
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Of the send; 0: the process group is to be made.
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Where each run begins in the memory of the peer's rank.
+	Offsets []uint64 `protobuf:"varint,6,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	// Its length.
+	Nbytes []uint64 `protobuf:"varint,7,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	// With sequence 0: what this half of the group tells the other one.
+	Values        []*SendValue `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendWantedReport) Reset() {
+	*x = SendWantedReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendWantedReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendWantedReport) ProtoMessage() {}
+
+func (x *SendWantedReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendWantedReport.ProtoReflect.Descriptor instead.
+func (*SendWantedReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SendWantedReport) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SendWantedReport) GetPeerRank() uint32 {
+	if x != nil {
+		return x.PeerRank
+	}
+	return 0
+}
+
+func (x *SendWantedReport) GetPostingId() string {
+	if x != nil {
+		return x.PostingId
+	}
+	return ""
+}
+
+func (x *SendWantedReport) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SendWantedReport) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SendWantedReport) GetOffsets() []uint64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *SendWantedReport) GetNbytes() []uint64 {
+	if x != nil {
+		return x.Nbytes
+	}
+	return nil
+}
+
+func (x *SendWantedReport) GetValues() []*SendValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+// A send is under way behind those before it, or will not be.
+type SendPostedReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the command.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What this half of the group tells the other one.
+	Values []*SendValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	// Why it is not; empty: it is.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SendPostedReport) Reset() {
+	*x = SendPostedReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SendPostedReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SendPostedReport) ProtoMessage() {}
+
+func (x *SendPostedReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SendPostedReport.ProtoReflect.Descriptor instead.
+func (*SendPostedReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SendPostedReport) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SendPostedReport) GetValues() []*SendValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SendPostedReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 var File_kvgrpc_session_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xb9\x04\n" +
+	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xb8\x05\n" +
 	"\vRankCommand\x127\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1f.kvgrpc.session.v1.OfferCommandH\x00R\x05offer\x12=\n" +
 	"\aconnect\x18\x02 \x01(\v2!.kvgrpc.session.v1.ConnectCommandH\x00R\aconnect\x12F\n" +
@@ -1851,7 +2366,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tawait_end\x18\x06 \x01(\v2\".kvgrpc.session.v1.AwaitEndCommandH\x00R\bawaitEnd\x127\n" +
 	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekey\x121\n" +
 	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sum\x12>\n" +
-	"\bcopy_out\x18\t \x01(\v2!.kvgrpc.session.v1.CopyOutCommandH\x00R\acopyOutB\t\n" +
+	"\bcopy_out\x18\t \x01(\v2!.kvgrpc.session.v1.CopyOutCommandH\x00R\acopyOut\x124\n" +
+	"\x04send\x18\n" +
+	" \x01(\v2\x1e.kvgrpc.session.v1.SendCommandH\x00R\x04send\x12G\n" +
+	"\vsend_answer\x18\v \x01(\v2$.kvgrpc.session.v1.SendAnswerCommandH\x00R\n" +
+	"sendAnswerB\t\n" +
 	"\acommand\"4\n" +
 	"\fOfferCommand\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
@@ -1910,7 +2429,28 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x0eCopyOutCommand\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aoffsets\x18\x02 \x03(\x04R\aoffsets\x12\x16\n" +
-	"\x06nbytes\x18\x03 \x03(\x04R\x06nbytes\"\xe6\x03\n" +
+	"\x06nbytes\x18\x03 \x03(\x04R\x06nbytes\"\xec\x01\n" +
+	"\vSendCommand\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x1b\n" +
+	"\tpeer_rank\x18\x03 \x01(\rR\bpeerRank\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x18\n" +
+	"\aoffsets\x18\x06 \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\a \x03(\x04R\x06nbytes\x124\n" +
+	"\x06values\x18\b \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\"3\n" +
+	"\tSendValue\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xf6\x01\n" +
+	"\x11SendAnswerCommand\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
+	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x04 \x01(\x04R\bsequence\x124\n" +
+	"\x06values\x18\x05 \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x18\n" +
+	"\aunknown\x18\a \x01(\bR\aunknown\x12\x18\n" +
+	"\aregroup\x18\b \x01(\bR\aregroup\"\xf6\x04\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
@@ -1920,7 +2460,12 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\aprocess\x18\x05 \x01(\v2 .kvgrpc.session.v1.ProcessReportH\x00R\aprocess\x126\n" +
 	"\x05rekey\x18\x06 \x01(\v2\x1e.kvgrpc.session.v1.RekeyReportH\x00R\x05rekey\x120\n" +
 	"\x03sum\x18\a \x01(\v2\x1c.kvgrpc.session.v1.SumReportH\x00R\x03sum\x12=\n" +
-	"\bcopy_out\x18\b \x01(\v2 .kvgrpc.session.v1.CopyOutReportH\x00R\acopyOutB\b\n" +
+	"\bcopy_out\x18\b \x01(\v2 .kvgrpc.session.v1.CopyOutReportH\x00R\acopyOut\x12F\n" +
+	"\vsend_wanted\x18\t \x01(\v2#.kvgrpc.session.v1.SendWantedReportH\x00R\n" +
+	"sendWanted\x12F\n" +
+	"\vsend_posted\x18\n" +
+	" \x01(\v2#.kvgrpc.session.v1.SendPostedReportH\x00R\n" +
+	"sendPostedB\b\n" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
@@ -1964,7 +2509,21 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"=\n" +
 	"\rCopyOutReport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage*\x86\x01\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\xfc\x01\n" +
+	"\x10SendWantedReport\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
+	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x1d\n" +
+	"\n" +
+	"posting_id\x18\x03 \x01(\tR\tpostingId\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x18\n" +
+	"\aoffsets\x18\x06 \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\a \x03(\x04R\x06nbytes\x124\n" +
+	"\x06values\x18\b \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\"v\n" +
+	"\x10SendPostedReport\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
+	"\x06values\x18\x02 \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage*\x86\x01\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
@@ -1985,7 +2544,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -2000,19 +2559,24 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*RekeyCommand)(nil),        // 10: kvgrpc.session.v1.RekeyCommand
 	(*SumCommand)(nil),          // 11: kvgrpc.session.v1.SumCommand
 	(*CopyOutCommand)(nil),      // 12: kvgrpc.session.v1.CopyOutCommand
-	(*RankReport)(nil),          // 13: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 14: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 15: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 16: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 17: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 18: kvgrpc.session.v1.StepReport
-	(*ProcessReport)(nil),       // 19: kvgrpc.session.v1.ProcessReport
-	(*RekeyReport)(nil),         // 20: kvgrpc.session.v1.RekeyReport
-	(*SumReport)(nil),           // 21: kvgrpc.session.v1.SumReport
-	(*CopyOutReport)(nil),       // 22: kvgrpc.session.v1.CopyOutReport
-	(*v1.RankEndpoint)(nil),     // 23: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 25: kvgrpc.v1.LayerRange
+	(*SendCommand)(nil),         // 13: kvgrpc.session.v1.SendCommand
+	(*SendValue)(nil),           // 14: kvgrpc.session.v1.SendValue
+	(*SendAnswerCommand)(nil),   // 15: kvgrpc.session.v1.SendAnswerCommand
+	(*RankReport)(nil),          // 16: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 17: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 18: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 19: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 20: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 21: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 22: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 23: kvgrpc.session.v1.RekeyReport
+	(*SumReport)(nil),           // 24: kvgrpc.session.v1.SumReport
+	(*CopyOutReport)(nil),       // 25: kvgrpc.session.v1.CopyOutReport
+	(*SendWantedReport)(nil),    // 26: kvgrpc.session.v1.SendWantedReport
+	(*SendPostedReport)(nil),    // 27: kvgrpc.session.v1.SendPostedReport
+	(*v1.RankEndpoint)(nil),     // 28: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 29: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 30: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
@@ -2024,28 +2588,36 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	10, // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
 	11, // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
 	12, // 8: kvgrpc.session.v1.RankCommand.copy_out:type_name -> kvgrpc.session.v1.CopyOutCommand
-	23, // 9: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	0,  // 10: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	11, // 11: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
-	6,  // 12: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
-	7,  // 13: kvgrpc.session.v1.RepackCommand.strips:type_name -> kvgrpc.session.v1.Strip
-	14, // 14: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	15, // 15: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	17, // 16: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	18, // 17: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	19, // 18: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	20, // 19: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	21, // 20: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
-	22, // 21: kvgrpc.session.v1.RankReport.copy_out:type_name -> kvgrpc.session.v1.CopyOutReport
-	23, // 22: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	16, // 23: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	24, // 24: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	25, // 25: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	26, // [26:26] is the sub-list for method output_type
-	26, // [26:26] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	13, // 9: kvgrpc.session.v1.RankCommand.send:type_name -> kvgrpc.session.v1.SendCommand
+	15, // 10: kvgrpc.session.v1.RankCommand.send_answer:type_name -> kvgrpc.session.v1.SendAnswerCommand
+	28, // 11: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	0,  // 12: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
+	11, // 13: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	6,  // 14: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
+	7,  // 15: kvgrpc.session.v1.RepackCommand.strips:type_name -> kvgrpc.session.v1.Strip
+	14, // 16: kvgrpc.session.v1.SendCommand.values:type_name -> kvgrpc.session.v1.SendValue
+	14, // 17: kvgrpc.session.v1.SendAnswerCommand.values:type_name -> kvgrpc.session.v1.SendValue
+	17, // 18: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	18, // 19: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	20, // 20: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	21, // 21: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	22, // 22: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	23, // 23: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	24, // 24: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	25, // 25: kvgrpc.session.v1.RankReport.copy_out:type_name -> kvgrpc.session.v1.CopyOutReport
+	26, // 26: kvgrpc.session.v1.RankReport.send_wanted:type_name -> kvgrpc.session.v1.SendWantedReport
+	27, // 27: kvgrpc.session.v1.RankReport.send_posted:type_name -> kvgrpc.session.v1.SendPostedReport
+	28, // 28: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	19, // 29: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	29, // 30: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	30, // 31: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	14, // 32: kvgrpc.session.v1.SendWantedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	14, // 33: kvgrpc.session.v1.SendPostedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -2063,11 +2635,13 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankCommand_Rekey)(nil),
 		(*RankCommand_Sum)(nil),
 		(*RankCommand_CopyOut)(nil),
+		(*RankCommand_Send)(nil),
+		(*RankCommand_SendAnswer)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[12].OneofWrappers = []any{
+	file_kvgrpc_session_v1_rank_proto_msgTypes[15].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
@@ -2076,16 +2650,18 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankReport_Rekey)(nil),
 		(*RankReport_Sum)(nil),
 		(*RankReport_CopyOut)(nil),
+		(*RankReport_SendWanted)(nil),
+		(*RankReport_SendPosted)(nil),
 	}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[14].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[18].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[17].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

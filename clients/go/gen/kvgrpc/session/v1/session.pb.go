@@ -695,7 +695,9 @@ type AttachRankResponse struct {
 	// The pool.
 	Pool *v1.PoolDescription `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Length of the shared memory whose descriptor comes with this frame; 0 for private memory.
-	SharedBytes   uint64 `protobuf:"varint,2,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`
+	SharedBytes uint64 `protobuf:"varint,2,opt,name=shared_bytes,json=sharedBytes,proto3" json:"shared_bytes,omitempty"`
+	// The address that the lead tells to peers: a worker that listens for them does so where it would reach that.
+	LeadAddress   string `protobuf:"bytes,3,opt,name=lead_address,json=leadAddress,proto3" json:"lead_address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -742,6 +744,13 @@ func (x *AttachRankResponse) GetSharedBytes() uint64 {
 		return x.SharedBytes
 	}
 	return 0
+}
+
+func (x *AttachRankResponse) GetLeadAddress() string {
+	if x != nil {
+		return x.LeadAddress
+	}
+	return ""
 }
 
 // The attach was refused.
@@ -2325,10 +2334,11 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\x12\x18\n" +
 	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +
 	"\vnot_at_rest\x18\x05 \x01(\tR\tnotAtRest\x12\x1a\n" +
-	"\bmirrored\x18\x06 \x01(\bR\bmirrored\"g\n" +
+	"\bmirrored\x18\x06 \x01(\bR\bmirrored\"\x8a\x01\n" +
 	"\x12AttachRankResponse\x12.\n" +
 	"\x04pool\x18\x01 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12!\n" +
-	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\"q\n" +
+	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\x12!\n" +
+	"\flead_address\x18\x03 \x01(\tR\vleadAddress\"q\n" +
 	"\x0fRefusedResponse\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +

@@ -1,0 +1,95 @@
+"""Gloo: a process group over TCP, for host memory. Imports torch, so only the thread of a group imports it.
+
+Gloo gives its caller no way to end a send or receive that is under way but to wait, and a wait that runs out closes the
+connection. `connection.shut_down` closes it sooner.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from kvgrpc.datapath.collective.connection import shut_down
+from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.collective.store import RendezvousStore
+from kvgrpc.datapath.copy.copying import best, copier
+from kvgrpc.datapath.host.addresses import Rows
+
+_ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
+
+SENDER, RECEIVER = 0, 1
+"""Ranks within a group."""
+
+
+@dataclass(eq=False)
+class Flying:
+    """A message that the library has."""
+
+    work: Any
+    message: Message
+    buffer: torch.Tensor
+
+
+class GlooGroup:
+    """One side of a group, connected. `host`: the address at which it listens. Raises RuntimeError when the other side
+    does not come.
+    """
+
+    def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous, wait_s: float) -> None:
+        options = _ProcessGroup._Options()  # noqa: SLF001 - the only way to say where it listens
+        options._devices = [_ProcessGroup.create_device(hostname=host)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001
+        self._sends = sends
+        self._rendezvous = rendezvous
+        self._spare: list[torch.Tensor] = []
+        """Buffers of messages that travel packed."""
+        self._group = _ProcessGroup(RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, options)
+
+    def launch(self, message: Message) -> Flying:
+        """Hands a message to the library."""
+        buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
+        part = buffer[: message.nbytes]
+        if not self._sends:
+            return Flying(self._group.recv([part], SENDER, 0), message, buffer)
+        if not message.address:
+            _copy(message.rows, destination=buffer.data_ptr())
+        return Flying(self._group.send([part], RECEIVER, 0), message, buffer)
+
+    def land(self, flying: Flying, stall_s: float) -> None:
+        """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
+        not.
+        """
+        flying.work.wait(timedelta(seconds=stall_s))
+        if not flying.message.address:
+            if not self._sends:
+                _copy(flying.message.rows, source=flying.buffer.data_ptr())
+            if len(flying.buffer) == PACKED_BYTES_MAX:
+                self._spare.append(flying.buffer)
+
+    def shut_down(self) -> None:
+        """Ends what is under way, by its connection. From any thread."""
+        shut_down(*self._rendezvous.both)
+
+    def _buffer(self, nbytes: int) -> torch.Tensor:
+        """A run that crosses the end of an allocation may be longer than what is packed of short ones."""
+        if nbytes <= PACKED_BYTES_MAX and self._spare:
+            return self._spare.pop()
+        return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
+
+
+def _copy(rows: Rows, *, source: int = 0, destination: int = 0) -> None:
+    """Copies rows of which one side's addresses are offsets in a buffer, which begins there."""
+    copy = copier(best(float(rows[:, 2].mean())))
+    assert copy is not None, "it is among those that work"
+    copy(np.ascontiguousarray(rows + np.array([destination, source, 0])))
+
+
+def _at(address: int, nbytes: int) -> torch.Tensor:
+    """Memory of this process as a tensor that does not own it."""
+    return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)

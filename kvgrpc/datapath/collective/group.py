@@ -1,0 +1,157 @@
+"""A process group of two ranks and one direction, and the thread that works through what is sent by it, in order.
+
+The thread waits message by message, with a bound on how long nothing may come. When it has ended the group is gone, and
+nothing accesses this rank's memory by it any more.
+"""
+
+import queue
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.collective.messages import Message
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+
+BUILD_S = 15.0
+"""How long the other rank may take to come, which may have to load the library first."""
+STALL_S = 10.0
+"""How long a message may take."""
+UNDER_WAY = 8
+"""Messages that are handed to the library at once."""
+_WHERE = re.compile(r"^\[[^\]]*\] *")
+"""The line of the library's source that its errors begin with."""
+
+
+class Library(Protocol):
+    """One side of a process group, connected, in its library's terms. Used from one thread but for `shut_down`; when
+    nothing refers to it any more, it accesses nothing.
+    """
+
+    def launch(self, message: Message) -> Any:
+        """Hands a message to the library."""
+        ...
+
+    def land(self, flying: Any, stall_s: float) -> None:
+        """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
+        not.
+        """
+        ...
+
+    def shut_down(self) -> None:
+        """Ends what is under way, from any thread: `land` raises."""
+        ...
+
+
+@dataclass(eq=False)
+class Job:
+    """The messages of one send, or receive."""
+
+    messages: Iterator[Message]
+    wake: Callable[[], None]
+    error: str = ""
+    state: PostingState = PostingState.PENDING
+
+    def poll(self) -> PostingState:
+        return self.state
+
+    def end(self, error: str = "") -> None:
+        self.error = error
+        self.state = PostingState.FAILED if error else PostingState.DONE
+        self.wake()
+
+
+class Group:
+    """One side of it. From its thread `make` is called, `told` with what the other side has to learn, and `ready` once
+    it is made, or broken.
+    """
+
+    def __init__(
+        self, make: Callable[[Rendezvous], Library], *, told: Callable[[Values], None], ready: Callable[[], None]
+    ) -> None:
+        self._make = make
+        self._library: Library | None = None
+        self._ready = ready
+        self._rendezvous = Rendezvous(told, BUILD_S)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
+        self.broken = ""
+        """Why nothing moves by it any more; empty: it does."""
+        self._thread = threading.Thread(target=self._run, name="kvgrpc-collective", daemon=True)
+        self._thread.start()
+
+    def learn(self, values: Values) -> None:
+        """What the other side has told."""
+        self._rendezvous.learn(values)
+
+    def start(self, job: Job) -> None:
+        """Its messages move after those of the jobs before it."""
+        with self._lock:
+            if not self.broken:
+                self._jobs.put(job)
+                return
+        job.end(self.broken)
+
+    def abort(self, why: str) -> None:
+        """Ends it, with all that is under way. Waits for nothing."""
+        self._break(why)
+        self._rendezvous.give_up(why)
+        if (library := self._library) is not None:
+            library.shut_down()
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for its end; whether it is proved that nothing accesses this rank's memory by it any more."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        job: Job | None = None
+        library: Library | None = None
+        made = False
+        try:
+            self._library = library = self._make(self._rendezvous)
+            self._rendezvous.tell()
+            made = True
+            self._ready()
+            while not self.broken and (job := self._jobs.get()) is not None:
+                self._move(library, job)
+                done, job = job, None
+                done.end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
+            self._break(_WHERE.sub("", str(error)).partition("\n")[0] or type(error).__name__)
+        self._library = library = None  # it accesses nothing any more
+        if not made:
+            self._ready()
+        if job is not None:
+            job.end(self.broken)
+        with suppress(queue.Empty):
+            while True:
+                if (left := self._jobs.get_nowait()) is not None:
+                    left.end(self.broken)
+
+    def _break(self, why: str) -> None:
+        with self._lock:
+            self.broken = self.broken or why
+
+    def _move(self, library: Library, job: Job) -> None:
+        """Moves all messages of a job, in order. Raises when that fails."""
+        flying: deque[Any] = deque()
+        for message in job.messages:
+            if len(flying) == UNDER_WAY:
+                self._land(library, flying.popleft())
+            flying.append(library.launch(message))
+        while flying:
+            self._land(library, flying.popleft())
+
+    def _land(self, library: Library, flying: Any) -> None:
+        library.land(flying, STALL_S)
+        if self.broken:
+            raise RuntimeError(self.broken)

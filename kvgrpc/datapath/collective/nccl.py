@@ -1,0 +1,81 @@
+"""NCCL: a process group for memory of CUDA devices. Imports torch, so only the thread of a group imports it.
+
+Written from the documentation of torch and NCCL; `make gpu-test` has not run on it. Runs need no packing: those of one
+message are handed over as one group of calls. The thread looks for the end of each, since NCCL's own wait is the
+device's.
+"""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+from kvgrpc.datapath.collective.messages import Message
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.collective.store import RendezvousStore
+
+SENDER, RECEIVER = 0, 1
+"""Ranks within a group."""
+LOOK_S = 0.00005
+"""Between two looks for the end of a message."""
+_cuda: Any = torch.cuda  # untyped in part
+
+
+@dataclass(eq=False)
+class Flying:
+    """A message that the library has."""
+
+    work: Any
+
+
+class _Bytes:
+    """Memory of a device, as torch takes it over without owning it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+class NcclGroup:
+    """One side of a group, connected. Raises RuntimeError when the other side does not come."""
+
+    def __init__(self, *, sends: bool, device: int, rendezvous: Rendezvous) -> None:
+        self._sends = sends
+        self._device = torch.device("cuda", device)
+        self._looks = threading.Event()  # is never set
+        _cuda.set_device(self._device)  # of this thread
+        process_group: Any = distributed.ProcessGroupNCCL
+        self._group = process_group(
+            RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, process_group.Options()
+        )
+        self._group.eager_connect_single_device(self._device)
+
+    def launch(self, message: Message) -> Flying:
+        """Hands a message to the library, run by run, as one group of calls."""
+        self._group._start_coalescing(self._device)  # noqa: SLF001 - has no public name
+        for row in message.rows.tolist():
+            part = torch.as_tensor(_Bytes(row[1] if self._sends else row[0], row[2]), device=self._device)
+            if self._sends:
+                self._group.send([part], RECEIVER, 0)
+            else:
+                self._group.recv([part], SENDER, 0)
+        return Flying(self._group._end_coalescing(self._device))  # noqa: SLF001 - likewise
+
+    def land(self, flying: Flying, stall_s: float) -> None:
+        """Waits until a message has moved. Raises RuntimeError when it does not; then nothing of it follows."""
+        end = time.monotonic() + stall_s
+        while not flying.work.is_completed():
+            if time.monotonic() > end:
+                self.shut_down()
+                raise RuntimeError(f"Timed out waiting {stall_s:g} s for NCCL")
+            self._looks.wait(LOOK_S)
+        if not flying.work.is_success():
+            raise RuntimeError(str(flying.work.exception()))
+
+    def shut_down(self) -> None:
+        """Ends what is under way: kernels of the group return, or never start. From any thread."""
+        self._group.abort()

@@ -1,0 +1,205 @@
+"""Path `collective`: the source's rank sends, the destination's receives, over a process group of torch.distributed.
+
+Gloo, over TCP, for host memory: the way between hosts without RDMA; NCCL for memory of CUDA devices. A group has two
+ranks and one direction, and is made when the path is chosen. Each read asks the source to send, by way of both leads,
+and receives once that has answered. Sends have numbers, and are worked through in their order. Whatever breaks a group
+ends all that is on it; the next read makes another one, of the next epoch.
+
+A send says nothing about what has arrived: only the destination concludes.
+"""
+
+import importlib.util
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
+from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
+from kvgrpc.datapath.collective.group import BUILD_S, Group, Job, Library
+from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.datapath.collective.remote import CollectiveRemote
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.host.addresses import check_runs
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
+
+GLOO, NCCL = "gloo", "nccl"
+JOBS_MAX = 1_024
+"""Sends of one group that may wait for those before them."""
+END_S = 15.0
+"""How long `close` waits for what the library is at: longer than it lets a message stand still."""
+
+
+@dataclass(eq=False)
+class _Sender:
+    """This rank as the source of one rank of a peer."""
+
+    epoch: int
+    group: Group
+    sequence: int = MEET
+    jobs: deque[Job] = field(default_factory=deque)
+
+
+class CollectivePath:
+    """Sends this rank's memory to ranks of peers that ask for it, and receives from those that it asks. `host`: the
+    address of this host by which peers reach it.
+    """
+
+    name = "collective"
+    needs_polling = False
+    peers_need_turns = False
+
+    def __init__(self, memory: SharedMemory | PrivateMemory, host: str) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise DataPathUnavailable("torch is not installed: pip install 'kvgrpc[server]'")
+        self._backend = GLOO if is_host(memory.segments) else NCCL
+        self._segments = memory.segments
+        self._nbytes = memory_bytes(memory.segments)
+        self._keeps = memory
+        self._host = host
+        self._later: Callable[[Callable[[], None]], None] = lambda act: act()
+        self._want: Callable[[str, str, SendAsk], None] = lambda *_: None
+        self._senders: dict[tuple[str, int], _Sender] = {}
+        self._remotes: dict[tuple[str, int], CollectiveRemote] = {}
+        self._epoch = 0
+        """Of the last group that received. One count for all peers: one that was taken for dead may come again."""
+        self._retired: list[Group] = []
+        """Broken ones, whose threads may not have ended yet."""
+
+    def bind(self, later: Callable[[Callable[[], None]], None], want: Callable[[str, str, SendAsk], None]) -> None:
+        self._later, self._want = later, want
+
+    def load(self) -> None:
+        import kvgrpc.datapath.collective.store  # noqa: F401
+
+    def offer(self, endpoint: RankEndpoint, _: str = "") -> RankEndpoint:
+        return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes))
+
+    def withdraw(self, peer: str) -> None:
+        for key in [key for key in self._senders if key[0] == peer]:
+            self.retire(self._senders.pop(key).group, "the peer is gone")
+
+    def question(self, _: RankEndpoint) -> None:
+        return None
+
+    def connect(self, *_: object) -> Remote:
+        raise DataPathUnavailable("both ranks have to come")
+
+    def reach(
+        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+    ) -> CollectiveRemote:
+        part, key = endpoint.collective, (peer, endpoint.rank)
+        if part is None:
+            raise DataPathUnavailable("the peer offers no process group")
+        if part.backend != self._backend:
+            why = f"the peer offers a process group of {part.backend}, this rank's memory takes one of {self._backend}"
+            raise DataPathUnavailable(why)
+        want = partial(self._want, peer)
+        remote = CollectiveRemote(self, key, part, self._segments, want, reached, rank=rank)
+        self._remotes[key] = remote
+        return remote
+
+    def answered(self, peer: str, answer: SendAnswer) -> None:
+        if (remote := self._remotes.get((peer, answer.source_rank))) is not None:
+            remote.answered(answer)
+
+    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+        try:
+            if ask.meets:
+                self._meet((peer, ask.rank), ask, posted)
+            else:
+                self._send((peer, ask.rank), ask)
+                posted((), "")
+        except DataPathFailed as error:
+            posted((), error.message)
+
+    def progress(self) -> None:
+        """Has nothing to do: each group has a thread."""
+
+    def close(self) -> None:
+        """Ends all groups. Raises DataPathFailed when a thread of one does not end."""
+        for sender in self._senders.values():
+            self.retire(sender.group, "the data path was closed")
+        self._senders.clear()
+        for remote in list(self._remotes.values()):
+            remote.close()
+        end = time.monotonic() + END_S
+        self._retired = [group for group in self._retired if not group.join(max(end - time.monotonic(), 0.0))]
+        if self._retired:
+            raise DataPathFailed("a process group does not end")
+
+    def _meet(self, key: tuple[str, int], ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+        before = self._senders.get(key)
+        if before is not None and ask.epoch <= before.epoch:
+            raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
+        if before is not None:
+            self.retire(before.group, f"epoch {ask.epoch} takes its place")
+        answered = False
+
+        def told(values: Values) -> None:
+            answer(values, "")
+
+        def ready() -> None:
+            answer((), group.broken)
+
+        def answer(values: Values, error: str) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                posted(values, error)
+
+        group = self.make_group(sends=True, told=told, ready=ready)
+        group.learn(ask.values)
+        self._senders[key] = _Sender(ask.epoch, group)
+
+    def _send(self, key: tuple[str, int], ask: SendAsk) -> None:
+        sender = self._senders.get(key)
+        if sender is None or ask.epoch != sender.epoch:
+            raise DataPathFailed(f"there is no process group of epoch {ask.epoch}")
+        if sender.group.broken:
+            raise DataPathFailed(f"the process group of epoch {ask.epoch} broke: {sender.group.broken}")
+        if ask.sequence != sender.sequence + 1:
+            raise DataPathFailed(f"send {ask.sequence} does not follow send {sender.sequence}")
+        runs = Runs(ask.offsets, ask.offsets, ask.nbytes)
+        check_runs(runs, self._nbytes, self._nbytes)
+        while sender.jobs and sender.jobs[0].poll() is not PostingState.PENDING:
+            sender.jobs.popleft()
+        if len(sender.jobs) >= JOBS_MAX:
+            raise DataPathFailed(f"{JOBS_MAX} sends wait for those before them")
+        sender.sequence = ask.sequence
+        sender.jobs.append(Job(messages(runs, self._segments, sends=True), lambda: None))
+        sender.group.start(sender.jobs[-1])
+
+    # ---- for its remotes
+
+    def make_group(self, *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]) -> Group:
+        def later(act: Callable[..., None]) -> Callable[..., None]:
+            return lambda *arguments: self._later(partial(act, *arguments))
+
+        return Group(partial(self._library, sends), told=later(told), ready=later(ready))
+
+    def _library(self, sends: bool, rendezvous: Rendezvous) -> Library:
+        """Made by the thread of its group: to load the library takes seconds."""
+        if self._backend == NCCL:
+            from kvgrpc.datapath.collective.nccl import NcclGroup
+
+            return NcclGroup(sends=sends, device=self._segments[0].device, rendezvous=rendezvous)
+        from kvgrpc.datapath.collective.gloo import GlooGroup
+
+        return GlooGroup(sends=sends, host=self._host, rendezvous=rendezvous, wait_s=BUILD_S)
+
+    def next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def retire(self, group: Group, why: str) -> None:
+        group.abort(why)
+        self._retired = [group for group in self._retired if not group.join(0)]
+        self._retired.append(group)
+
+    def forget(self, remote: CollectiveRemote) -> None:
+        if self._remotes.get(remote.key) is remote:
+            del self._remotes[remote.key]

@@ -1,0 +1,206 @@
+"""A peer's rank that sends: this rank as the destination. Used from the mover's thread only."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import CollectiveEndpoint, Segment
+from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
+from kvgrpc.datapath.base import Buffer, PostingState
+from kvgrpc.datapath.collective.group import Group, Job
+from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.datapath.host.addresses import check_runs
+from kvgrpc.datapath.host.memory import memory_bytes
+
+
+@dataclass(eq=False)
+class Receive:
+    """A read that waits for its turn, for the source's answer, or for the bytes."""
+
+    posting_id: str
+    runs: Runs
+    job: Job
+    regrouped: bool = False
+    """A process group was made for its sake."""
+
+    def poll(self) -> PostingState:
+        return self.job.poll()
+
+    @property
+    def error(self) -> str:
+        return self.job.error
+
+
+class Receiving(Protocol):
+    """What a remote has of its path."""
+
+    def make_group(self, *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]) -> Group:
+        """One side of a group; `told` and `ready` are called from the mover's thread."""
+        ...
+
+    def next_epoch(self) -> int:
+        """Of the next group that receives: higher than that of any before it."""
+        ...
+
+    def retire(self, group: Group, why: str) -> None:
+        """Ends a group."""
+        ...
+
+    def forget(self, remote: "CollectiveRemote") -> None:
+        """It is closed."""
+        ...
+
+
+class CollectiveRemote:
+    """`want` asks the peer, for a posting or for none; `reached` hears whether the first group was made: this, or why
+    not.
+    """
+
+    process = None
+
+    def __init__(  # noqa: PLR0913 - what it knows of both sides
+        self,
+        path: Receiving,
+        key: tuple[str, int],
+        source: CollectiveEndpoint,
+        own: Sequence[Segment],
+        want: Callable[[str, SendAsk], None],
+        reached: Callable[["CollectiveRemote | str"], None],
+        *,
+        rank: int,
+    ) -> None:
+        self.key = key
+        self._path = path
+        self._rank = rank
+        self._library, self._source_bytes = source.backend, source.nbytes
+        self._own = own
+        self._want = want
+        self._reached: Callable[[CollectiveRemote | str], None] | None = reached
+        self._epoch = 0
+        self._sequence = MEET
+        self._asked = False
+        """The peer has not answered yet."""
+        self._group: Group | None = None
+        self._built = False
+        self._waiting: deque[Receive] = deque()
+        """Reads that the peer was not asked for, or has not answered."""
+        self._meet()
+
+    @property
+    def why(self) -> str:
+        what = "NCCL" if self._library == "nccl" else "Gloo, over TCP"
+        return f"{what}: rank {self.key[1]} of the peer sends, when it is asked to, of {self._source_bytes} bytes"
+
+    def read(self, runs: Runs, wake: Callable[[], None]) -> Receive:
+        return self.read_sent("", runs, wake)
+
+    def read_sent(self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None) -> Receive:
+        own = self._own if buffer is None else (buffer.segment,)
+        check_runs(runs, self._source_bytes, memory_bytes(own))
+        some = runs.nbytes > 0
+        runs = Runs(runs.src[some], runs.dst[some], runs.nbytes[some])
+        receive = Receive(posting_id, runs, Job(messages(runs, own, sends=False), wake))
+        if len(runs):
+            self._waiting.append(receive)
+            self._go_on()
+        else:
+            receive.job.end()
+        return receive
+
+    def answered(self, answer: SendAnswer) -> None:
+        """The source said what came of the ask of that number."""
+        if not self._asked or (answer.epoch, answer.sequence) != (self._epoch, self._sequence):
+            return
+        self._asked = False
+        assert self._group is not None
+        if answer.sequence != MEET:
+            self._sent(answer, self._group)
+        elif answer.error:
+            self._not_met(answer.error)
+        else:
+            self._group.learn(answer.values)
+
+    def _sent(self, answer: SendAnswer, group: Group) -> None:
+        receive = self._waiting.popleft()
+        if not answer.error:
+            group.start(receive.job)
+        elif answer.regroup and not receive.regrouped:
+            receive.regrouped = True
+            self._waiting.appendleft(receive)
+            self._end_group(answer.error)
+        elif answer.known and not answer.regroup:
+            self._sequence -= 1  # what is refused takes no number
+            receive.job.end(answer.error)
+        else:
+            self._end_group(answer.error)
+            receive.job.end(answer.error)
+        self._go_on()
+
+    def close(self) -> None:
+        """Ends its group."""
+        self._end_group("the peer is disconnected")
+        self._path.forget(self)
+
+    def cancel(self) -> None:
+        """Nobody waits for it to be reached any more."""
+        self._reached = None
+        self.close()
+
+    # ---- the group
+
+    def _go_on(self) -> None:
+        """Asks for the next read, one at a time: so the numbers reach the source in their order."""
+        if not self._waiting or self._asked:
+            return
+        if self._group is None or (self._built and self._group.broken):
+            self._end_group("it broke")
+            self._meet()
+        elif self._built:
+            self._sequence, self._asked = self._sequence + 1, True
+            first = self._waiting[0]
+            ask = SendAsk(self.key[1], self._rank, self._epoch, self._sequence, first.runs.src, first.runs.nbytes)
+            self._want(first.posting_id, ask)
+
+    def _meet(self) -> None:
+        """Makes the group of this epoch."""
+        self._sequence, self._asked, self._built = MEET, True, False  # until it is made, or is not
+        epoch = self._epoch = self._path.next_epoch()
+
+        def told(values: Values) -> None:
+            if epoch == self._epoch and self._group is group:
+                first = self._waiting[0].posting_id if self._waiting else ""
+                self._want(first, SendAsk(self.key[1], self._rank, epoch, MEET, values=values))
+
+        def ready() -> None:
+            if epoch == self._epoch and self._group is group:
+                self._ready(group)
+
+        group = self._group = self._path.make_group(sends=False, told=told, ready=ready)
+
+    def _ready(self, group: Group) -> None:
+        """The group is made, or cannot be."""
+        if group.broken:
+            self._not_met(group.broken)
+            return
+        self._built = True
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            reached(self)
+        self._go_on()
+
+    def _not_met(self, why: str) -> None:
+        """No group of this epoch comes: who waits for it fails, and the next read begins another one."""
+        self._end_group(why)
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            reached(why)
+        waiting, self._waiting = self._waiting, deque()
+        for receive in waiting:
+            receive.job.end(why)
+
+    def _end_group(self, why: str) -> None:
+        group, self._group, self._built, self._asked = self._group, None, False, False
+        if group is not None:
+            self._path.retire(group, why)

@@ -1,0 +1,77 @@
+"""How two ranks find each other: what each side's half of a process group has to tell the other, over gRPC.
+
+A process group asks a store for what the other side has put there. Here that is a value of each side, which travels in
+PostSend and its answer: no port but the group's own is opened, and nobody but the two leads can write it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvgrpc.core.values.sends import Values
+
+
+class Rendezvous:
+    """Of one side. `told` is called once, from the thread that makes the group, with all that the other side needs;
+    `learn` may come before or after it. What is missing is waited for from the first wait on, for `wait_s`.
+    """
+
+    def __init__(self, told: Callable[[Values], None], wait_s: float) -> None:
+        self._told: Callable[[Values], None] | None = told
+        self._wait_s = wait_s
+        self._give_up_at: float | None = None
+        self._own: dict[str, bytes] = {}
+        self._peers: dict[str, bytes] = {}
+        self._over = ""
+        self._changed = threading.Condition()
+
+    def learn(self, values: Values) -> None:
+        """What the other side has put there."""
+        with self._changed:
+            self._peers = dict(values)
+            self._changed.notify_all()
+
+    def give_up(self, why: str) -> None:
+        """Whoever waits fails."""
+        with self._changed:
+            self._over = self._over or why
+            self._changed.notify_all()
+
+    @property
+    def both(self) -> tuple[list[bytes], list[bytes]]:
+        """What this side has put there, and what the other one has."""
+        with self._changed:
+            return list(self._own.values()), list(self._peers.values())
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._own[key] = value
+
+    def has(self, keys: Sequence[str]) -> bool:
+        with self._changed:
+            return all(key in self._own or key in self._peers for key in keys)
+
+    def take(self, key: str) -> bytes:
+        """What stands under a key. Raises RuntimeError when the other side does not come."""
+        self.wait([key])
+        with self._changed:
+            return self._own[key] if key in self._own else self._peers[key]
+
+    def wait(self, keys: Sequence[str]) -> None:
+        """Raises RuntimeError when the other side does not come."""
+        if all(key in self._own for key in keys):
+            return
+        self.tell()
+        with self._changed:
+            self._give_up_at = self._give_up_at or time.monotonic() + self._wait_s
+            while not all(key in self._own or key in self._peers for key in keys):
+                left = self._give_up_at - time.monotonic()
+                if self._over or left <= 0:
+                    raise RuntimeError(self._over or "the other rank did not come")
+                self._changed.wait(left)
+
+    def tell(self) -> None:
+        """Tells the other side what is there, unless that was done."""
+        told, self._told = self._told, None
+        if told is not None:
+            told(tuple(self._own.items()))

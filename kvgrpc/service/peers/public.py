@@ -1,0 +1,50 @@
+"""Calls of one lead to another that routers and engines make, too: RegisterPush and RenewLeases."""
+
+from collections.abc import Callable
+
+import grpc.aio
+
+from kvgrpc.core import actions, events
+from kvgrpc.errors import Aborted, Exhausted, KVGrpcError, Unavailable
+from kvgrpc.service import telemetry
+from kvgrpc.service.peers.channel import PeerChannel
+from kvgrpc.service.peers.errors import bounded, failure_of, readable
+from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.wire.values import core_reason, grant
+
+
+async def register_push(
+    channel: Callable[[str], PeerChannel], action: actions.SendRegister, timeout_s: float
+) -> events.RegisterAnswered:
+    """RegisterPush at the source: a router may make it in our place."""
+    request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
+    error: KVGrpcError | None = None
+    trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
+    try:
+        stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
+        reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))
+        readable(reply, action.peer)
+    except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
+        error = failure_of(failed, "RegisterPush")
+    ended(error)
+    return events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
+
+
+async def renew_leases(
+    channel: Callable[[str], PeerChannel], action: actions.SendRenew, timeout_s: float
+) -> list[events.RenewAnswered]:
+    """RenewLeases at the issuer. No answer: the next third of the TTL asks again; liveness and settle notice what
+    matters.
+    """
+    refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
+    try:
+        stub = lease_pb2_grpc.LeaseServiceStub(channel(action.peer).channel)
+        request = lease_pb2.RenewLeasesRequest(leases=refs, for_access=True)
+        reply = bounded(await stub.RenewLeases(request, timeout=timeout_s), action.peer)
+    except (grpc.aio.AioRpcError, KVGrpcError):
+        return []
+    gone = "the source no longer holds the blocks"
+    return [
+        events.RenewAnswered(transfer_id, Aborted(core_reason(row.reason), gone) if row.reason else None)
+        for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False)
+    ]

@@ -1,0 +1,159 @@
+"""Asks of one rank to another to send, and what comes of them: between leads, and between a lead and its ranks."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvgrpc.core import events
+from kvgrpc.core.actions import AnswerSend, Send
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.layout import BYTES_MAX
+from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
+from kvgrpc.errors import invalid, note
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.session.v1 import rank_pb2
+from kvgrpc.wire.bounds import SEND_RUNS_MAX, SEND_VALUES_MAX, check_count
+from kvgrpc.wire.packed import ids, put_columns
+
+
+def post_send_request(caller: peer_pb2.Caller, access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
+    """PostSend."""
+    request = peer_pb2.PostSendRequest(
+        caller=caller, access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch,
+        sequence=ask.sequence, values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],
+    )  # fmt: skip
+    put_columns(request, offsets=ask.offsets, nbytes=ask.nbytes)
+    return request
+
+
+def post_send(request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
+    """The inverse of `post_send_request`. Raises OutOfRange and InvalidRequest for what no rank could send."""
+    _check(request.offsets, request.nbytes, request.values)
+    if not request.sequence and request.offsets:
+        raise invalid("offsets", "is empty where sequence is 0")
+    if request.sequence and not request.offsets:
+        raise invalid("offsets", "names a run where sequence is not 0")
+    ask = SendAsk(
+        request.source_rank, request.rank, request.epoch, request.sequence, _offsets("offsets", request.offsets),
+        _offsets("nbytes", request.nbytes),
+        _values(request.values),
+    )  # fmt: skip
+    return events.PostSend(call, request.caller.engine_id, request.caller.incarnation, request.access_id, ask)
+
+
+def put_send_under_way(values: Values, into: peer_pb2.PostSendResponse) -> None:
+    """The answer to PostSend."""
+    into.values.extend([peer_pb2.GroupValue(key=key, value=value) for key, value in values])
+
+
+def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
+    """The inverse of `put_send_under_way`."""
+    check_count("values", len(reply.values), SEND_VALUES_MAX)
+    return _values(reply.values)
+
+
+def send_command(action: Send) -> rank_pb2.RankCommand:
+    """Send bytes, or make a process group."""
+    ask, command = action.ask, rank_pb2.RankCommand()
+    made = command.send
+    made.name, made.peer, made.peer_rank, made.epoch, made.sequence = (
+        action.name, action.peer, ask.rank, ask.epoch, ask.sequence,
+    )  # fmt: skip
+    put_columns(made, offsets=ask.offsets, nbytes=ask.nbytes)
+    made.values.extend(_send_values(ask.values))
+    return command
+
+
+def ask_of(rank: int, command: rank_pb2.SendCommand) -> SendAsk:
+    """The inverse of `send_command`, in the worker of the rank that sends."""
+    return SendAsk(
+        rank, command.peer_rank, command.epoch, command.sequence, ids(command.offsets), ids(command.nbytes),
+        _values(command.values),
+    )  # fmt: skip
+
+
+def send_answer_command(action: AnswerSend) -> rank_pb2.RankCommand:
+    """What came of an ask."""
+    answer = action.answer
+    return rank_pb2.RankCommand(
+        send_answer=rank_pb2.SendAnswerCommand(
+            peer=action.peer, peer_rank=answer.source_rank, epoch=answer.epoch, sequence=answer.sequence,
+            values=_send_values(answer.values), error=answer.error, unknown=not answer.known, regroup=answer.regroup,
+        )
+    )  # fmt: skip
+
+
+def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
+    """The inverse of `send_answer_command`."""
+    return SendAnswer(
+        command.peer_rank,
+        command.epoch,
+        command.sequence,
+        _values(command.values),
+        command.error,
+        not command.unknown,
+        command.regroup,
+    )
+
+
+def put_report(event: events.Event, into: rank_pb2.RankReport) -> None:
+    """Writes a report into an empty message. Raises TypeError for what is none."""
+    match event:
+        case events.SendWanted():
+            made, ask = into.send_wanted, event.ask
+            made.peer, made.peer_rank, made.posting_id = event.peer, ask.source_rank, event.posting_id
+            made.epoch, made.sequence = ask.epoch, ask.sequence
+            put_columns(made, offsets=ask.offsets, nbytes=ask.nbytes)
+            made.values.extend(_send_values(ask.values))
+        case events.SendPosted():
+            posted = into.send_posted
+            posted.name, posted.message = event.name, event.message
+            posted.values.extend(_send_values(event.values))
+        case _:
+            raise TypeError(f"{type(event).__name__} is no report of a rank")
+
+
+def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.SendWanted | events.SendPosted | None:
+    """The inverse of `put_report`; None for a report of a newer worker."""
+    match report.WhichOneof("report"):
+        case "send_wanted":
+            row = report.send_wanted
+            _check(row.offsets, row.nbytes, row.values)
+            ask = SendAsk(
+                row.peer_rank,
+                rank,
+                row.epoch,
+                row.sequence,
+                _offsets("offsets", row.offsets),
+                _offsets("nbytes", row.nbytes),
+                _values(row.values),
+            )
+            return events.SendWanted(rank, row.peer, row.posting_id, ask)
+        case "send_posted":
+            posted = report.send_posted
+            check_count("values", len(posted.values), SEND_VALUES_MAX)
+            return events.SendPosted(rank, posted.name, _values(posted.values), note(posted.message))
+    return None
+
+
+def _offsets(field: str, values: Sequence[int]) -> Ids:
+    """Raises InvalidRequest for more than any memory has."""
+    found = np.asarray(values, dtype=np.uint64)
+    if len(found) and int(found.max()) > BYTES_MAX:
+        raise invalid(field, f"is at most {BYTES_MAX}")
+    return found.astype(np.int64)
+
+
+def _check(offsets: Sequence[int], nbytes: Sequence[int], values: Sequence[object]) -> None:
+    check_count("offsets", len(offsets), SEND_RUNS_MAX)
+    check_count("values", len(values), SEND_VALUES_MAX)
+    if len(offsets) != len(nbytes):
+        raise invalid("nbytes", f"has as many rows as offsets, which has {len(offsets)}")
+
+
+def _values(rows: Iterable[peer_pb2.GroupValue | rank_pb2.SendValue]) -> Values:
+    return tuple((row.key, row.value) for row in rows)
+
+
+def _send_values(values: Values) -> list[rank_pb2.SendValue]:
+    return [rank_pb2.SendValue(key=key, value=value) for key, value in values]
