@@ -23,6 +23,7 @@ def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(pat
 
 
 UNSCRIPTED = {
+    "a send is waited for without an end",
     "checksums are waited for without an end",
     "a renewal comes before what was due",
     "a queue is waited for without an end",

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgrpc.core import idempotency, node, state
-from kvgrpc.core.access import cancels, checksums, openings, serving
+from kvgrpc.core.access import cancels, checksums, openings, sends, serving
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import course, moves, opened
+from kvgrpc.core.moves import asking, course, moves, opened
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import quarantine
@@ -34,7 +34,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
 from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
-from tests.sim import bridged, bugs, mirror_bugs, trusting
+from tests.sim import bridged, bugs, mirror_bugs, send_bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -60,10 +60,14 @@ class Mutant:
 
     mirrors: bool = False
     """In worlds in which engines have mirrors."""
+    collective: bool = False
+    """In worlds in which ranks of sources have to send."""
 
     def world(self, seed: int) -> Setup:
         """The world of a seed in which it is looked for."""
-        return drawn(seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors)
+        return drawn(
+            seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective
+        )
 
 
 MUTANTS = (
@@ -177,7 +181,7 @@ MUTANTS = (
         Rule.R2,
     ),
     Mutant("the checksums of other blocks are answered", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
-    Mutant("a send concludes", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
+    Mutant("a write concludes when it is posted", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
     *(replace(mutant, unlike=True) for mutant in (
         Mutant("every rank reads the first heads of its source", bridge, "shares", bridged.first_heads, Rule.R2),
         Mutant("what one pair of ranks has moved all of a rank have", course, "posting_name", bridged.by_rank, Rule.R1),
@@ -191,6 +195,18 @@ MUTANTS = (
         Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
         Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
         Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
+    )),
+    *(replace(mutant, collective=True) for mutant in (
+        Mutant("a send concludes", node.Node, "_hear", send_bugs.sent_is_there, Rule.R9),
+        Mutant("a number of which nothing was heard is used again", asking.Asking, "answered",
+            send_bugs.refused_for_sure, Rule.R9),
+        Mutant("a send is waited for without an end", timers.Timers, "set", bugs.never(Timer.SEND), Rule.R7),
+        Mutant("what was readable once is sent", sends.Sends, "_check_granted", send_bugs.outdated, Rule.R2),
+    )),
+    *(replace(mutant, collective=True, liars=True) for mutant in (
+        Mutant("a source sends what the access does not cover", sends, "covered", bugs.always(True), Rule.R2),
+        Mutant("a peer has sent what another peer may read", sends.Sends, "_check_granted", send_bugs.any_access,
+            Rule.R2, 60),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(

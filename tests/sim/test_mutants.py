@@ -9,7 +9,14 @@ from kvgrpc.sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
 SOUND = 30
-WORLDS = {"honest": {}, "with a liar": {"liars": True}, "unlike": {"unlike": True}, "mirrors": {"mirrors": True}}
+WORLDS = {
+    "honest": {},
+    "with a liar": {"liars": True},
+    "unlike": {"unlike": True},
+    "mirrors": {"mirrors": True},
+    "sends": {"collective": True},
+    "sends, with a liar": {"collective": True, "liars": True},
+}
 
 
 @pytest.mark.timeout(900)  # up to 400 worlds, each of which takes seconds on a busy machine

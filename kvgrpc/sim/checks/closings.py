@@ -23,6 +23,8 @@ class CloseAudit:
         self._of_transfer: dict[str, dict[bytes, None]] = {}
         self._due: dict[bytes, tuple[str, str, float, float]] = {}
         """Those whose transfer is over: the same, and since when the peer could have been told."""
+        self._granted: set[bytes] = set()
+        """Accesses of sources: one that is asked for again, after its source was told of its end, is nothing new."""
         self._by_token: dict[bytes, bytes] = {}
         """The access that was asked for last with a WRITE grant: it replaces the one before."""
 
@@ -37,6 +39,9 @@ class CloseAudit:
 
     def granted(self, access_id: bytes, transfer_id: str, peer: str) -> None:
         """A source may deliver: it wants to know when this side has ended. It replaces what it opened before."""
+        if access_id in self._granted:
+            return
+        self._granted.add(access_id)
         for before in list(self._of_transfer.get(transfer_id, ())):
             self.over(before)
         self._add(access_id, transfer_id, peer, 0.0)
@@ -70,7 +75,7 @@ class CloseAudit:
 
     def life_began(self) -> None:
         """What the last life left open its peers find out by themselves."""
-        for table in (self._open, self._of_transfer, self._due, self._by_token):
+        for table in (self._open, self._of_transfer, self._due, self._granted, self._by_token):
             table.clear()
 
     def _add(self, access_id: bytes, transfer_id: str, peer: str, patience_s: float) -> None:

@@ -4,8 +4,17 @@ time, and its engine told of every end and every return, once.
 
 from collections.abc import Callable
 
+from kvgrpc.core.access.sends import POST_S
 from kvgrpc.core.actions import Answer, BlocksReturned, EngineNews, Expect, Failed, Received
-from kvgrpc.core.events import ChecksumBlocks, ConnectPeer, Event, HandshakeReceived, OpenAccess, ReleaseQuarantine
+from kvgrpc.core.events import (
+    ChecksumBlocks,
+    ConnectPeer,
+    Event,
+    HandshakeReceived,
+    OpenAccess,
+    PostSend,
+    ReleaseQuarantine,
+)
 from kvgrpc.core.pool.quarantine import ANSWER_S
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
@@ -28,6 +37,7 @@ class Ledger:
             ConnectPeer: limits.connect_timeout_s,
             HandshakeReceived: limits.connect_timeout_s,
             ChecksumBlocks: limits.transfer_timeout_s,
+            PostSend: POST_S,
             ReleaseQuarantine: limits.transfer_timeout_s + ANSWER_S,
         }
         """How long calls may wait for their answer; all others are answered at once."""

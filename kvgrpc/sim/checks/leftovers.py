@@ -28,6 +28,8 @@ TABLES = {
     "openings.rows": "openings still wait",
     "openings.missing": "openings are still listed by what they miss",
     "checksum_asks.waiting": "calls still wait for checksums",
+    "meetings": "ranks still wait to meet a peer that has only introduced itself",
+    "sends": "calls still wait for a rank to begin to send",
     "mirrors.stepping": "hand-overs still wait for the step after which they are copied",
     "mirrors.queue": "hand-overs are still to be copied",
     "prefetch.waiting": "calls still wait for checksums of a lease",

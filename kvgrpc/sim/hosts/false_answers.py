@@ -6,8 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.core.actions import Answer, Checksums, Closings, Introduced, Openings, Renewed, Verdicts, Widened
-from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Event, OpenAccess, Opened, PartsReady, SettleAccess
+from kvgrpc.core.actions import (
+    Answer,
+    Checksums,
+    Closings,
+    Introduced,
+    Openings,
+    Renewed,
+    SendUnderWay,
+    Verdicts,
+    Widened,
+)
+from kvgrpc.core.events import (
+    ChecksumBlocks,
+    CloseAccess,
+    Event,
+    OpenAccess,
+    Opened,
+    PartsReady,
+    PostSend,
+    SettleAccess,
+)
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.hosts.known import REASONS, Known
@@ -27,6 +46,7 @@ class FalseAnswers:
             Openings: lambda answer: Openings(tuple(map(self._row, answer.rows))),
             Verdicts: lambda answer: Verdicts(tuple(map(self._verdict, answer.rows))),
             Closings: lambda answer: Closings(tuple(not row for row in answer.rows)),
+            SendUnderWay: lambda _: SendUnderWay((("wire", b"wire-1"),)),
             Checksums: self._checksums,
             Renewed: lambda answer: Renewed(
                 tuple((0.0, self._rng.choice((None, *REASONS)), None) for _ in answer.rows)
@@ -50,8 +70,8 @@ class FalseAnswers:
             return Verdicts(tuple(Verdict(True) for _ in asked.settlings))
         if isinstance(asked, CloseAccess):
             return Closings(tuple(True for _ in asked.closings))
-        if isinstance(asked, PartsReady):
-            return Widened()
+        if isinstance(asked, PartsReady | PostSend):
+            return Widened() if isinstance(asked, PartsReady) else SendUnderWay(())
         if isinstance(asked, ChecksumBlocks):
             count = sum(len(ids) for lists, _ in asked.blocks for _, ids in lists)
             return Checksums(tuple(self._rng.randbytes(4 * count) for _ in range(self._world.ranks)))

@@ -14,6 +14,7 @@ from kvgrpc.core.events import (
     HandshakeReceived,
     OpenAccess,
     PartsReady,
+    PostSend,
     RegisterPush,
     ReleaseLease,
     RenewLeases,
@@ -27,7 +28,7 @@ from kvgrpc.sim.hosts.known import UINT64, Known
 
 T = TypeVar("T")
 PeerRequest = (
-    HandshakeReceived | OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | RegisterPush
+    HandshakeReceived | OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend | RegisterPush
     | RenewLeases | ReleaseLease
 )  # fmt: skip
 """What one lead asks of another."""
@@ -48,6 +49,7 @@ class FalseRequests:
             CloseAccess: self._close,
             PartsReady: self._parts,
             ChecksumBlocks: self._checksums,
+            PostSend: self._send,
             HandshakeReceived: self._handshake,
             RegisterPush: lambda event: replace(event, token=known.token()),
             RenewLeases: self._renew,
@@ -62,6 +64,7 @@ class FalseRequests:
                 CALL, *self._someone(me), known.access_id(), self._some(lambda: (known.lists(()), known.layers()))
             ),
             lambda me: OpenAccess(CALL, *self._someone(me), self._some(self._new_opening)),
+            *((self._new_send,) if known.sends else ()),
         )
         self._inventions: tuple[Callable[[HandshakeReceived], PeerRequest], ...] = (
             *self._about_accesses,
@@ -226,6 +229,15 @@ class FalseRequests:
             return self._says(replace(event, blocks=event.blocks * 2))
         blocks = tuple((known.lists(lists), known.layers()) for lists, _ in event.blocks)
         return self._says(replace(event, blocks=blocks))
+
+    def _send(self, event: PostSend) -> PostSend:
+        if not self._rng.randrange(3):
+            return self._says(replace(event, access_id=self._known.access_id()))
+        return self._says(replace(event, ask=self._known.ask(event.ask)))
+
+    def _new_send(self, me: HandshakeReceived) -> PostSend:
+        """Mostly of the next number, as if it could be guessed."""
+        return PostSend(CALL, *self._someone(me), self._known.access_id(), self._known.ask(None))
 
     def _renew(self, event: RenewLeases) -> RenewLeases:
         rng, known = self._rng, self._known

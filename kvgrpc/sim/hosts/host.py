@@ -29,7 +29,7 @@ from kvgrpc.sim.checks.ledger import Ledger
 from kvgrpc.sim.checks.leftovers import check_left
 from kvgrpc.sim.checks.unaudited import Unaudited
 from kvgrpc.sim.engine.engine import Engine
-from kvgrpc.sim.hosts.life import Life, describe
+from kvgrpc.sim.hosts.life import Life, describe, make_mover
 from kvgrpc.sim.hosts.performing import Performing
 from kvgrpc.sim.world.clock import Alarm, Clock
 from kvgrpc.sim.world.faults import Luck
@@ -310,8 +310,7 @@ class Host:
         self._tell(f"has the life {self.life}")
 
     def _make_mover(self, memories: list[Memory]) -> Mover:
-        world = self._world
-        return Mover(world.agenda, self._rng, world.network.faults, memories, self.handle, world.seen, tame=self.lies)
+        return make_mover(self._world, self.address, self._rng, memories, self.handle)
 
     def _end_life(self) -> None:
         self._world.network.ended(self.life)

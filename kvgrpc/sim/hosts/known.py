@@ -22,7 +22,8 @@ from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
-from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.core.values.layout import BYTES_MAX, PoolLayout
+from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.errors import BY_CODE, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.sim.world.network import Persona
 from kvgrpc.sim.world.surroundings import Surroundings
@@ -226,6 +227,38 @@ class Known:
     def _known(self, known: tuple[int, ...]) -> tuple[int, ...]:
         """Other counts of blocks that earlier parts list."""
         return self.rng.choice(((), *[(*known, self.number(0))] * 2, tuple(map(self.number, known))))
+
+    # -- sends
+
+    @property
+    def sends(self) -> bool:
+        """Whether ranks send in this world."""
+        return bool(self._world.collective)
+
+    def ask(self, like: SendAsk | None) -> SendAsk:
+        """Of other bytes, of another number or epoch, or between other ranks."""
+        rng = self.rng
+        like = like or SendAsk(0, 0, rng.choice((1, 1, 2, 3)), rng.choice((MEET, 1, 1, 2, 3)), *self._runs(1))
+        changes: dict[str, Callable[[], object]] = {
+            "source_rank": lambda: rng.choice((0, 1, 2, UINT32)),
+            "rank": lambda: rng.choice((0, 1, 2, UINT32)),
+            "epoch": lambda: self.number(like.epoch),
+            "sequence": lambda: self.number(like.sequence),
+            "values": lambda: rng.choice(((), (("wire", b"wire-1"),), (("", b"x" * 4_096),) * 4)),
+        }
+        name = rng.choice((*changes, *["runs"] * 4))
+        if name != "runs":
+            return replace(like, **{name: changes[name]()})  # type: ignore[arg-type]
+        offsets, nbytes = self._runs(max(len(like.offsets), 1))
+        return replace(like, offsets=offsets, nbytes=nbytes)
+
+    def _runs(self, count: int) -> tuple[Ids, Ids]:
+        """Bytes near the begin of some memory, or anywhere."""
+        rng, total = self.rng, self._world.pool.total_bytes
+        near = [(rng.randrange(total), rng.choice((1, 1, 2, total))) for _ in range(count)]
+        rows = near if rng.randrange(4) else [(rng.choice((0, BYTES_MAX)), rng.choice((0, 1, BYTES_MAX)))] * count
+        offsets, nbytes = np.array(rows, dtype=np.int64).T
+        return offsets, nbytes
 
     # -- engines
 

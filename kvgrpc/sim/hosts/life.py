@@ -1,13 +1,17 @@
 """One life of a modelled engine: what it is, its memory, its movers, and the ways by which peers reach its memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
+from kvgrpc.core.events import Event
 from kvgrpc.core.values.compatibility import READS_PUSHES, EngineDescription
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.sim.engine.engine import Engine
 from kvgrpc.sim.world.memory import Door, Memory
 from kvgrpc.sim.world.mover import Mover
+from kvgrpc.sim.world.sending_mover import SendingMover
 from kvgrpc.sim.world.surroundings import Surroundings
 
 
@@ -43,6 +47,16 @@ class Life:
     def _open_door(self, rank: int) -> None:
         key = f"{self.key}/{rank}.{len(self.world.doors)}"
         self.doors[rank] = self.world.doors[key] = Door(key, self.memories[rank])
+
+
+def make_mover(
+    world: Surroundings, address: str, rng: Random, memories: list[Memory], report: Callable[[Event], None]
+) -> Mover:
+    """The movers of a life of the engine at an address."""
+    agenda, faults, seen, tame = world.agenda, world.network.faults, world.seen, address in world.liars
+    if address in world.collective:
+        return SendingMover(agenda, rng, faults, memories, report, seen, world.wires, tame=tame)
+    return Mover(agenda, rng, faults, memories, report, seen, tame=tame)
 
 
 def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescription:

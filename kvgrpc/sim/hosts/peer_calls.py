@@ -1,5 +1,6 @@
 """Calls of one lead to others: a node's actions as messages, and the answers as events."""
 
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
@@ -14,9 +15,11 @@ from kvgrpc.core.actions import (
     SendClose,
     SendOpen,
     SendParts,
+    SendPostSend,
     SendRegister,
     SendRenew,
     SendSettle,
+    SendUnderWay,
     Verdicts,
 )
 from kvgrpc.core.events import (
@@ -34,6 +37,8 @@ from kvgrpc.core.events import (
     PartsAnswered,
     PartsReady,
     PeerAnswered,
+    PostSend,
+    PostSendAnswered,
     RegisterAnswered,
     RegisterPush,
     RenewAnswered,
@@ -44,12 +49,25 @@ from kvgrpc.core.events import (
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import peer_key
-from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.core.values.sends import SendAnswer
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    InternalError,
+    KVGrpcError,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
 from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S
 from kvgrpc.sim.world.network import Lead, Network, Result
 
 BUSY = (Unavailable, Exhausted)
 """After these a server asks again; what settles is asked again only where no answer came."""
+
+
+SEND_TIMEOUTS_S = (1.0, 20.0)
+"""A caller takes a send for lost: soon, or when the source's lead must have given up."""
 
 
 class Caller(Lead, Protocol):
@@ -171,6 +189,25 @@ class PeerCalls:
 
         self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
+    def post_send(self, action: SendPostSend) -> None:
+        """PostSend, which is made once."""
+        me, asked = self._host.description, action.ask
+
+        def give(result: Result) -> None:
+            answer = SendAnswer(asked.source_rank, asked.epoch, asked.sequence)
+            if isinstance(result, KVGrpcError):
+                answer = replace(answer, error=result.message, known=_is_of_the_lead(result))
+            else:
+                assert isinstance(result, SendUnderWay)
+                answer = replace(answer, values=result.values)
+            self._host.handle(PostSendAnswered(action.rank, action.peer, answer, action.incarnation))
+
+        def ask(call: Call) -> PostSend:
+            return PostSend(call, me.engine_id, me.incarnation, action.access_id, asked)
+
+        timeout_s = self._rng.choice(SEND_TIMEOUTS_S)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give, timeout_s, once=True)
+
     def register(self, action: SendRegister) -> None:
         """RegisterPush."""
 
@@ -195,6 +232,12 @@ class PeerCalls:
         self._network.rpc(
             self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs, for_access=True), give
         )
+
+
+def _is_of_the_lead(error: KVGrpcError) -> bool:
+    """Whether the source's lead has refused a send for sure, and its rank was not asked."""
+    lost = isinstance(error, Unavailable | DeadlineExceeded | InternalError)
+    return not lost and error.reason is not Reason.DATA_PATH_FAILED
 
 
 def _renewal_error(result: Result, row: int) -> KVGrpcError | None:

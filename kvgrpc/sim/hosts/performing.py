@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from kvgrpc.core.actions import (
     Action,
+    AnswerSend,
     AwaitEnd,
     ComputeChecksums,
     CopyOut,
@@ -17,10 +18,12 @@ from kvgrpc.core.actions import (
     Refuse,
     Rekey,
     Reply,
+    Send,
     SendChecksums,
     SendClose,
     SendOpen,
     SendParts,
+    SendPostSend,
     SendRegister,
     SendRenew,
     SendSettle,
@@ -29,9 +32,11 @@ from kvgrpc.core.actions import (
     UnmapPeer,
 )
 from kvgrpc.core.events import EndpointOffered, Event
-from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.node import Node
+from kvgrpc.core.values.endpoints import CollectiveEndpoint, LoopbackEndpoint, RankEndpoint
 from kvgrpc.sim.checks.audit import Audit
 from kvgrpc.sim.checks.ledger import Ledger
+from kvgrpc.sim.checks.sends import check_number, check_sent
 from kvgrpc.sim.hosts.peer_calls import Caller, PeerCalls
 from kvgrpc.sim.world.memory import Door
 from kvgrpc.sim.world.mover import Mover
@@ -42,6 +47,7 @@ class Lead(Caller, Protocol):
     """What is known of the host. Its engine and mover are those of its present life."""
 
     ledger: Ledger
+    node: Node
 
     @property
     def audit(self) -> Audit: ...
@@ -89,6 +95,9 @@ class Performing:
             SendParts: peers.parts,
             SendRegister: peers.register,
             SendChecksums: peers.checksums,
+            SendPostSend: peers.post_send,
+            Send: self._send,
+            AnswerSend: self._answer_send,
             MakeOffer: self._offer,
             MapPeer: self._map,
             UnmapPeer: self._unmap,
@@ -108,7 +117,9 @@ class Performing:
 
     def _offer(self, action: MakeOffer) -> None:
         key = self._host.door(action.rank).key
-        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._host.description.pool.total_bytes))
+        nbytes = self._host.description.pool.total_bytes
+        sends = CollectiveEndpoint("simulated", nbytes) if self._host.address in self._world.collective else None
+        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, nbytes), collective=sends)
         offered = EndpointOffered(action.rank, action.key, endpoint)
         self._host.mover.answer(action.rank, lambda: self._host.handle(offered))
 
@@ -127,6 +138,21 @@ class Performing:
         for lurk in self._world.ambushes:
             lurk(self._host.address, self._world.network.home(action.peer))
         self._world.ambushes.clear()
+
+    def _send(self, action: Send) -> None:
+        if not self._host.lies and not action.ask.meets:
+            check_sent(action, self._host.node.state)
+        self._host.mover.send(action)
+
+    def _answer_send(self, action: AnswerSend) -> None:
+        mover = self._host.mover
+        honest = not self._host.lies and not self._world.lies(action.peer)
+
+        def answer() -> None:
+            if mover.answered(action) and honest:
+                check_number(action)
+
+        mover.later(action.rank, 0.0, answer)
 
     def _expect(self, action: Expect) -> None:
         self._host.ledger.expected(action)

@@ -39,16 +39,16 @@ class HandNetwork(Network):
         """Something befalls the next message of that kind from an address."""
         self._rules.setdefault((address, message), []).append((what, for_s))
 
-    def rpc(
+    def rpc(  # noqa: PLR0913 - as in `Network`
         self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
-        *, unaltered: bool = False,
+        *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         """As in any network, but for what befalls this message."""
         rules = self._rules.get((caller.address, type(ask(Call(0, ""))).__name__))
         what, for_s = rules.pop(0) if rules else ("", 0.0)
         lost = what in (LOSE, LOSE_REPLY, LATE)
         self.faults = replace(CALM, lose_request=float(lost), duplicate=float(what == TWICE))
-        super().rpc(caller, address, ask, give, timeout_s, unaltered=unaltered)
+        super().rpc(caller, address, ask, give, timeout_s, unaltered=unaltered, once=once)
         self.faults = CALM
         if what in (LOSE_REPLY, LATE):
             self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None, []))
@@ -114,7 +114,9 @@ class HandHost(Host):
         super()._attach()
 
     def _make_mover(self, memories: list[Memory]) -> Mover:
-        return HandMover(self._agenda, memories, self.handle, self.hand)
+        world = self._world
+        sends = self.address in world.collective
+        return HandMover(self._agenda, memories, self.handle, self.hand, world.wires, sends=sends)
 
     def _describe(self, incarnation: int) -> EngineDescription:
         return self._change(super()._describe(incarnation))

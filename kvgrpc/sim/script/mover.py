@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
-from kvgrpc.core.actions import MapPeer, Operation, Post
+from kvgrpc.core.actions import AnswerSend, MapPeer, Operation, Post, Send, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.sim.world.agenda import Agenda, Deed
 from kvgrpc.sim.world.faults import Faults
+from kvgrpc.sim.world.groups import Groups
 from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory
 from kvgrpc.sim.world.mover import Mover
 from kvgrpc.sim.world.posted import cells_of
+from kvgrpc.sim.world.wires import Wire, Wires
 
 START, HALF, END = "start", "half", "end"
 STOPS = (START, HALF, END)
@@ -70,14 +73,22 @@ class _Posting:
     corrupted: bool = False
     """What it brings next arrives as something else."""
     doubted: bool = False
+    wire: Wire | None = None
+    sent: dict[int, int] = field(default_factory=dict)
+    """These two: see `wires.Receive`."""
 
 
 class HandMover(Mover):
-    """The movers of one life."""
+    """The movers of one life. With `sends` its ranks send to those of others that do, each time they are asked to."""
 
-    def __init__(self, agenda: Agenda, memories: list[Memory], report: Callable[[Event], None], hand: Hand) -> None:
+    def __init__(
+        self, agenda: Agenda, memories: list[Memory], report: Callable[[Event], None], hand: Hand, wires: Wires,
+        *, sends: bool,
+    ) -> None:  # fmt: skip
         super().__init__(agenda, Random(0), Faults(), memories, report)  # noqa: S311 - nothing is drawn
         self._hand = hand
+        self._sends = sends
+        self._groups = Groups(self, wires, memories, self._luck, report)
         self._open: dict[_Posting, None] = {}
         """Postings that are not over."""
         self._rested: Deed | None = None
@@ -92,12 +103,36 @@ class HandMover(Mover):
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
         found = door is not None and door.open and not self._hand.unmappable
+        path = "collective" if self._sends and action.endpoint.collective is not None else "loopback"
+
+        def mapped(why: str) -> None:
+            if door is not None and not why:
+                self._mapped[action.rank, action.peer, action.endpoint.rank] = door
+            self._report(
+                PeerMapped(
+                    action.rank, action.peer, "" if why else path, "by hand", ((path, why),) if why else (),
+                    action.attempt, action.endpoint.rank,
+                )
+            )  # fmt: skip
+
+        if found and path == "collective":
+            self._groups.map(action, mapped)
+            return
         if door is not None and found:
             self._mapped[action.rank, action.peer, action.endpoint.rank] = door
-        rejected = () if found else (("loopback", "the script breaks this one"),)
-        path = "loopback" if found else ""
-        report = PeerMapped(action.rank, action.peer, path, "by hand", rejected, action.attempt, action.endpoint.rank)
-        self._then(MAP_S, lambda: self._report(report))
+        self._then(MAP_S, lambda: mapped("" if found else "the script breaks this one"))
+
+    def unmap(self, action: UnmapPeer) -> None:
+        """A rank forgets all of a peer's."""
+        super().unmap(action)
+        self._groups.unmap(action)
+
+    def send(self, action: Send) -> None:
+        """A rank is to send, or to meet the peer's."""
+        self._groups.send(action)
+
+    def answered(self, action: AnswerSend) -> bool:
+        return self._groups.answered(action)
 
     def post(self, action: Post) -> None:
         """Starts a posting."""
@@ -113,16 +148,40 @@ class HandMover(Mover):
         sink.fill(posting.fills, owner, posting.can)
         source.read(posting.reads, action.posting_id)
         self._open[posting] = None
+        name = action.rank, action.peer, action.peer_rank
+        if self._groups.reaches(name):
+            assert action.operation is Operation.READ, "no script reaches a peer by one data path, and then by another"
+            self._groups.read(name, posting)
+        else:
+            self._turn(posting)
+
+    def begin(self, posting: Any) -> None:
+        """What it asked for is sent."""
+        posting.cells = [(posting.sent.get(src, src), dst) for src, dst in posting.cells]
         self._turn(posting)
+
+    def fail(self, posting: Any) -> None:
+        """It ends, unless it has."""
+        if posting in self._open:
+            self._finish(posting, done=False)
+
+    @property
+    def resumes_at(self) -> float:
+        """Until when its processes are stopped."""
+        return self._paused_until
 
     def end_all(self, rank: int) -> None:
         """The data path of a rank begins anew: its postings are over."""
+        self._groups.end_all(rank)
         for posting in [posting for posting in self._open if posting.post.rank == rank]:
             self._finish(posting, done=False)
 
     def stop(self) -> None:
         """The process is gone: nothing is written or reported any more."""
         self._over = True
+        for rank in range(len(self._memories)):
+            self._dead.add(rank)
+            self._groups.end_all(rank)
         for posting in self._open:
             posting.sink.filled(posting.fills, posting.can)
         self._open.clear()
@@ -135,6 +194,7 @@ class HandMover(Mover):
     def retire(self, at_rest: Deed) -> None:
         """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
         self._rested = at_rest
+        self._groups.retire()
         self._look()
 
     def _turn(self, posting: _Posting) -> None:
@@ -142,8 +202,10 @@ class HandMover(Mover):
         hand = self._hand
         if posting not in self._open:
             return  # it was ended
-        if not posting.door.open:
+        if not posting.door.open or (posting.wire is not None and posting.wire.broken):
             self._finish(posting, done=False)
+        elif posting.wire is not None and posting.wire.resumes_at() > self._agenda.now:
+            self._then(posting.wire.resumes_at() - self._agenda.now, lambda: self._turn(posting))
         elif hand.holds(posting.at, posting.post.rank):
             hand.waiting.append(lambda: self._if_running(lambda: self._turn(posting)))
         elif posting.at == HALF and hand.fault:
@@ -187,6 +249,7 @@ class HandMover(Mover):
         posting.sink.filled(posting.fills, posting.can)
         posting.source.let_go(posting.reads, posting.post.posting_id)
         del self._open[posting]
+        self._groups.ended(posting, done=done)
         self._tell_end(posting, done=done)
         self._look()
 

@@ -57,8 +57,8 @@ class Stage:
     # -- hosts
 
     def engine(  # noqa: PLR0913 - what an engine is
-        self, name: str, *, pool: PoolLayout, ranks: int, writes: bool, compares: bool, sets_aside: bool, weights: str,
-        protocol: int,
+        self, name: str, *, pool: PoolLayout, ranks: int, writes: bool, compares: bool, sets_aside: bool,
+        collective: bool, weights: str, protocol: int,
     ) -> None:  # fmt: skip
         """A lead with its engine starts."""
 
@@ -69,6 +69,7 @@ class Stage:
         around = replace(
             self._around, limits=self.limits, pool=pool, ranks=ranks, writers=frozenset({"loopback"} if writes else ()),
             checksums=compares, cannot_set_aside=frozenset(() if sets_aside else {name}),
+            collective=frozenset({name} if collective else ()),
         )  # fmt: skip
         self._weights[name] = weights
         tell = lambda action: self._tell(name, action)

@@ -51,8 +51,9 @@ def limits(stage: Stage, line: Line) -> None:
 @WORLD.named
 def engine(stage: Stage, line: Line) -> None:
     """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [aliased] [writes]
-    [compares] [cannot-set-aside]`: it starts. `aliased`: with two groups that share its blocks. With `writes`
-    it writes what it pushes, over a data path that can; `compares`: it compares the checksums of what it reads.
+    [compares] [cannot-set-aside] [collective]`: it starts. `aliased`: with two groups that share its blocks. With
+    `writes` it writes what it pushes, over a data path that can; `compares`: it compares the checksums of what it
+    reads; between two that are `collective` bytes move only if both ranks act.
     """
     name, blocks, tokens = line.word(), line.number("blocks", 8), line.number("block_tokens", 16)
     aliased = line.flag("aliased")
@@ -63,6 +64,7 @@ def engine(stage: Stage, line: Line) -> None:
         writes=line.flag("writes"),
         compares=line.flag("compares"),
         sets_aside=not line.flag("cannot-set-aside"),
+        collective=line.flag("collective"),
         weights=line.text("weights", "w1"),
         protocol=line.number("protocol"),
     )

@@ -68,6 +68,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         checksums=setup.checksums,
         hoarders=setup.hoarders,
         mirrored=setup.mirrored,
+        collective=setup.collective,
         liars=setup.liars,
         aliased=setup.aliased,
         unlike=setup.unlike,

@@ -123,6 +123,8 @@ class Setup:
     """Engines that cannot set blocks aside: the first ones."""
     mirrored: int = 0
     """Engines whose memory no data path reaches: the first ones, but no liar."""
+    collective: int = 0
+    """Engines whose ranks send to each other, where both can: the last ones."""
     liars: int = 0
     """Hosts that lie to the others: the last ones."""
     lies: float = 0.0
@@ -148,6 +150,7 @@ class Setup:
         tight += f" in {', '.join(map(str, self.stages))} stages" if self.stages else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         tight += f", {self.mirrored} engines have mirrors" if self.mirrored else ""
+        tight += f", {self.collective} engines send when they are asked to" if self.collective else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
         return (
@@ -156,22 +159,32 @@ class Setup:
         )
 
 
-def drawn(seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False) -> Setup:
+def drawn(
+    seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False, collective: bool = False
+) -> Setup:
     """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
     whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
-    some engines.
+    some engines; with `collective` the same one, in which bytes move between all engines, or all but one, only if the
+    ranks of both act.
     """
     setup = _honest(seed, steps)
     if unlike:
         setup = _split(setup, seed)
     elif liars:
         setup = _with_liar(setup, seed)
-    return _mirrored(setup, Random(f"{seed}/mirrors")) if mirrors else setup  # noqa: S311 - a simulation, no secrets
+    if mirrors:
+        setup = _mirrored(setup, Random(f"{seed}/mirrors"))  # noqa: S311 - a simulation, no secrets
+    return _collective(setup, Random(f"{seed}/collective")) if collective else setup  # noqa: S311 - likewise
 
 
 def _mirrored(setup: Setup, rng: Random) -> Setup:
     """The same world, in which some engines have mirrors."""
     return replace(setup, mirrored=rng.randint(1, setup.engines))
+
+
+def _collective(setup: Setup, rng: Random) -> Setup:
+    """The same world, in which ranks of all engines, or of all but one, move bytes only if both act."""
+    return replace(setup, collective=max(setup.engines - rng.choice((0, 0, 0, 1)), 2))
 
 
 def _split(setup: Setup, seed: int) -> Setup:

@@ -99,6 +99,7 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
     yield lambda setup: replace(setup, writers=frozenset())
     yield lambda setup: replace(setup, hoarders=0)
     yield lambda setup: replace(setup, mirrored=0)
+    yield lambda setup: replace(setup, collective=0)
     yield lambda setup: replace(setup, aliased=False)
     yield lambda setup: replace(setup, stages=(), unlike=tuple(min(ranks, 2) for ranks in setup.unlike))
     yield lambda setup: replace(setup, unlike=(), stages=())

@@ -8,8 +8,8 @@ from random import Random
 
 import numpy as np
 
-from kvgrpc.core.actions import ComputeChecksums, CopyOut, MapPeer, Operation, Post, UnmapPeer
-from kvgrpc.core.events import ChecksumsComputed, CopiedOut, Event, PeerMapped, PostingEnded
+from kvgrpc.core.actions import AnswerSend, ComputeChecksums, CopyOut, MapPeer, Operation, Post, Send, UnmapPeer
+from kvgrpc.core.events import ChecksumsComputed, CopiedOut, Event, PeerMapped, PostingEnded, SendPosted
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.sim.rules import Rule, broken
@@ -19,6 +19,7 @@ from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, sum_of
 from kvgrpc.sim.world.mirror import MirroredMemory
 from kvgrpc.sim.world.posted import cells_of
 from kvgrpc.sim.world.process_ends import Ends
+from kvgrpc.sim.world.wires import Wire
 
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
@@ -30,7 +31,9 @@ OWN_AT_REST = 0.5
 
 
 @dataclass(eq=False)
-class _Posting:
+class Posting:
+    """One that is not over, or was just begun."""
+
     post: Post
     owner: str
     """The transfer to which what it fills was given."""
@@ -54,6 +57,9 @@ class _Posting:
     """Cells left when one arrives as something else."""
     sums: ComputeChecksums | None = None
     """What is still to be summed up when it is over."""
+    wire: Wire | None = None
+    sent: dict[int, int] = field(default_factory=dict)
+    """These two: see `wires.Receive`."""
 
 
 class Mover:
@@ -84,13 +90,13 @@ class Mover:
         """Ranks whose process is gone."""
         self._tame = tame
         self._paused_until = 0.0
-        self._postings: dict[_Posting, None] = {}
+        self._postings: dict[Posting, None] = {}
         """Those that are not over."""
         self._corrupted: set[str] = set()
         """Transfers of which something arrived as something else."""
         self._copies_out: dict[int, deque[CopyOut]] = {}
         """What each rank is to copy into its mirror, in order."""
-        self._held: list[_Posting] = []
+        self._held: list[Posting] = []
         """Those that wait for such copies."""
         self._landing = 0
         """Writes of dead processes of which something is still on the wire."""
@@ -129,7 +135,7 @@ class Mover:
         own, theirs = self._memories[action.rank], door.memory
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
-        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.checksums)
+        posting = Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.checksums)
         posting.cells = cells_of(action, own.cell_bytes)
         posting.filled = [dst for _, dst in posting.cells]
         posting.read = [src for src, _ in posting.cells] if writes else []
@@ -138,7 +144,7 @@ class Mover:
         _check_within(own_cells, own, action)
         if their_cells and not 0 <= min(their_cells) <= max(their_cells) < len(theirs.cells):
             # The peer's layout promises more memory than there is.
-            self._later(action.rank, 0.0, lambda: self._tell(posting, done=False))
+            self.later(action.rank, 0.0, lambda: self._tell(posting, done=False))
             return
         own.read(posting.read, action.posting_id)
         posting.can = lambda: not writes or (door.open and not self._tame)
@@ -153,6 +159,15 @@ class Mover:
         posting.stalls_at = self._somewhere(posting, "stall")
         posting.corrupt_at = self._somewhere(posting, "corrupt")
         self._start(posting)
+
+    def send(self, action: Send) -> None:
+        """A rank is to send: it has no data path by which it does."""
+        refused = SendPosted(action.rank, action.name, message="this rank sends nothing")
+        self.answer(action.rank, lambda: self._report(refused))
+
+    def answered(self, _: AnswerSend) -> bool:
+        """What came of what a rank has asked for; whether it still waited for that."""
+        return False
 
     def copy_out(self, action: CopyOut) -> None:
         """A rank copies into its mirror, after all that it was asked to copy before."""
@@ -170,7 +185,7 @@ class Mover:
         """A rank does what it is asked for, sooner or later."""
         if self._luck.strikes("mute"):
             after_s += self._luck.draw(self._luck.faults.stall_s)
-        self._later(rank, after_s, do)
+        self.later(rank, after_s, do)
 
     def end_all(self, rank: int) -> None:
         """The data path of a rank begins anew: its postings are over, also those that were lost."""
@@ -227,7 +242,7 @@ class Mover:
             at_rest, self._at_rest = self._at_rest, None
             at_rest()
 
-    def _leave_on_wire(self, posting: _Posting) -> None:
+    def _leave_on_wire(self, posting: Posting) -> None:
         """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
         sent = [(dst, posting.source.outside[src]) for src, dst in posting.cells[-CHUNKS:]]
         can = posting.can = lambda: posting.door.open and not posting.door.renewed
@@ -252,18 +267,18 @@ class Mover:
             at += count
         return ChecksumsComputed(action.rank, action.name, np.array(found, dtype="<u4").tobytes())
 
-    def _somewhere(self, posting: _Posting, kind: str) -> int:
+    def _somewhere(self, posting: Posting, kind: str) -> int:
         """Before which cell, by how many are left: the last one of them is 1."""
         return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
 
-    def _step(self, posting: _Posting, chunk: int) -> None:
+    def _step(self, posting: Posting, chunk: int) -> None:
         delay_s = self._luck.draw(self._luck.faults.cell_s) * chunk
         if posting.stalls_at != NEVER and len(posting.cells) <= posting.stalls_at + chunk:
             posting.stalls_at = NEVER
             delay_s += self._luck.draw(self._luck.faults.stall_s)
-        self._later(posting.post.rank, delay_s, lambda: self._copy(posting, chunk))
+        self.later(posting.post.rank, delay_s, lambda: self._copy(posting, chunk))
 
-    def _copy(self, posting: _Posting, chunk: int) -> None:
+    def _copy(self, posting: Posting, chunk: int) -> None:
         if posting not in self._postings:
             return  # it was ended
         if not posting.door.open:
@@ -290,15 +305,15 @@ class Mover:
         else:
             self._arrived(posting)
 
-    def _arrived(self, posting: _Posting) -> None:
+    def _arrived(self, posting: Posting) -> None:
         """All of it is there, or in the mirror of its rank."""
         rank, sink = posting.post.rank, posting.sink
         if isinstance(sink, MirroredMemory) and sink is self._memories[rank]:
-            self._later(rank, self._luck.draw(self._luck.faults.cell_s), partial(self._land, posting, sink))
+            self.later(rank, self._luck.draw(self._luck.faults.cell_s), partial(self._land, posting, sink))
         else:
             self._end(posting, done=posting.lost_at == NEVER)
 
-    def _land(self, posting: _Posting, memory: MirroredMemory) -> None:
+    def _land(self, posting: Posting, memory: MirroredMemory) -> None:
         """The rank's device has what the posting has brought, and with that it ends."""
         if posting not in self._postings:
             return  # it was ended
@@ -307,7 +322,7 @@ class Mover:
             memory.land(posting.filled, posting.owner)
         self._end(posting, done=posting.lost_at == NEVER and not broken)
 
-    def _start(self, posting: _Posting) -> None:
+    def _start(self, posting: Posting) -> None:
         """Nothing comes into a mirror over which a copy is still to come: that is of a hand-over that has ended."""
         copies = self._copies_out.get(posting.post.rank, ())
         coming = {cell for action in copies for cell in self._cells_of(action)}
@@ -338,7 +353,7 @@ class Mover:
         rows = zip(action.pieces.offsets.tolist(), action.pieces.nbytes.tolist(), strict=True)
         return [at // each + i for at, nbytes in rows for i in range(nbytes // each)]
 
-    def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
+    def _end(self, posting: Posting, *, done: bool, may_be_late: bool = True) -> None:
         posting.sink.filled(posting.filled, posting.can)
         posting.source.let_go(posting.read, posting.post.posting_id)
         del self._postings[posting]
@@ -349,12 +364,12 @@ class Mover:
                 return  # its process died of what it told
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)
-            self._later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
+            self.later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
         else:
             self._tell(posting, done=done)
         self._check_at_rest()
 
-    def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
+    def _tell(self, posting: Posting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post
         nbytes = len(posting.filled) if done else 0
         message = "" if done else "the simulator broke it"
@@ -365,7 +380,7 @@ class Mover:
         if done and posting.sums is not None:
             self.sum(posting.sums)
 
-    def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
+    def later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
         """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""
 
         def if_alive() -> None:

@@ -107,12 +107,13 @@ class Network:
         """Connects a host under its address."""
         self._leads[lead.address] = lead
 
-    def rpc(
+    def rpc(  # noqa: PLR0913 - what is known of a call
         self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
-        *, unaltered: bool = False,
+        *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
         lives: an answer to a call of an engine that is gone comes to its lead, too. `unaltered`: by who stands between.
+        `once`: nobody repeats it.
         """
         node = caller.node
         between = self.between.get(caller.address)
@@ -133,7 +134,7 @@ class Network:
                     lead.handle(CallAbandoned(number))
 
         self._agenda.after(timeout_s, give_up)
-        for _ in range(2 if self._luck.strikes("duplicate") else 1):
+        for _ in range(2 if not once and self._luck.strikes("duplicate") else 1):
             if not self._luck.strikes("lose_request"):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 

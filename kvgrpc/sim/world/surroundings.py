@@ -14,6 +14,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.memory import Door, KvStore, Prompt
 from kvgrpc.sim.world.network import Network
+from kvgrpc.sim.world.wires import Wires
 
 KEPT = 256
 """Accesses whose ids can be guessed."""
@@ -46,6 +47,8 @@ class Surroundings:
     """Addresses of engines that do not wait for blocks in quarantine."""
     mirrored: frozenset[str] = frozenset()
     """Addresses of engines whose memory no data path reaches."""
+    collective: frozenset[str] = frozenset()
+    """Addresses of engines whose ranks send to each other, where both are asked to."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
     splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)
@@ -59,6 +62,8 @@ class Surroundings:
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
     """Into the memory of all lives, by the key in their endpoints."""
+    wires: Wires = field(default_factory=Wires)
+    """To which the ranks of sources are asked to come."""
     seen: Counter[str] = field(default_factory=Counter)
     """What went wrong, by kind."""
     opened: set[bytes] = field(default_factory=set)

@@ -1,0 +1,129 @@
+"""Movers of ranks that also know a data path by which the source's rank has to send (`groups`)."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from kvgrpc.core.actions import AnswerSend, MapPeer, Operation, Send, UnmapPeer
+from kvgrpc.core.events import Event, PeerMapped
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import Faults
+from kvgrpc.sim.world.groups import Groups, Name
+from kvgrpc.sim.world.memory import Door, Memory
+from kvgrpc.sim.world.mover import NEVER, Mover, Posting
+from kvgrpc.sim.world.wires import Wires
+
+COLLECTIVE = "collective"
+
+
+class SendingMover(Mover):
+    """What is read from a rank that offers it comes by a wire, one posting after the other; all else as in `Mover`."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - as in `Mover`
+        self,
+        agenda: Agenda,
+        rng: Random,
+        faults: Faults,
+        memories: list[Memory],
+        report: Callable[[Event], None],
+        seen: Counter[str] | None,
+        wires: Wires,
+        *,
+        tame: bool = False,
+    ) -> None:
+        super().__init__(agenda, rng, faults, memories, report, seen, tame=tame)
+        self._groups = Groups(self, wires, memories, self._luck, report)
+        self._wired: set[Name] = set()
+        """Ranks of peers from which it reads so."""
+        self._begun: set[Posting] = set()
+
+    @property
+    def resumes_at(self) -> float:
+        """Until when its processes are stopped."""
+        return self._paused_until
+
+    def map(self, action: MapPeer, door: Door | None) -> None:
+        """A rank reaches for its peer's: both have to come, where both can."""
+        name = action.rank, action.peer, action.endpoint.rank
+        usable = door is not None and door.open and name not in self._mapped and not self._groups.reaches(name)
+        if action.endpoint.collective is None or not usable or self._luck.strikes("break_mapping"):
+            super().map(action, door)
+            return
+
+        def mapped(why: str) -> None:
+            if not why:
+                assert door is not None
+                self._mapped[name] = door
+                self._wired.add(name)
+            path, rejected = ("", ((COLLECTIVE, why),)) if why else (COLLECTIVE, ())
+            self._report(PeerMapped(*name[:2], path, "simulated", rejected, action.attempt, name[2]))
+
+        self._groups.map(action, mapped)
+
+    def unmap(self, action: UnmapPeer) -> None:
+        """As in `Mover`; what is asked for at the peer may still come."""
+        super().unmap(action)
+        self._wired = {name for name in self._wired if name in self._mapped}
+        self._groups.unmap(action)
+
+    def send(self, action: Send) -> None:
+        """A rank is to send, or to meet the peer's."""
+        self._groups.send(action)
+
+    def answered(self, action: AnswerSend) -> bool:
+        return self._groups.answered(action)
+
+    def end_all(self, rank: int) -> None:
+        """As in `Mover`, with all that the rank sends and is sent."""
+        self._groups.end_all(rank)
+        super().end_all(rank)
+
+    def stop_rank(self, rank: int) -> None:
+        """The process of one rank is gone, and with it what it was sending."""
+        self._groups.end_all(rank)
+        super().stop_rank(rank)
+
+    def retire(self, at_rest: Callable[[], None]) -> None:
+        """As in `Mover`; what was not begun never is."""
+        self._groups.retire()
+        super().retire(at_rest)
+
+    def begin(self, posting: Any) -> None:
+        """What it asked for is sent."""
+        posting.cells = [(posting.sent.get(src, src), dst) for src, dst in posting.cells]
+        self._begun.add(posting)
+        self._start(posting)
+
+    def fail(self, posting: Any) -> None:
+        """It ends, unless it has."""
+        if posting in self._postings:
+            self._end(posting, done=False)
+
+    def _start(self, posting: Posting) -> None:
+        name = posting.post.rank, posting.post.peer, posting.post.peer_rank
+        if posting in self._begun or name not in self._wired:
+            super()._start(posting)
+            return
+        if posting.post.operation is not Operation.READ:
+            # The peer was reached by another data path when the push began. By this one nobody writes.
+            self.later(posting.post.rank, 0.0, lambda: self.fail(posting))
+            return
+        posting.lost_at = NEVER  # the rank knows when its wire accesses memory no more
+        self._groups.read(name, posting)
+
+    def _copy(self, posting: Posting, chunk: int) -> None:
+        wire = posting.wire
+        if wire is None or posting not in self._postings:
+            super()._copy(posting, chunk)
+        elif wire.broken:
+            self._end(posting, done=False)
+        elif (at := wire.resumes_at()) > self._agenda.now:
+            self.later(posting.post.rank, at - self._agenda.now, lambda: self._copy(posting, chunk))
+        else:
+            super()._copy(posting, chunk)
+
+    def _end(self, posting: Posting, *, done: bool, may_be_late: bool = True) -> None:
+        self._begun.discard(posting)
+        self._groups.ended(posting, done=done)
+        super()._end(posting, done=done, may_be_late=may_be_late)
