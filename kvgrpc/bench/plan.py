@@ -16,14 +16,17 @@ _HEAD_DIM = 64
 _DTYPE = "float16"
 _ELEMENT_BYTES = 2 * BLOCK_TOKENS * 2  # of K and V for all tokens of a block, two bytes each
 _HEAD_BYTES = _HEAD_DIM * _ELEMENT_BYTES
+COLLECTIVE = "collective"
 TCP = "-tcp"
 """Ends the name of a data path whose processes run with UCX_TLS=tcp: what it is between two hosts."""
+OVER_TCP = {"UCX_TLS": "tcp"}
 WRITES = "-writes"
 """Ends the name of a data path over which the source writes what it pushes (setting `source_writes`)."""
 PUSH_PATHS = (*DATA_PATHS, f"nixl{TCP}")
 WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
 SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
 """The variable of that setting, and what it is over such a data path."""
+_COPYING = ("shm", "cma")
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
@@ -85,7 +88,7 @@ class Plan:
 
     def cases(self, data_path: str, block_bytes: int) -> list[Case]:
         """The cases of one pool over one data path."""
-        threads = 1 if path_of(data_path) == "nixl" else self.copy_threads
+        threads = self.copy_threads if path_of(data_path) in _COPYING else 1
         blocks = self.pool_bytes // block_bytes
         return [Case(data_path, block_bytes, blocks, layout, threads) for layout in self.layouts]
 
@@ -178,7 +181,7 @@ def path_of(name: str) -> str:
 
 def environment_of(name: str) -> dict[str, str]:
     """What the processes of a data path get beside our own environment, whatever that says of it."""
-    transport = {"UCX_TLS": "tcp"} if TCP in name else {}
+    transport = OVER_TCP if TCP in name else {}
     return transport | {SOURCE_WRITES: YES if name.endswith(WRITES) else "no"}
 
 

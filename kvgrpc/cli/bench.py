@@ -37,7 +37,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a
 
 @bench.command()
 def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
-    data_paths: DataPaths = "shm,cma,nixl",
+    data_paths: DataPaths = "shm,cma,nixl,collective",
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate.")] = None,
@@ -60,10 +60,10 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 ) -> None:
     """Measure pulls of 256 MB between two servers on this machine, beside memcpy and raw NIXL on the same memory.
 
-    Takes some minutes, and memory for two pools. Every ratio is the median over pairs that were measured one right
-    after the other, so that it holds on a machine that does other things, too; single times do not: the load is printed
-    beside them. With --device cuda bandwidth is measured out of the memory of a GPU and into it, beside the copies
-    alone.
+    Over collective beside raw Gloo and raw NIXL over TCP, which are what else moves bytes between hosts. Takes some
+    minutes, and memory for two pools. Every ratio is the median over pairs that were measured one right after the
+    other, so that it holds on a machine that does other things, too; single times do not: the load is printed beside
+    them. With --device cuda bandwidth is measured out of the memory of a GPU and into it, beside the copies alone.
 
     Exit codes: 0 measured, or skipped since there is no such device; 1 something broke; 2 an option is not usable.
     """
@@ -92,7 +92,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 @bench.command()
 def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
-    data_paths: DataPaths = "shm,cma,nixl,nixl-tcp",
+    data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: Sizes = None,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
@@ -120,7 +120,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 @bench.command()
 def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
-    data_paths: DataPaths = "shm,cma,nixl,nixl-tcp",
+    data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: LayerSizes = None,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,

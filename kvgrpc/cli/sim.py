@@ -34,13 +34,16 @@ class Kind:
     liars: bool = False
     unlike: bool = False
     mirrors: bool = False
+    collective: bool = False
     digest: bool = False
 
     def setup(self, seed: int) -> "Setup":
         """The world of a seed."""
         from kvgrpc.sim import drawn
 
-        return drawn(seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors)
+        return drawn(
+            seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective
+        )
 
 
 @dataclass
@@ -75,6 +78,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     mirrors: Annotated[
         bool, typer.Option("--mirrors", help="In each world no data path reaches the memory of some engines.")
     ] = False,
+    collective: Annotated[
+        bool, typer.Option("--collective", help="In each world bytes move only when the source's rank sends, too.")
+    ] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
     ] = False,
@@ -94,7 +100,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     With --liars one lead of each world says what is false: blocks, ids, epochs, layouts and verdicts of its own making,
     in answers, in requests and unasked. Every rule holds for all others. With --unlike the engines of a world have 1, 2
     or 4 ranks each, of a model with two heads, some of them in two pipeline stages, and what they exchange is bridged.
-    With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only.
+    With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only. With
+    --collective, which goes with all, ranks of sources send, each time that the destination's lead asks theirs.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
@@ -102,7 +109,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         raise typer.Exit(_replay_scenario(scenario))
     if liars and unlike:
         raise typer.BadParameter("not with --liars", param_hint="--unlike")
-    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, digest=digest)
+    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, digest=digest)
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -308,7 +315,12 @@ def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
 
 
 def _replay_command(violation: "Violation", kind: Kind) -> str:
-    flags = {" --liars": kind.liars, " --unlike": kind.unlike, " --mirrors": kind.mirrors}
+    flags = {
+        " --liars": kind.liars,
+        " --unlike": kind.unlike,
+        " --mirrors": kind.mirrors,
+        " --collective": kind.collective,
+    }
     more = "".join(flag for flag, given in flags.items() if given)
     return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{more} --trace"
 

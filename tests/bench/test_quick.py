@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvgrpc.bench.geometries import NAMES as GEOMETRIES, geometry
 from kvgrpc.bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
+from kvgrpc.bench.results.between_hosts import BetweenHosts, targets_of
 from kvgrpc.cli.app import app
 from kvgrpc.core.values.bridge import Bridge
 
@@ -20,6 +21,7 @@ TIMEOUT_S = 120.0
 NAMES = {"name", "datapath", "layout", "mover", "base"}
 """Fields of a case that are no figures."""
 PULL_CASE = {
+    "name",
     "datapath",
     "block_bytes",
     "blocks",
@@ -60,7 +62,10 @@ PULL_FIGURES = {
     "rested_pull_ratio",
     "pulls_per_s",
 }
+BETWEEN_HOSTS = {"gloo_gbps", "ratio_gloo", "nixl_tcp_gbps", "ratio_nixl_tcp"}
+"""Of a case over collective."""
 PUSH_CASE = {
+    "name",
     "datapath",
     "block_bytes",
     "blocks",
@@ -167,10 +172,21 @@ def test_pulls_with_checksums_are_measured_against_those_without_and_nothing_els
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
+def test_pulls_over_collective_are_measured_beside_raw_gloo_and_nixl_over_tcp() -> None:
+    said = measure("pull", "--data-paths", "collective", "--layouts", "scattered", "--parts", "bandwidth")
+    (case,) = said["cases"]
+    check_case(case, PULL_CASE - {"ratio_raw_nixl"} | BETWEEN_HOSTS)
+    assert (case["name"], case["ratio_raw_nixl"]) == ("collective 256 x 16 KB scattered", None)
+    assert case["nixl_tcp_mode"].split()[0] in ("READ", "WRITE")
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
 def test_every_figure_of_pushes_is_measured_and_named() -> None:
-    said = measure("push", "--data-paths", "shm,nixl", "--profile")
-    assert [case["datapath"] for case in said["cases"]] == ["shm", "nixl"]
-    assert [case["base"].split()[:2] for case in said["cases"]] == [["pull"], ["raw_nixl", "WRITE"]]
+    said = measure("push", "--data-paths", "shm,nixl,collective", "--profile")
+    assert [case["datapath"] for case in said["cases"]] == ["shm", "nixl", "collective"]
+    bases = [case["base"].split()[:2] for case in said["cases"]]
+    assert bases == [["pull"], ["raw_nixl", "WRITE"], ["pull"]]
+    check_case(said["cases"][-1], PUSH_CASE | BETWEEN_HOSTS)
     for case in said["cases"]:
         check_case(case, PUSH_CASE)
         assert case["mover"] in ("source", "destination")
@@ -239,6 +255,13 @@ def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, f
     assert result.exit_code == 2
     assert flags[0] in result.stderr
     assert result.stdout == ""
+
+
+def test_collective_is_to_reach_most_of_raw_gloo_and_to_be_faster_than_nixl_over_tcp() -> None:
+    for block_bytes, bound in ((4 << 20, 0.9), (64 << 10, 0.7)):
+        figures = BetweenHosts(ratio_gloo=bound, ratio_nixl_tcp=0.99)
+        found = {target.name: (target.bound, target.met) for target in targets_of(figures, block_bytes)}
+        assert found == {"ratio_gloo": (bound, True), "ratio_nixl_tcp": (1.0, False)}
 
 
 @pytest.mark.parametrize("data_path", [*PUSH_PATHS, *WRITING_PATHS])

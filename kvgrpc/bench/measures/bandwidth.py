@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvgrpc.bench.plan import Case, PullPlan
+from kvgrpc.bench.measures.between_hosts import Others, figures, others
+from kvgrpc.bench.plan import COLLECTIVE, Case, PullPlan
 from kvgrpc.bench.results.pulls import PullCase
 from kvgrpc.bench.stages.servers import Pools, Progress, Stage
 
@@ -18,13 +19,16 @@ class Move:
     """Of ours, the part in which postings were in flight."""
     memcpy: float
     nixl: dict[str, float]
-    """By mode; empty without NIXL."""
+    """By mode; empty without NIXL, and over collective: see `others`."""
+    others: Others
     at_once: float | None
     """With checksums, right after the hand-over: the source sums up meanwhile. None without checksums."""
     without: float | None
     """Without checksums; None where ours is."""
     uncoalesced: dict[str, float]
-    """As `nixl`, with one descriptor a block; empty where that is the same, and with checksums."""
+    """As `nixl`, with one descriptor a block, beside the cases over nixl; empty where that is the same, and with
+    checksums.
+    """
 
 
 class Bandwidth:
@@ -57,8 +61,8 @@ class Bandwidth:
         pools.check(case, pulled)
         # The first round of each way is slower by what it maps and connects, and is not counted.
         moves = [await self._round(case, pools) for _ in range(self._plan.repeats + 1)][1:]
-        best = min(pools.pairs, key=lambda mode: statistics.median(move.nixl[mode] for move in moves), default="")
-        if best and moves[0].uncoalesced and case.data_path == "nixl":
+        best = min(moves[0].nixl, key=lambda mode: statistics.median(move.nixl[mode] for move in moves), default="")
+        if best and moves[0].uncoalesced:
             self._coalescing = [move.uncoalesced[best] / move.ours for move in moves]
         return _result(case, moves, pulled.transfer.paths[0].descriptor_count, best)
 
@@ -70,11 +74,13 @@ class Bandwidth:
         ours = await pools.caller.pull(*ids, lambda: pools.source.ask("prefetched"))
         pools.check_path(case, ours)
         without = await self._without_checksums(case, pools) if self._plan.checksum else None
-        nixl = {mode: pair.move(case) for mode, pair in pools.pairs.items()}
+        pairs = {} if case.data_path == COLLECTIVE else pools.pairs
+        nixl = {mode: pair.move(case) for mode, pair in pairs.items()}
         uncoalesced, smallest = {}, case.block_bytes == min(self._plan.block_bytes)
-        if case.layout == "contiguous" and smallest and not self._plan.checksum:
-            uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pools.pairs.items()}
-        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, at_once, without, uncoalesced)
+        if (case.data_path, case.layout) == ("nixl", "contiguous") and smallest and not self._plan.checksum:
+            uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pairs.items()}
+        beside = others(case, pools)
+        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, beside, at_once, without, uncoalesced)
 
     async def _without_checksums(self, case: Case, pools: Pools) -> float:
         for server in (pools.source, pools.destination):
@@ -91,6 +97,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
         return case.nbytes / statistics.median(map(seconds, moves)) / 1e9
 
     return PullCase(
+        name=case.title,
         datapath=case.data_path,
         block_bytes=case.block_bytes,
         blocks=case.blocks,
@@ -106,6 +113,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
         raw_nixl_mode=mode,
         ratio_without=_ratio(moves, lambda move: move.without, lambda move: move.ours),
         ratio_at_once=_ratio(moves, lambda move: move.without, lambda move: move.at_once),
+        **figures(case, [(move.ours, move.others) for move in moves]),
     )
 
 

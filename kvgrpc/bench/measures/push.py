@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.bench.measures import control
+from kvgrpc.bench.measures.between_hosts import Others, figures, others
 from kvgrpc.bench.plan import Case, PushPlan, environment_of, path_of, pool
 from kvgrpc.bench.results.pushes import PushCase, PushResult
 from kvgrpc.bench.stages.calls import Caller, Moved, Registered
 from kvgrpc.bench.stages.engines import Engines
 from kvgrpc.bench.stages.processors import profiled, spent_ms
-from kvgrpc.bench.stages.servers import READ, WRITE, Pools, Progress, Stage
+from kvgrpc.bench.stages.raw_pairs import READ, WRITE
+from kvgrpc.bench.stages.servers import Pools, Progress, Stage
 from kvgrpc.v1 import transfer_pb2
 
 _WARM = 20
@@ -33,6 +35,7 @@ class Move:
     """Of ours, the part in which postings were in flight."""
     base: dict[str, float]
     """By way; empty where there is none."""
+    others: Others
 
 
 class Bandwidth:
@@ -67,7 +70,7 @@ class Bandwidth:
         base = {} if number % 2 else await self._base(case, pools)
         ours = await self._push(case, pools)
         base = base or await self._base(case, pools)
-        return Move(ours.seconds, ours.phase_s("wire"), base)
+        return Move(ours.seconds, ours.phase_s("wire"), base, others(case, pools))
 
     async def _base(self, case: Case, pools: Pools) -> dict[str, float]:
         """Seconds of each baseline, by its name."""
@@ -94,6 +97,7 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
     best = min(ways, key=lambda way: statistics.median(move.base[way] for move in moves), default="")
     received = pushed.transfer.direction == transfer_pb2.DIRECTION_RECEIVE
     return PushCase(
+        name=case.title,
         datapath=case.data_path,
         block_bytes=case.block_bytes,
         blocks=case.blocks,
@@ -106,6 +110,7 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
         base=best,
         base_gbps=gbps([move.base[best] for move in moves]) if best else None,
         ratio_base=statistics.median(move.base[best] / move.ours for move in moves) if best else None,
+        **figures(case, [(move.ours, move.others) for move in moves]),
     )
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.bench.results.pulls import Run, Target
+from kvgrpc.bench.results.pulls import Run
+from kvgrpc.bench.results.targets import Target
 
 DEVICE_BASELINES = {
     "copies": "those between the device and page-locked host memory alone, of the same blocks, by as many streams",

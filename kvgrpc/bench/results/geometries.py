@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.bench.results.pulls import Run, Target
+from kvgrpc.bench.results.pulls import Run
+from kvgrpc.bench.results.targets import Target
 
 BASELINES = {
     "memcpy": "memcpy once for each run that is to arrive, over all pairs of ranks, by as many threads as all ranks of"

@@ -3,6 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvgrpc.bench.plan import COLLECTIVE
+from kvgrpc.bench.results.between_hosts import BETWEEN_HOSTS, BetweenHosts, targets_of
+from kvgrpc.bench.results.targets import Target
+
 RAW_NIXL = (
     "NIXL called directly between two processes that map the same pools: descriptor lists, one transfer, polled until"
     " it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the target is"
@@ -13,6 +17,7 @@ BASELINES = {
     " pools",
     "memcpy_whole": "one memcpy of the whole pool, by one thread",
     "raw_nixl": RAW_NIXL,
+    **BETWEEN_HOSTS,
     "empty": "a grpc.aio server whose methods do nothing: one call, and one message each way over a stream;"
     " details.one_block_pull_empty_ms is what the messages of a pull take when no side does anything with them",
     "busy": "the server embedded in a process whose other thread runs pure Python, at sys.setswitchinterval(0.0002);"
@@ -26,22 +31,6 @@ BASELINES = {
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
 _TO_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a figure is to reach: at least, or at most, a bound."""
-
-    name: str
-    value: float | None
-    bound: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        if self.value is None:
-            return False
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
 @dataclass
@@ -67,9 +56,10 @@ class Run:
 
 
 @dataclass(frozen=True)
-class PullCase:
+class PullCase(BetweenHosts):
     """One case. Ratios are medians over pairs; above 1 we are faster."""
 
+    name: str
     datapath: str
     block_bytes: int
     blocks: int
@@ -97,6 +87,8 @@ class PullCase:
             bound = 0.85 if self.datapath == "nixl" else 0.5
             ratios = {"ratio_without": self.ratio_without, "ratio_at_once": self.ratio_at_once}
             return [Target(name, ratio, bound, at_least=True) for name, ratio in ratios.items()]
+        if self.datapath == COLLECTIVE:
+            return targets_of(self, self.block_bytes)
         found = []
         if self.datapath == "shm":
             found.append(Target("ratio_memcpy", self.ratio_memcpy, 0.9, at_least=True))

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.bench.results.pulls import RAW_NIXL, Run, Target
+from kvgrpc.bench.plan import COLLECTIVE
+from kvgrpc.bench.results.between_hosts import BETWEEN_HOSTS, BetweenHosts, targets_of
+from kvgrpc.bench.results.pulls import RAW_NIXL, Run
+from kvgrpc.bench.results.targets import Target
 
 PUSH_BASELINES = {
     "pull": "a pull of the same blocks between the same two servers",
@@ -10,6 +13,7 @@ PUSH_BASELINES = {
     "raw_nixl READ": "the same, the destination reads",
     "nixl-tcp": "all processes of ours and of the baseline run with UCX_TLS=tcp; the base is the better of READ and"
     " WRITE",
+    **BETWEEN_HOSTS,
     "one_block_push_ms_p50": "from the call of FinishedBlocks to the woken waiter, by gRPC; registered before."
     " details.session_one_block_push_ms_p50: from Push.finished of one attached engine to the event Received of the"
     " other",
@@ -37,9 +41,10 @@ _VISIBLE_BOUND = 0.25
 
 
 @dataclass(frozen=True)
-class PushCase:
+class PushCase(BetweenHosts):
     """One case of pushes. Above 1 we are faster than the base."""
 
+    name: str
     datapath: str
     block_bytes: int
     blocks: int
@@ -58,8 +63,9 @@ class PushCase:
     ratio_base: float | None
 
     def targets(self) -> list[Target]:
-        """Its ratio."""
-        return [Target("ratio_base", self.ratio_base, _BASE_BOUND, at_least=True)]
+        """Its ratios; the first is that to its base."""
+        base = Target("ratio_base", self.ratio_base, _BASE_BOUND, at_least=True)
+        return [base, *(targets_of(self, self.block_bytes) if self.datapath == COLLECTIVE else ())]
 
 
 @dataclass

@@ -1,29 +1,23 @@
 """A run's result as a table to read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kvgrpc.bench.plan import COLLECTIVE
 from kvgrpc.bench.results.devices import DeviceResult
 from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
-from kvgrpc.bench.results.pulls import PullCase, PullResult, Run, Target
+from kvgrpc.bench.results.pulls import PullCase, PullResult, Run
 from kvgrpc.bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
+from kvgrpc.bench.results.targets import Target
 
 
 def show(found: Run, console: Console) -> None:
     """Prints what was measured, against what, and where."""
-    if isinstance(found, PullResult) and found.cases:
-        console.print(_pulls(found.cases))
-    if isinstance(found, PushResult) and found.cases:
-        console.print(_pushes(found.cases))
-    if isinstance(found, LayerwiseResult):
-        console.print(_layerwise(found.cases))
-    if isinstance(found, GeometryResult):
-        console.print(_geometries(found.cases))
-    if isinstance(found, DeviceResult):
-        console.print(_devices(found))
+    for table in _tables(found):
+        console.print(table)
     console.print(_figures(found))
     if isinstance(found, PullResult | PushResult):
         for line in found.profile:
@@ -39,6 +33,24 @@ def show(found: Run, console: Console) -> None:
     )
     if found.quick:
         console.print("[yellow]--quick: too little data for figures to quote[/yellow]")
+
+
+def _tables(found: Run) -> Iterator[Table]:
+    """Those of its cases."""
+    if isinstance(found, PullResult) and found.cases:
+        yield _pulls(found.cases)
+    if isinstance(found, PushResult) and found.cases:
+        yield _pushes(found.cases)
+    if isinstance(found, PullResult | PushResult):
+        over_collective = [case for case in found.cases if case.datapath == COLLECTIVE]
+        if over_collective:
+            yield _between_hosts(over_collective)
+    if isinstance(found, LayerwiseResult):
+        yield _layerwise(found.cases)
+    if isinstance(found, GeometryResult):
+        yield _geometries(found.cases)
+    if isinstance(found, DeviceResult):
+        yield _devices(found)
 
 
 def _pulls(cases: Sequence[PullCase]) -> Table:
@@ -84,6 +96,26 @@ def _pushes(cases: Sequence[PushCase]) -> Table:
             f"{case.control_ms:.1f}",
             "-" if case.base_gbps is None else f"{case.base_gbps:.1f}",
             _ratio(case.ratio_base, case.targets()[0]),
+        )
+    return table
+
+
+def _between_hosts(cases: Sequence[PullCase | PushCase]) -> Table:
+    table = _table(
+        "Collective beside what else moves bytes between hosts without RDMA; red: short of the target",
+        ("case", "NIXL over TCP"),
+        ("GB/s", "Gloo", "ratio", "NIXL over TCP", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.name,
+            case.nixl_tcp_mode or "-",
+            f"{case.gbps:.1f}",
+            "-" if case.gloo_gbps is None else f"{case.gloo_gbps:.1f}",
+            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
+            "-" if case.nixl_tcp_gbps is None else f"{case.nixl_tcp_gbps:.1f}",
+            _ratio(case.ratio_nixl_tcp, targets.get("ratio_nixl_tcp")),
         )
     return table
 

@@ -1,11 +1,11 @@
-"""Role "baseline" of a child process: raw NIXL, memcpy and an empty gRPC server, on the pools of the servers.
+"""Role "baseline" of a child process: raw NIXL, raw Gloo, memcpy and an empty gRPC server, on the pools of the servers.
 
 The pools are those of the servers themselves, mapped here by the descriptors that the driver hands on.
 """
 
 import base64
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -20,6 +20,9 @@ from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.errors import InternalError, Reason
 
+if TYPE_CHECKING:
+    from kvgrpc.bench.roles.raw_gloo import RawGloo
+
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK_WORDS = 1 << 20
 
@@ -31,6 +34,7 @@ class Baseline:
         self._own: SharedMemory | None = None
         self._peer: SharedMemory | None = None
         self._nixl: RawNixl | None = None
+        self._gloo: RawGloo | None = None
         self._empty: grpc.aio.Server | None = None
 
     async def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Answer:
@@ -44,6 +48,7 @@ class Baseline:
 
     async def close(self) -> None:
         self.nixl_stop()
+        self.gloo_stop()
         self.detach()
         if self._empty is not None:
             await self._empty.stop(None)
@@ -140,6 +145,32 @@ class Baseline:
         moved = Case(**case)
         runs = moved.runs() if coalesced else moved.block_runs()
         return {"seconds": self._raw().move(operation, runs, (Segment(address, nbytes),))}
+
+    # ---- Gloo
+
+    def gloo_start(self, meeting: str, sends: bool) -> dict[str, Any]:
+        """Makes a process group with the process that is told the same `meeting`, a path."""
+        from kvgrpc.bench.roles.raw_gloo import RawGloo  # imports torch, which takes seconds
+
+        self.gloo_stop()
+        if self._own is None:
+            raise InternalError(Reason.INTERNAL, "attach comes first")
+        self._gloo = RawGloo(self._own, meeting, sends=sends)
+        return {}
+
+    def gloo_move(self) -> dict[str, Any]:
+        """Sends or receives the whole pool. Gives when it began and ended."""
+        if self._gloo is None:
+            raise InternalError(Reason.INTERNAL, "gloo_start comes first")
+        began_ns, ended_ns = self._gloo.move()
+        return {"began_ns": began_ns, "ended_ns": ended_ns}
+
+    def gloo_stop(self) -> dict[str, Any]:
+        """Ends the group."""
+        if self._gloo is not None:
+            self._gloo.close()
+            self._gloo = None
+        return {}
 
     # ---- gRPC
 

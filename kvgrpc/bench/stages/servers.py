@@ -1,80 +1,22 @@
 """What bandwidth is measured on: two servers with pools, and the baselines on the memory of these very pools."""
 
-import contextlib
 import os
 import statistics
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvgrpc.bench.plan import Case, Plan, path_of
+from kvgrpc.bench.plan import COLLECTIVE, OVER_TCP, Case, Plan, path_of
 from kvgrpc.bench.stages.calls import Caller, Moved
 from kvgrpc.bench.stages.hosts import Host, HostFailed
+from kvgrpc.bench.stages.raw_pairs import MODES, GlooPair, RawPair
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1.common_pb2 import DataPath
 from kvgrpc.wire.values import DATA_PATHS
 
 Progress = Callable[[str], None]
-READ = "READ"
-WRITE = "WRITE"
-PROGRESS_THREAD = "progress_thread"
-TARGET_POLLED = "target_polled"
-MODES = (TARGET_POLLED, PROGRESS_THREAD)
 WHOLE_COPIES = 5
-
-
-class RawPair:
-    """Two baseline processes with a NIXL agent each; stopped but for their turns, since one mode burns cores."""
-
-    def __init__(self, mode: str, environment: Mapping[str, str]) -> None:
-        self._mode = mode
-        self._source, self._destination = Host("baseline", environment), Host("baseline", environment)
-        self._source_pool: dict[str, Any] = {}
-        self._destination_pool: dict[str, Any] = {}
-
-    def attach(self, source_fd: int, destination_fd: int) -> None:
-        """Maps the pools and connects the agents. Raises HostFailed without NIXL."""
-        thread = self._mode == PROGRESS_THREAD
-        with self._running():
-            self._source.ask("attach", [source_fd])
-            self._destination.ask("attach", [destination_fd, source_fd])
-            made = self._source.ask("nixl_start", progress_thread=thread)
-            mine = self._destination.ask("nixl_start", progress_thread=thread)
-            self._destination.ask("nixl_connect", metadata=made.pop("metadata"))
-            self._source.ask("nixl_connect", metadata=mine.pop("metadata"))
-            self._source_pool, self._destination_pool = made, mine
-
-    def move(self, case: Case, operation: str = READ, *, coalesced: bool = True) -> float:
-        """Seconds that raw NIXL takes for the case: the destination READs it, or the source WRITEs it."""
-        mover, target, there = self._destination, self._source, self._source_pool
-        if operation == WRITE:
-            mover, target, there = self._source, self._destination, self._destination_pool
-        with self._running():
-            if self._mode == TARGET_POLLED:
-                target.ask("nixl_poll", on=True)
-            try:
-                answer = mover.ask("nixl_move", operation=operation, case=case.to_json(), coalesced=coalesced, **there)
-            finally:
-                if self._mode == TARGET_POLLED:
-                    target.ask("nixl_poll", on=False)
-        return float(answer["seconds"])
-
-    def detach(self) -> None:
-        """Lets go of agents and pools."""
-        with self._running():
-            for host in (self._destination, self._source):
-                host.ask("nixl_stop")
-                host.ask("detach")
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._source.close()
-        self._destination.close()
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        with self._source.running(), self._destination.running():
-            yield
 
 
 @dataclass(frozen=True)
@@ -87,7 +29,9 @@ class Pools:
     source: Host
     destination: Host
     pairs: dict[str, RawPair]
-    """Raw NIXL on the same memory, by mode; what does not work here is left out."""
+    """Raw NIXL on the same memory, by mode; what does not work here is left out. Beside collective it is over TCP."""
+    gloo: GlooPair | None
+    """Raw Gloo on the same memory; over collective only."""
 
     def fill(self) -> None:
         """Gives every eight bytes of the source a value of their own, and clears the destination."""
@@ -113,12 +57,13 @@ class Stage:
         self._plan = plan
         self._progress = progress
         self._environment = environment or {}
-        self._ends = contextlib.ExitStack()
+        self._ends = ExitStack()
         self.source, self.destination, self.baseline = (
-            self._ends.enter_context(contextlib.closing(Host(role, self._environment)))
+            self._ends.enter_context(closing(Host(role, self._environment)))
             for role in ("server", "server", "baseline")
         )
-        self._pairs: dict[str, RawPair] = {}
+        self._pairs: dict[tuple[str, bool], RawPair] = {}
+        self._gloo: GlooPair | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -126,23 +71,27 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._ends.close()
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def pools(
         self, data_path: str, block_bytes: int, *, raw: bool = True, checksums: bool = False
     ) -> AsyncIterator[Pools]:
-        """Pools of the plan's size over one data path; `raw`: with raw NIXL beside them."""
+        """Pools of the plan's size over one data path; `raw`: with raw NIXL beside them, as always over collective."""
         blocks = self._plan.pool_bytes // block_bytes
         arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
         arguments |= {"copy_threads": self._plan.copy_threads, "data_paths": [path_of(data_path)]}
         arguments["checksums"] = checksums
         source, source_fd = self.source.ask_fd("start", **arguments)
         destination, destination_fd = self.destination.ask_fd("start", **arguments)
+        collective = path_of(data_path) == COLLECTIVE
         try:
             self.baseline.ask("attach", [destination_fd, source_fd])
-            with self._raw(source_fd, destination_fd, MODES if raw else ()) as pairs:
+            with (
+                self._raw(source_fd, destination_fd, MODES if raw or collective else (), tcp=collective) as pairs,
+                self._raw_gloo(source_fd, destination_fd, collective) as gloo,
+            ):
                 async with Caller(source["address"], destination["address"]) as caller:
                     await caller.allocate(blocks)
-                    yield Pools(caller, self.baseline, self.source, self.destination, pairs)
+                    yield Pools(caller, self.baseline, self.source, self.destination, pairs, gloo)
         finally:
             os.close(source_fd)
             os.close(destination_fd)
@@ -152,21 +101,44 @@ class Stage:
         seconds = [float(self.baseline.ask("copy_whole")["seconds"]) for _ in range(WHOLE_COPIES)]
         return self._plan.pool_bytes / statistics.median(seconds)
 
-    @contextlib.contextmanager
-    def _raw(self, source_fd: int, destination_fd: int, modes: Sequence[str]) -> Iterator[dict[str, RawPair]]:
-        """The pairs of these modes that work here, attached."""
+    @contextmanager
+    def _raw(
+        self, source_fd: int, destination_fd: int, modes: Sequence[str], *, tcp: bool
+    ) -> Iterator[dict[str, RawPair]]:
+        """The pairs of these modes that work here, attached; `tcp`: of processes that have no other transport."""
         attached: dict[str, RawPair] = {}
         for mode in modes:
-            if mode not in self._pairs:
-                self._pairs[mode] = self._ends.enter_context(contextlib.closing(RawPair(mode, self._environment)))
+            pair = self._pairs.get((mode, tcp))
+            if pair is None:
+                environment = {**self._environment, **(OVER_TCP if tcp else {})}
+                pair = self._pairs[mode, tcp] = self._ends.enter_context(closing(RawPair(mode, environment)))
             try:
-                self._pairs[mode].attach(source_fd, destination_fd)
+                pair.attach(source_fd, destination_fd)
             except HostFailed as error:
                 self._progress(f"no raw NIXL ({mode}): {error}")
             else:
-                attached[mode] = self._pairs[mode]
+                attached[mode] = pair
         try:
             yield attached
         finally:
             for pair in attached.values():
                 pair.detach()
+
+    @contextmanager
+    def _raw_gloo(self, source_fd: int, destination_fd: int, wanted: bool) -> Iterator[GlooPair | None]:
+        """Attached; None where it is not wanted, or does not work here."""
+        if not wanted:
+            yield None
+            return
+        if self._gloo is None:
+            self._gloo = self._ends.enter_context(closing(GlooPair(self._environment)))
+        try:
+            self._gloo.attach(source_fd, destination_fd)
+        except HostFailed as error:
+            self._progress(f"no raw Gloo: {error}")
+            yield None
+            return
+        try:
+            yield self._gloo
+        finally:
+            self._gloo.detach()

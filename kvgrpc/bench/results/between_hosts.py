@@ -1,0 +1,34 @@
+"""What cases over collective are compared with, and what they are to reach: what else moves bytes without RDMA."""
+
+from dataclasses import dataclass
+
+from kvgrpc.bench.results.targets import Target
+
+BETWEEN_HOSTS = {
+    "gloo": "send and recv of torch.distributed with Gloo between two processes that map the same pools: the whole pool"
+    " in messages of 4 MB, 8 of them under way, whatever the blocks are; over the loopback device, as the servers",
+    "nixl_tcp": "raw NIXL with UCX_TLS=tcp in both processes, with the same runs; the better of READ and WRITE, each"
+    " with NIXL's progress thread and without it",
+}
+_LARGE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetweenHosts:
+    """Part of a case. None: it is not over collective, or there is no such library here. Above 1 we are faster."""
+
+    gloo_gbps: float | None = None
+    ratio_gloo: float | None = None
+    nixl_tcp_gbps: float | None = None
+    ratio_nixl_tcp: float | None = None
+    nixl_tcp_mode: str = ""
+    """Which was best: READ or WRITE, and how the other side made progress."""
+
+
+def targets_of(case: BetweenHosts, block_bytes: int) -> list[Target]:
+    """Those of a case over collective."""
+    bound = 0.9 if block_bytes >= _LARGE_BYTES else 0.7
+    return [
+        Target("ratio_gloo", case.ratio_gloo, bound, at_least=True),
+        Target("ratio_nixl_tcp", case.ratio_nixl_tcp, 1.0, at_least=True),
+    ]
