@@ -129,6 +129,10 @@ QUICK = {
     ("nixl-tcp", "push", MIDWAY, "P worker", "paused"),
     ("nixl-tcp", "layers", SETTLE, "P scheduler", "stopped"),
     ("nixl-tcp", "pull", MIDWAY, "network", "cut"),
+    ("collective", "pull", MIDWAY, "network", "cut"),
+    ("collective", "pull", SETTLE, "P worker", "killed"),
+    ("collective", "push", MIDWAY, "P worker", "stopped"),
+    ("collective", "layers", MIDWAY, "D worker", "killed"),
 }
 """Those that run with all tests: every data path, mode, step of it, victim and deed."""
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.sends import SendAsk
 from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.copy.copying import CopyMethod
@@ -28,6 +29,7 @@ from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
+from tests.datapath.pumped import LONG_S, LOST, PumpedPath, Said
 
 Bytes = NDArray[np.uint8]
 GUARD = 0xA5
@@ -80,6 +82,10 @@ def make_nixl(memory: Memory, key: str) -> DataPath:
     return NixlPath(memory, key)
 
 
+def make_collective(memory: Any, _: str) -> DataPath:
+    return PumpedPath(memory)
+
+
 @dataclass(frozen=True)
 class Case:
     """One way to move bytes: a data path, and what memory each side has."""
@@ -102,6 +108,8 @@ CASES = [
     Case("shm-loop", make_shm_loop, shared, private, method=CopyMethod.LOOP),
     Case("cma", make_cma, private, private),
     Case("cma-pools", make_cma, shared, shared),
+    Case("collective", make_collective, private, private),
+    Case("collective-pools", make_collective, shared, shared),
     *([Case("nixl", make_nixl, private, private, writes=True)] if HAS_NIXL else []),
 ]
 
@@ -123,8 +131,10 @@ def answered(question: Question) -> bool:
     return isinstance(answer, Answer)
 
 
-def reach(path: DataPath, endpoint: RankEndpoint) -> Any:
+def reach(path: DataPath, endpoint: RankEndpoint, peer: "Peer | None" = None) -> Any:
     """Asks and connects, as the mover does. Raises as `DataPath.connect` does."""
+    if isinstance(path, PumpedPath):
+        return path.connect(endpoint, peer and peer.send)
     question = path.question(endpoint)
     answer = "" if question is None else ask(question)
     try:
@@ -145,6 +155,10 @@ class Peer:
 
     def bytes(self) -> Bytes:
         """All of its memory, as it is now."""
+        raise NotImplementedError
+
+    def send(self, peer: str, ask: SendAsk) -> Said:
+        """Has it send, where it has to."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -193,13 +207,20 @@ class ProcessPeer(Peer):
         answer: Bytes = self._ask("bytes")
         return answer
 
+    def send(self, peer: str, ask: SendAsk) -> Said:
+        try:
+            answer: Said = self._ask((peer, ask), LONG_S)
+        except (OSError, EOFError) as error:
+            return (), f"the peer is gone: {error}", LOST
+        return answer
+
     def kill(self) -> None:
         self.process.kill()
         self.process.join(DEADLINE_S)
 
-    def _ask(self, what: str) -> Any:
+    def _ask(self, what: Any, wait_s: float = DEADLINE_S) -> Any:
         self._pipe.send(what)
-        assert self._pipe.poll(DEADLINE_S)
+        assert self._pipe.poll(wait_s)
         return self._pipe.recv()
 
     def close(self) -> None:
@@ -230,7 +251,11 @@ def serve(
             break
         if wanted == "exit":
             break
-        pipe.send(path.offer(RankEndpoint(0)) if wanted == "offer" else gather(parts))
+        if isinstance(wanted, tuple):
+            assert isinstance(path, PumpedPath)
+            pipe.send(path.send(*wanted))
+        else:
+            pipe.send(path.offer(RankEndpoint(0)) if wanted == "offer" else gather(parts))
     path.close()
     memory.close()
 
@@ -256,7 +281,7 @@ class Own:
     remotes: list[Remote] = field(default_factory=list)
 
     def connect(self, peer: Peer) -> Remote:
-        remote: Remote = reach(self.path, peer.endpoint())
+        remote: Remote = reach(self.path, peer.endpoint(), peer)
         self.remotes.append(remote)
         return remote
 

@@ -18,6 +18,7 @@ PATHS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "cma": (("--data-paths", "cma"), {}),
     "nixl": (("--data-paths", "nixl"), {}),
     "nixl-tcp": (("--data-paths", "nixl"), {"UCX_TLS": "tcp"}),
+    "collective": (("--data-paths", "collective"), {}),
 }
 
 

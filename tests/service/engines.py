@@ -51,7 +51,8 @@ _DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentati
 class ServeProcess:
     """A `kvgrpc serve` process. `settings` is the TOML file's text; `flags` come after it.
 
-    `fresh`: an interpreter of its own, as users start it; else forked from one that has imported everything.
+    `fresh`: an interpreter of its own, as users start it; else forked from one that has imported everything. `within`:
+    the command that starts it elsewhere, and becomes it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ServeProcess:
         settings: str = "",
         environment: Mapping[str, str] | None = None,
         fresh: bool = False,
+        within: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ready_file = folder / "ready.json"
@@ -72,9 +74,9 @@ class ServeProcess:
         whole = clean | dict(environment or {})
         self.popen: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
-            if fresh or "PYTHONPATH" in (environment or {}):
+            if fresh or within or "PYTHONPATH" in (environment or {}):
                 self.popen = subprocess.Popen(
-                    [sys.executable, "-m", "kvgrpc", *arguments],
+                    [*within, sys.executable, "-m", "kvgrpc", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
+    CollectiveEndpoint,
     LoopbackEndpoint,
     MemoryKind,
     NixlEndpoint,
@@ -24,5 +25,6 @@ ENDPOINTS = st.builds(
     shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
     cma=st.none() | st.builds(CmaEndpoint, PROCESS, SEGMENTS),
     nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
+    collective=st.none() | st.builds(CollectiveEndpoint, TEXT, U64),
     loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
 )

@@ -139,7 +139,7 @@ async def test_each_life_has_memory_of_its_own_on_the_device() -> None:
 
 async def test_after_a_copy_that_was_lost_the_memory_of_its_device_is_not_at_rest() -> None:
     made = Made()
-    rank, _ = RankMaker(CONFIG, Runner(Node()), made).of_own_pool(4096)
+    rank, _ = RankMaker(CONFIG, Runner(Node()), made, lambda: "127.0.0.1:1").of_own_pool(4096)
     device = made[0].device()
     device.errors["out"] = RuntimeError("an illegal memory access was encountered")
     rank.retired = True

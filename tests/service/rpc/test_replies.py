@@ -80,6 +80,7 @@ def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.Fi
     yield "OpenAccess", consumer.open(handed.grant, prompt(16), access)
     asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)
     yield "ChecksumBlocks", api.peer.ChecksumBlocks(asked)
+    yield "PostSend", api.peer.PostSend(peer_pb2.PostSendRequest(caller=consumer.caller, epoch=1))
     yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
     yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
     said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
@@ -173,7 +174,7 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
-    engine, peer = start((), ())
+    engine, peer = start(("--data-paths", "shm,collective"), ())
     replies = dict(one_call_of_each_rpc(engine, peer))
     # Of ConnectRank: tests/engine/ranks/test_connect_rank.py.
     assert {*replies, "ConnectRank"} == {m.name for service in SERVICES for m in service.methods}

@@ -1,0 +1,109 @@
+"""The data path `collective` for tests without a mover and without leads.
+
+What its threads ask of the mover's waits for turns (`progress`), as with paths that are polled. What it asks a peer for
+goes to whom the test names, as if by both leads.
+"""
+
+import itertools
+import os
+import queue
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
+from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
+from kvgrpc.datapath.base import DataPathUnavailable, Remote
+from kvgrpc.datapath.collective.path import CollectivePath
+
+HOST = "127.0.0.1"
+LONG_S = 60.0
+"""The first group of a process waits until torch is there."""
+_NUMBERS = itertools.count(os.getpid() << 20)
+"""No life of a peer has the name of another one, also where a path begins anew."""
+LEAD, RANK, LOST = "refused by its lead", "not sent by its rank", "nobody knows"
+Said = tuple[Values, str, str]
+"""What a peer's half of a group tells, why it does not send, and who says so."""
+Leads = Callable[[str, SendAsk], Said]
+"""Asks a peer's rank to send."""
+
+
+class PumpedPath:
+    """Offers and reads by a CollectivePath."""
+
+    name = "collective"
+    needs_polling = True
+    peers_need_turns = True
+
+    def __init__(self, memory: Any) -> None:
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._path = CollectivePath(memory, HOST)
+        self._path.bind(self._commands.put, self._want)
+        self._leads: dict[str, Leads] = {}
+
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        return self._path.offer(endpoint, peer)
+
+    def withdraw(self, peer: str) -> None:
+        self._path.withdraw(peer)
+
+    def question(self, _: RankEndpoint) -> None:
+        """Nothing is asked on this host."""
+
+    def connect(self, endpoint: RankEndpoint, leads: Any) -> Remote:
+        """`leads` asks that peer."""
+        name = f"peer-{next(_NUMBERS)}"
+        self._leads[name] = leads
+        reached: list[Remote | str] = []
+        self._path.reach(1, name, endpoint, reached.append)
+        self._until(lambda: bool(reached))
+        if isinstance(reached[0], str):
+            raise DataPathUnavailable(reached[0])
+        return reached[0]
+
+    def again(self, peer: str, leads: Leads) -> int:
+        """Reaches a peer of that name once more, and closes it; its epoch then."""
+        asked: list[SendAsk] = []
+
+        def asking(name: str, ask: SendAsk) -> Said:
+            asked.append(ask)
+            return leads(name, ask)
+
+        self._leads[peer] = asking
+        reached: list[Remote | str] = []
+        self._path.reach(1, peer, RankEndpoint(0, collective=CollectiveEndpoint("gloo", 1)), reached.append)
+        self._until(lambda: bool(reached))
+        assert not isinstance(reached[0], str), reached
+        reached[0].close()
+        return asked[0].epoch
+
+    def send(self, peer: str, ask: SendAsk) -> Said:
+        """As the peer's lead has it done."""
+        said: list[tuple[Values, str]] = []
+        self._path.send(peer, ask, lambda values, error: said.append((values, error)))
+        self._until(lambda: bool(said))
+        return *said[0], RANK
+
+    def progress(self) -> None:
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except queue.Empty:
+                return
+
+    def close(self) -> None:
+        self._path.close()
+
+    def _want(self, peer: str, _: str, ask: SendAsk) -> None:
+        values, error, who = self._leads[peer](peer, ask)
+        answer = SendAnswer(
+            ask.source_rank, ask.epoch, ask.sequence, values, error, who != LOST, bool(error) and who == RANK
+        )
+        self._commands.put(partial(self._path.answered, peer, answer))
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + LONG_S
+        while not condition():
+            assert time.monotonic() < end
+            self._commands.get(timeout=LONG_S)()

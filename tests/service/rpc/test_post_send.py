@@ -1,0 +1,162 @@
+"""PostSend: bytes that a peer may read are sent to it, and no others."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.collective.gloo import GlooGroup
+from kvgrpc.datapath.collective.group import Group, Job
+from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import pool_pb2
+from tests.service.api import refused
+from tests.service.conftest import Start
+from tests.service.consumer import Consumer
+from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine
+from tests.service.values import new_key, prompt
+
+TOKENS = prompt(32)
+WAIT_S = 60.0
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def sender(start: Start) -> Engine:
+    """A source that sends."""
+    (engine,) = start(("--data-paths", "collective"))
+    return engine
+
+
+def post_send(consumer: Consumer, access: bytes, sequence: int, **fields: Any) -> peer_pb2.PostSendRequest:
+    return peer_pb2.PostSendRequest(
+        caller=consumer.caller, access_id=access, sequence=sequence, **{"epoch": 1, **fields}
+    )
+
+
+class Receiver:
+    """A rank of a consumer that receives."""
+
+    def __init__(self, engine: Engine, consumer: Consumer) -> None:
+        self.memory = np.zeros(4 * BLOCK_BYTES, dtype=np.uint8)
+        self._engine = engine
+        self._consumer = consumer
+        self._ready = threading.Event()
+        self._group = Group(
+            lambda rendezvous: GlooGroup(sends=False, host=HOST, rendezvous=rendezvous, wait_s=WAIT_S),
+            told=self._tell,
+            ready=self._ready.set,
+        )
+        assert self._ready.wait(WAIT_S)
+        assert not self._group.broken
+
+    def _tell(self, values: Values) -> None:
+        rows = [peer_pb2.GroupValue(key=key, value=value) for key, value in values]
+        asked = post_send(self._consumer, b"", 0, values=rows)
+        reply = self._engine.api.peer.PostSend(asked, timeout=WAIT_S)
+        self._group.learn(tuple((row.key, row.value) for row in reply.values))
+
+    def receive(self, nbytes: list[int]) -> None:
+        """So many bytes each, one after the other, into its memory."""
+        lengths, done = np.array(nbytes, dtype=np.int64), threading.Event()
+        runs = Runs(np.cumsum(lengths) - lengths, np.cumsum(lengths) - lengths, lengths)
+        own = (Segment(self.memory.ctypes.data, len(self.memory)),)
+        job = Job(messages(runs, own, sends=False), done.set)
+        self._group.start(job)
+        assert done.wait(WAIT_S)
+        assert job.poll() is PostingState.DONE, job.error
+
+    def close(self) -> None:
+        self._group.abort("the test is over")
+        assert self._group.join(WAIT_S)
+
+
+def places(engine: Engine, block: int) -> list[int]:
+    """Where a block lies in the memory of the engine's rank, layer by layer."""
+    (pool,) = engine.api.pool.DescribePools(pool_pb2.DescribePoolsRequest()).pools
+    return [region.offset + block * region.stride_bytes for region in pool.regions]
+
+
+def test_a_peer_receives_what_it_may_read_in_the_order_of_its_asks(sender: Engine) -> None:
+    consumer, access = Consumer(sender), new_key()
+    consumer.handshake()
+    blocks = sender.allocate(2)
+    written = sender.write(blocks, seed=7)
+    consumer.open(sender.hand_over(TOKENS, blocks).grant, TOKENS, access)
+    receiver = Receiver(sender, consumer)
+    try:
+        for sequence, block in enumerate(blocks[::-1], 1):
+            offsets = places(sender, block)
+            nbytes = [LAYER_BYTES] * len(offsets)
+            sender.api.peer.PostSend(post_send(consumer, access, sequence, offsets=offsets, nbytes=nbytes))
+            receiver.receive(nbytes)
+            assert receiver.memory[:BLOCK_BYTES].tobytes() == written[blocks.index(block)]
+    finally:
+        receiver.close()
+    consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
+
+
+def test_other_bytes_and_accesses_are_refused_and_a_refusal_takes_no_number(sender: Engine) -> None:
+    consumer, access = Consumer(sender), new_key()
+    consumer.handshake()
+    blocks = sender.allocate(3)
+    (written, *_) = sender.write(blocks, seed=8)
+    consumer.open(sender.hand_over(TOKENS, blocks[:2]).grant, TOKENS, access)
+    mine, (other, *_) = places(sender, blocks[0]), places(sender, blocks[2])
+    good = {"offsets": mine[:1], "nbytes": [LAYER_BYTES]}
+    receiver = Receiver(sender, consumer)
+    try:
+        for request, code, reason in (
+            (post_send(consumer, new_key(), 1, **good), "FAILED_PRECONDITION", "ACCESS_NOT_FOUND"),
+            (post_send(consumer, access, 1, offsets=[other], nbytes=[1]), "PERMISSION_DENIED", "NOT_OWNER"),
+            (post_send(consumer, access, 1, offsets=[mine[0], other], nbytes=[8, 8]), "PERMISSION_DENIED", "NOT_OWNER"),
+            (post_send(consumer, access, 1, offsets=mine[:1], nbytes=[1 << 40]), "PERMISSION_DENIED", "NOT_OWNER"),
+            (post_send(consumer, access, 1, offsets=mine[:1], nbytes=[0]), "PERMISSION_DENIED", "NOT_OWNER"),
+            (post_send(consumer, access, 1, offsets=[1 << 50], nbytes=[8]), "PERMISSION_DENIED", "NOT_OWNER"),
+            (post_send(consumer, access, 1, offsets=[(1 << 64) - 1], nbytes=[8]), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 1, offsets=[8], nbytes=[8, 8]), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 1), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 0, **good), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 1, rank=1, **good), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 1, source_rank=9, **good), "INVALID_ARGUMENT", "INVALID_FIELD"),
+            (post_send(consumer, access, 2, **good), "FAILED_PRECONDITION", "DATA_PATH_FAILED"),
+            (post_send(consumer, access, 1, **good, epoch=2), "FAILED_PRECONDITION", "DATA_PATH_FAILED"),
+            (post_send(Consumer(sender), access, 1, **good), "FAILED_PRECONDITION", "NO_HANDSHAKE"),
+        ):
+            with refused(sender.api, code, reason):
+                sender.api.peer.PostSend(request)
+        sender.api.peer.PostSend(post_send(consumer, access, 1, **good))
+        receiver.receive([LAYER_BYTES])
+        assert receiver.memory[:LAYER_BYTES].tobytes() == written[:LAYER_BYTES]
+        consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
+        with refused(sender.api, "FAILED_PRECONDITION", "ACCESS_CLOSED"):
+            sender.api.peer.PostSend(post_send(consumer, access, 2, **good))
+    finally:
+        receiver.close()
+
+
+def test_more_runs_and_values_than_a_send_may_have_are_refused(sender: Engine) -> None:
+    consumer = Consumer(sender)
+    consumer.handshake()
+    many = [0] * ((1 << 17) + 1)
+    rows = [peer_pb2.GroupValue(key=str(number), value=b"") for number in range(5)]
+    for request in (
+        post_send(consumer, new_key(), 1, offsets=many, nbytes=many),
+        post_send(consumer, b"", 0, values=rows),
+        post_send(consumer, b"", 0, values=[peer_pb2.GroupValue(key="k" * 300)]),
+        post_send(consumer, b"", 0, values=[peer_pb2.GroupValue(key="k", value=bytes(5_000))]),
+    ):
+        with pytest.raises(Exception, match=r"at most|limit"):
+            sender.api.peer.PostSend(request)
+
+
+def test_an_engine_without_such_a_data_path_sends_nothing(source: Engine) -> None:
+    consumer, access = Consumer(source), new_key()
+    consumer.handshake()
+    with refused(source.api, "FAILED_PRECONDITION", "DATA_PATH_FAILED"):
+        source.api.peer.PostSend(post_send(consumer, access, 0))
