@@ -46,6 +46,8 @@ SEND_RUNS_MAX = 131_072
 """Runs of one send: no more than a posting has."""
 SEND_VALUES_MAX = 4
 """What one half of a process group tells the other."""
+SEND_KEY_BYTES_MAX = 64
+SEND_VALUE_BYTES_MAX = 4_096
 STRIPS_MAX = 131_072
 """Strips of one re-pack: no more than a posting has runs."""
 NAMES_MAX = 64

@@ -12,7 +12,14 @@ from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.errors import invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.session.v1 import rank_pb2
-from kvgrpc.wire.bounds import SEND_RUNS_MAX, SEND_VALUES_MAX, check_count
+from kvgrpc.wire.bounds import (
+    SEND_KEY_BYTES_MAX,
+    SEND_RUNS_MAX,
+    SEND_VALUE_BYTES_MAX,
+    SEND_VALUES_MAX,
+    check_count,
+    text,
+)
 from kvgrpc.wire.packed import ids, put_columns
 
 
@@ -152,7 +159,14 @@ def _check(offsets: Sequence[int], nbytes: Sequence[int], values: Sequence[objec
 
 
 def _values(rows: Iterable[peer_pb2.GroupValue | rank_pb2.SendValue]) -> Values:
-    return tuple((row.key, row.value) for row in rows)
+    """Raises InvalidRequest for long ones: they are kept while a process group is made."""
+    return tuple((text("values.key", row.key, SEND_KEY_BYTES_MAX), _value(row.value)) for row in rows)
+
+
+def _value(value: bytes) -> bytes:
+    if len(value) > SEND_VALUE_BYTES_MAX:
+        raise invalid("values.value", f"has at most {SEND_VALUE_BYTES_MAX} bytes")
+    return value
 
 
 def _send_values(values: Values) -> list[rank_pb2.SendValue]:

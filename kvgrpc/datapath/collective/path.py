@@ -98,6 +98,8 @@ class CollectivePath:
             why = f"the peer offers a process group of {part.backend}, this rank's memory takes one of {self._backend}"
             raise DataPathUnavailable(why)
         want = partial(self._want, peer)
+        if (before := self._remotes.get(key)) is not None:
+            before.replaced()
         remote = CollectiveRemote(self, key, part, self._segments, want, reached, rank=rank)
         self._remotes[key] = remote
         return remote

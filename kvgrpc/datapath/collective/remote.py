@@ -84,6 +84,7 @@ class CollectiveRemote:
         """The peer has not answered yet."""
         self._group: Group | None = None
         self._built = False
+        self._is_replaced = False
         self._waiting: deque[Receive] = deque()
         """Reads that the peer was not asked for, or has not answered."""
         self._meet()
@@ -143,6 +144,11 @@ class CollectiveRemote:
         self._end_group("the peer is disconnected")
         self._path.forget(self)
 
+    def replaced(self) -> None:
+        """That rank is reached anew while this has reads: they end, since it sends to one group of this rank only."""
+        self._is_replaced = True
+        self._not_met("the peer's rank is reached anew")
+
     def cancel(self) -> None:
         """Nobody waits for it to be reached any more."""
         self._reached = None
@@ -152,6 +158,8 @@ class CollectiveRemote:
 
     def _go_on(self) -> None:
         """Asks for the next read, one at a time: so the numbers reach the source in their order."""
+        if self._is_replaced:
+            self._not_met("the peer's rank is reached anew")
         if not self._waiting or self._asked:
             return
         if self._group is None or (self._built and self._group.broken):

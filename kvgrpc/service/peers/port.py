@@ -287,7 +287,7 @@ class PeerChannels:
                 answer = replace(answer, error=result.message, known=known, regroup=regroup)
             else:
                 answer = replace(answer, values=result)
-            self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer))
+            self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer, action.incarnation))
 
         self._ask(
             call,

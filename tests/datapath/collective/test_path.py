@@ -161,6 +161,21 @@ def test_a_peer_of_another_library_is_no_peer(own: Own) -> None:
         own.path.connect(RankEndpoint(0, collective=CollectiveEndpoint("nccl", SIZE)), None)
 
 
+def test_a_peer_that_is_reached_anew_ends_what_was_under_way(own: Own, asked: Asked) -> None:
+    """One read waits for its answer, which comes too late, and one for its turn."""
+    remote = connect(own, asked)
+    assert isinstance(own.path, PumpedPath)
+    wakes = [Wake() for _ in range(2)]
+    asked.changed = lambda ask: ((), "", LEAD) if ask.sequence else None  # answered, and not sent
+    postings = [remote.read(SOME, wake) for wake in wakes]
+    own.path.progress()
+    asked.changed = lambda _: None
+    own.path.again(asked.name, asked)
+    assert [finish(own.path, *both) for both in zip(postings, wakes, strict=True)] == [PostingState.FAILED] * 2
+    assert read(own, remote) == (PostingState.FAILED, "the peer's rank is reached anew")
+    assert (own.bytes() == GUARD).all()
+
+
 def test_a_source_that_stands_still_fails_what_waits_for_it(
     own: Own, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
