@@ -214,7 +214,7 @@ def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None)
 
     from kvgrpc.bench.results.table import show
 
-    show(found, Console(width=None if sys.stdout.isatty() else 110))
+    show(found, Console(width=None if sys.stdout.isatty() else 120))
 
 
 def _progress(what: str) -> None:
