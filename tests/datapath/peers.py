@@ -114,6 +114,10 @@ CASES = [
 ]
 
 
+BY_MOVERS = [case for case in CASES if case.make is not make_collective]
+"""Those that a mover has without leads."""
+
+
 def ask(question: Question, rank: int | None = None) -> Answer | str:
     """What the mover of that rank would be told."""
     answers: queue.SimpleQueue[Answer | str] = queue.SimpleQueue()

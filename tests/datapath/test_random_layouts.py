@@ -20,7 +20,7 @@ from tests.core.random_layouts import Move, moves
 from tests.core.split_kv import CANARY, SplitKV
 from tests.datapath.many_ranks import NBYTES, PEER, Asked, engines
 from tests.datapath.nixl.peer import TCP
-from tests.datapath.peers import CASES, Bytes, Case
+from tests.datapath.peers import BY_MOVERS, Bytes, Case
 
 
 class Way(NamedTuple):
@@ -40,7 +40,7 @@ WAYS = {
         ("nixl", "nixl", 25, {}),
         ("nixl-tcp", "nixl", 25, TCP),
     ]
-    for case in CASES
+    for case in BY_MOVERS
     if case.name == path
 }
 

@@ -20,7 +20,7 @@ from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.datapath.mover import BEST_FIRST
 from tests.datapath.movers import AT_SOURCE, Held, post_of
 from tests.datapath.peers import (
-    CASES,
+    BY_MOVERS,
     DEADLINE_S,
     GUARD,
     Bytes,
@@ -92,7 +92,7 @@ def sums_of(memory: Bytes, pieces: Pieces) -> list[int]:
     return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends][:-1], ends, strict=True)]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=BY_MOVERS, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     chosen: Case = request.param
     return chosen

@@ -9,7 +9,7 @@ import pytest
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import PostingEnded
-from kvgrpc.datapath import mover
+from kvgrpc.datapath import back_off
 from tests.datapath.movers import AT_SOURCE, DONE, WHOLE, Held, Rank
 from tests.datapath.peers import DEADLINE_S
 
@@ -42,7 +42,7 @@ def crowd() -> Iterator[None]:
 @pytest.mark.usefixtures("crowd")
 def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is so where the mover is held up in between, and with waits as short as these."""
-    monkeypatch.setattr(mover, "_BACK_OFF_S", ((0.0, 0.0), (float("inf"), WAIT_S)))
+    monkeypatch.setattr(back_off, "NEEDED_S", ((0.0, 0.0), (float("inf"), WAIT_S)))
     held = Held()
     rank = Rank(lambda _: [held])
     rank.mover.connect("p", AT_SOURCE, ["held"])
