@@ -313,8 +313,9 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
     sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
     yield "ConnectRank", rank_pb2.ConnectRankRequest(ticket=made.keys[0] * 2, rank=1, returns=True, not_at_rest="no")
     yield "ChecksumBlocks", peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=made.keys[3], blocks=[sums])
-    yield "PostSend", peer_pb2.PostSendRequest(
-        caller=caller, access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64]
+    yield (
+        "PostSend",
+        peer_pb2.PostSendRequest(caller=caller, access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64]),
     )
 
 
