@@ -14,9 +14,9 @@ from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, cut, to_rows
 
 MESSAGE_BYTES_MAX = 4 << 20
-ALONE_BYTES_MIN = 256 << 10
+ALONE_BYTES_MIN = 1 << 20
 """A run from this length on is a message, unless it is cut into several."""
-PACKED_BYTES_MAX = 1 << 20
+PACKED_BYTES_MAX = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, eq=False)
