@@ -573,19 +573,23 @@ class CollectiveEndpoint(_message.Message):
 
     BACKEND_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    FRAMING_FIELD_NUMBER: _builtins.int
     backend: _builtins.str
     """The library of the group: "gloo" for host memory, "nccl" for memory of a CUDA device."""
     size_bytes: _builtins.int
     """Length of the memory."""
+    framing: _builtins.int
+    """How sends are cut into messages. Ranks of which one cuts otherwise use another data path."""
     def __init__(
         self,
         *,
         backend: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        framing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "framing", b"framing", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

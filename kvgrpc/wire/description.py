@@ -254,7 +254,9 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
     if value.collective:
         collective = value.collective
         made.collective.CopyFrom(
-            pool_types_pb2.CollectiveEndpoint(backend=collective.backend, size_bytes=collective.nbytes)
+            pool_types_pb2.CollectiveEndpoint(
+                backend=collective.backend, size_bytes=collective.nbytes, framing=collective.framing
+            )
         )
     if value.loopback:
         made.loopback.CopyFrom(
@@ -288,7 +290,7 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
         nixl = NixlEndpoint(agent, n.metadata, backend, tuple(_core_segment(x) for x in n.segments), process)
     if value.HasField("collective"):
         backend = text("endpoints.collective.backend", value.collective.backend)
-        collective = CollectiveEndpoint(backend, value.collective.size_bytes)
+        collective = CollectiveEndpoint(backend, value.collective.size_bytes, value.collective.framing)
     if value.HasField("loopback"):
         loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.size_bytes)
     return RankEndpoint(value.rank, shm, cma, nixl, collective, loopback)

@@ -127,7 +127,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.FREE, 0,
         "seconds nanos rank source_rank peer_rank world_size device void_slot group block count first number part "
-        "part_epoch epoch "
+        "part_epoch epoch framing "
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "

@@ -15,6 +15,7 @@ from typing import Any
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathUnavailable, Remote
+from kvgrpc.datapath.collective.messages import FRAMING
 from kvgrpc.datapath.collective.path import CollectivePath
 
 HOST = "127.0.0.1"
@@ -72,7 +73,7 @@ class PumpedPath:
 
         self._leads[peer] = asking
         reached: list[Remote | str] = []
-        self._path.reach(1, peer, RankEndpoint(0, collective=CollectiveEndpoint("gloo", 1)), reached.append)
+        self._path.reach(1, peer, RankEndpoint(0, collective=CollectiveEndpoint("gloo", 1, FRAMING)), reached.append)
         self._until(lambda: bool(reached))
         assert not isinstance(reached[0], str), reached
         reached[0].close()

@@ -25,6 +25,6 @@ ENDPOINTS = st.builds(
     shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
     cma=st.none() | st.builds(CmaEndpoint, PROCESS, SEGMENTS),
     nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
-    collective=st.none() | st.builds(CollectiveEndpoint, TEXT, U64),
+    collective=st.none() | st.builds(CollectiveEndpoint, TEXT, U64, U32),
     loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
 )

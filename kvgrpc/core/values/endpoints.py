@@ -77,6 +77,8 @@ class CollectiveEndpoint:
     backend: str
     """Library of the group: gloo or nccl."""
     nbytes: int
+    framing: int
+    """How sends are cut into messages: both ranks do it alike."""
 
 
 @dataclass(frozen=True)

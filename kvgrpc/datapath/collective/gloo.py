@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 
 from kvgrpc.datapath.collective.connection import shut_down
+from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.store import RendezvousStore
@@ -22,8 +23,8 @@ from kvgrpc.datapath.host.addresses import Rows
 
 _ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
 
-SENDER, RECEIVER = 0, 1
-"""Ranks within a group."""
+_TAGS = 1 << 31
+"""Gloo's tags are numbers below this."""
 
 
 @dataclass(eq=False)
@@ -51,15 +52,15 @@ class GlooGroup:
         """Buffers of messages that travel packed."""
         self._group = _ProcessGroup(RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, options)
 
-    def launch(self, message: Message) -> Flying:
-        """Hands a message to the library."""
+    def launch(self, message: Message, number: int) -> Flying:
+        """Hands a message of the send of that number to the library: it meets none of another one."""
         buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
-        part = buffer[: message.nbytes]
+        part, tag = buffer[: message.nbytes], number % _TAGS
         if not self._sends:
-            return Flying(self._group.recv([part], SENDER, 0), message, buffer)
+            return Flying(self._group.recv([part], SENDER, tag), message, buffer)
         if not message.address:
             _copy(message.rows, destination=buffer.data_ptr())
-        return Flying(self._group.send([part], RECEIVER, 0), message, buffer)
+        return Flying(self._group.send([part], RECEIVER, tag), message, buffer)
 
     def land(self, flying: Flying, stall_s: float) -> None:
         """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does

@@ -18,6 +18,10 @@ from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 
+GLOO, NCCL = "gloo", "nccl"
+"""Libraries."""
+SENDER, RECEIVER = 0, 1
+"""Ranks within a group."""
 BUILD_S = 15.0
 """How long the other rank may take to come, which may have to load the library first."""
 STALL_S = 10.0
@@ -33,8 +37,8 @@ class Library(Protocol):
     nothing refers to it any more, it accesses nothing.
     """
 
-    def launch(self, message: Message) -> Any:
-        """Hands a message to the library."""
+    def launch(self, message: Message, number: int) -> Any:
+        """Hands a message of the send of that number to the library: it meets none of another one."""
         ...
 
     def land(self, flying: Any, stall_s: float) -> None:
@@ -78,7 +82,7 @@ class Group:
         self._library: Library | None = None
         self._ready = ready
         self._rendezvous = Rendezvous(told, BUILD_S)
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
         self.broken = ""
         """Why nothing moves by it any more; empty: it does."""
@@ -89,11 +93,11 @@ class Group:
         """What the other side has told."""
         self._rendezvous.learn(values)
 
-    def start(self, job: Job) -> None:
-        """Its messages move after those of the jobs before it."""
+    def start(self, number: int, job: Job) -> None:
+        """The send, or receive, of that number: its messages move after those of the jobs before it."""
         with self._lock:
             if not self.broken:
-                self._jobs.put(job)
+                self._jobs.put((number, job))
                 return
         job.end(self.broken)
 
@@ -121,8 +125,9 @@ class Group:
             self._rendezvous.tell()
             made = True
             self._ready()
-            while not self.broken and (job := self._jobs.get()) is not None:
-                self._move(library, job)
+            while not self.broken and (numbered := self._jobs.get()) is not None:
+                number, job = numbered
+                self._move(library, job, number)
                 done, job = job, None
                 done.end()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
@@ -135,19 +140,19 @@ class Group:
         with suppress(queue.Empty):
             while True:
                 if (left := self._jobs.get_nowait()) is not None:
-                    left.end(self.broken)
+                    left[1].end(self.broken)
 
     def _break(self, why: str) -> None:
         with self._lock:
             self.broken = self.broken or why
 
-    def _move(self, library: Library, job: Job) -> None:
+    def _move(self, library: Library, job: Job, number: int) -> None:
         """Moves all messages of a job, in order. Raises when that fails."""
         flying: deque[Any] = deque()
         for message in job.messages:
             if len(flying) == UNDER_WAY:
                 self._land(library, flying.popleft())
-            flying.append(library.launch(message))
+            flying.append(library.launch(message, number))
         while flying:
             self._land(library, flying.popleft())
 

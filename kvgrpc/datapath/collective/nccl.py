@@ -1,6 +1,6 @@
 """NCCL: a process group for memory of CUDA devices. Imports torch, so only the thread of a group imports it.
 
-Written from the documentation of torch and NCCL; `make gpu-test` has not run on it. Runs need no packing: those of one
+Written from the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no packing: those of one
 message are handed over as one group of calls. The thread looks for the end of each, since NCCL's own wait is the
 device's.
 """
@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import distributed
 
+from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.store import RendezvousStore
 
-SENDER, RECEIVER = 0, 1
-"""Ranks within a group."""
 LOOK_S = 0.00005
 """Between two looks for the end of a message."""
 _cuda: Any = torch.cuda  # untyped in part
@@ -54,8 +53,8 @@ class NcclGroup:
         )
         self._group.eager_connect_single_device(self._device)
 
-    def launch(self, message: Message) -> Flying:
-        """Hands a message to the library, run by run, as one group of calls."""
+    def launch(self, message: Message, _: int) -> Flying:
+        """Hands a message to the library, run by run, as one group of calls. NCCL has no tags, only their order."""
         self._group._start_coalescing(self._device)  # noqa: SLF001 - has no public name
         for row in message.rows.tolist():
             part = torch.as_tensor(_Bytes(row[1] if self._sends else row[0], row[2]), device=self._device)

@@ -19,16 +19,17 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
-from kvgrpc.datapath.collective.group import BUILD_S, Group, Job, Library
-from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, Group, Job, Library
+from kvgrpc.datapath.collective.messages import FRAMING, messages
 from kvgrpc.datapath.collective.remote import CollectiveRemote
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
 
-GLOO, NCCL = "gloo", "nccl"
 JOBS_MAX = 1_024
 """Sends of one group that may wait for those before them."""
+WAITING_RUNS_MAX = 1 << 19
+"""Runs of all of them: four times what a posting has."""
 END_S = 15.0
 """How long `close` waits for what the library is at: longer than it lets a message stand still."""
 
@@ -40,7 +41,8 @@ class _Sender:
     epoch: int
     group: Group
     sequence: int = MEET
-    jobs: deque[Job] = field(default_factory=deque)
+    jobs: deque[tuple[Job, int]] = field(default_factory=deque)
+    """Sends that have not ended, with the numbers of their runs."""
 
 
 class CollectivePath:
@@ -76,7 +78,7 @@ class CollectivePath:
         import kvgrpc.datapath.collective.store  # noqa: F401
 
     def offer(self, endpoint: RankEndpoint, _: str = "") -> RankEndpoint:
-        return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes))
+        return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes, FRAMING))
 
     def withdraw(self, peer: str) -> None:
         for key in [key for key in self._senders if key[0] == peer]:
@@ -96,6 +98,9 @@ class CollectivePath:
             raise DataPathUnavailable("the peer offers no process group")
         if part.backend != self._backend:
             why = f"the peer offers a process group of {part.backend}, this rank's memory takes one of {self._backend}"
+            raise DataPathUnavailable(why)
+        if part.framing != FRAMING:
+            why = f"the peer cuts sends by framing {part.framing}, this rank by {FRAMING}: have both run one version"
             raise DataPathUnavailable(why)
         want = partial(self._want, peer)
         if (before := self._remotes.get(key)) is not None:
@@ -167,13 +172,16 @@ class CollectivePath:
             raise DataPathFailed(f"send {ask.sequence} does not follow send {sender.sequence}")
         runs = Runs(ask.offsets, ask.offsets, ask.nbytes)
         check_runs(runs, self._nbytes, self._nbytes)
-        while sender.jobs and sender.jobs[0].poll() is not PostingState.PENDING:
+        while sender.jobs and sender.jobs[0][0].poll() is not PostingState.PENDING:
             sender.jobs.popleft()
         if len(sender.jobs) >= JOBS_MAX:
             raise DataPathFailed(f"{JOBS_MAX} sends wait for those before them")
+        if sender.jobs and sum(count for _, count in sender.jobs) + len(runs) > WAITING_RUNS_MAX:
+            raise DataPathFailed(f"more than {WAITING_RUNS_MAX} runs wait for the sends before them")
+        job = Job(messages(runs, self._segments, sends=True), lambda: None)
         sender.sequence = ask.sequence
-        sender.jobs.append(Job(messages(runs, self._segments, sends=True), lambda: None))
-        sender.group.start(sender.jobs[-1])
+        sender.jobs.append((job, len(runs)))
+        sender.group.start(ask.sequence, job)
 
     # ---- for its remotes
 

@@ -9,7 +9,7 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, Segment
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import Buffer, PostingState
-from kvgrpc.datapath.collective.group import Group, Job
+from kvgrpc.datapath.collective.group import NCCL, Group, Job
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import memory_bytes
@@ -91,7 +91,7 @@ class CollectiveRemote:
 
     @property
     def why(self) -> str:
-        what = "NCCL" if self._library == "nccl" else "Gloo, over TCP"
+        what = "NCCL" if self._library == NCCL else "Gloo, over TCP"
         return f"{what}: rank {self.key[1]} of the peer sends, when it is asked to, of {self._source_bytes} bytes"
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> Receive:
@@ -126,7 +126,7 @@ class CollectiveRemote:
     def _sent(self, answer: SendAnswer, group: Group) -> None:
         receive = self._waiting.popleft()
         if not answer.error:
-            group.start(receive.job)
+            group.start(answer.sequence, receive.job)
         elif answer.regroup and not receive.regrouped:
             receive.regrouped = True
             self._waiting.appendleft(receive)

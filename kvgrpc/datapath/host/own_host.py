@@ -7,8 +7,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def own_host(address: str) -> str:
-    """The address from which this host would reach `address`, "host:port" as a lead tells it to peers; for one of this
-    host that is the same. Nothing is sent. An address that is none, or cannot be reached, gives loopback.
+    """The address from which this host would reach `address`, "host:port" as a lead tells it to peers: for one of its
+    own networks that address itself, for loopback the first one of it. Nothing is sent. An address that is none, or
+    cannot be reached, gives loopback.
     """
     host = address.rpartition(":")[0].strip("[]")
     with suppress(OSError):

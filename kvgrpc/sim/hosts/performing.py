@@ -118,7 +118,7 @@ class Performing:
     def _offer(self, action: MakeOffer) -> None:
         key = self._host.door(action.rank).key
         nbytes = self._host.description.pool.total_bytes
-        sends = CollectiveEndpoint("simulated", nbytes) if self._host.address in self._world.collective else None
+        sends = CollectiveEndpoint("simulated", nbytes, 1) if self._host.address in self._world.collective else None
         endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, nbytes), collective=sends)
         offered = EndpointOffered(action.rank, action.key, endpoint)
         self._host.mover.answer(action.rank, lambda: self._host.handle(offered))

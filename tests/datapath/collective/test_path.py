@@ -1,5 +1,6 @@
 """Epochs and numbers of sends, and what breaks a process group: by a path in this process and one in another."""
 
+import queue
 import time
 from collections.abc import Callable, Iterator
 
@@ -11,7 +12,8 @@ from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.collective import group
-from kvgrpc.datapath.collective.path import JOBS_MAX, CollectivePath
+from kvgrpc.datapath.collective.messages import FRAMING
+from kvgrpc.datapath.collective.path import JOBS_MAX, WAITING_RUNS_MAX, CollectivePath
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.host.own_host import own_host
 from tests.datapath.peers import CASES, DEADLINE_S, GUARD, Own, ProcessPeer, Wake, finish, own_rank, runs_of
@@ -158,7 +160,13 @@ def test_a_group_that_cannot_be_made_is_a_reason(own: Own, asked: Asked) -> None
 def test_a_peer_of_another_library_is_no_peer(own: Own) -> None:
     assert isinstance(own.path, PumpedPath)
     with pytest.raises(DataPathUnavailable, match="a process group of nccl, this rank's memory takes one of gloo"):
-        own.path.connect(RankEndpoint(0, collective=CollectiveEndpoint("nccl", SIZE)), None)
+        own.path.connect(RankEndpoint(0, collective=CollectiveEndpoint("nccl", SIZE, FRAMING)), None)
+
+
+def test_a_peer_that_cuts_sends_otherwise_is_reached_another_way(own: Own) -> None:
+    assert isinstance(own.path, PumpedPath)
+    with pytest.raises(DataPathUnavailable, match="framing 7"):
+        own.path.connect(RankEndpoint(0, collective=CollectiveEndpoint("gloo", SIZE, 7)), None)
 
 
 def test_a_peer_that_is_reached_anew_ends_what_was_under_way(own: Own, asked: Asked) -> None:
@@ -221,15 +229,11 @@ def source() -> Iterator[CollectivePath]:
 
 def sent(path: CollectivePath, epoch: int, sequence: int, offsets: Ids | None = None) -> str:
     """Why a source does not send."""
-    said: list[str] = []
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
     row = np.array([0], dtype=np.int64) if offsets is None else offsets
     ask = SendAsk(0, 1, epoch, sequence, row, np.full(len(row), 8, dtype=np.int64))
-    path.send("peer", ask, lambda _, error: said.append(error))
-    end = time.monotonic() + DEADLINE_S
-    while not said:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    return said[0]
+    path.send("peer", ask, lambda _, error: said.put(error))
+    return said.get(timeout=DEADLINE_S)
 
 
 def test_a_source_refuses_what_does_not_follow(source: CollectivePath) -> None:
@@ -260,6 +264,14 @@ def test_only_so_many_sends_wait(source: CollectivePath) -> None:
     for number in range(JOBS_MAX):
         assert sent(source, 1, number + 1) == ""
     assert sent(source, 1, JOBS_MAX + 1) == f"{JOBS_MAX} sends wait for those before them"
+
+
+def test_only_so_many_runs_wait(source: CollectivePath) -> None:
+    assert sent(source, 1, MEET) == ""
+    half = np.zeros(WAITING_RUNS_MAX // 2, dtype=np.int64)
+    for number in (1, 2):
+        assert sent(source, 1, number, half) == ""
+    assert sent(source, 1, 3) == f"more than {WAITING_RUNS_MAX} runs wait for the sends before them"
 
 
 def test_the_address_that_peers_reach_is_that_of_the_way_to_them() -> None:

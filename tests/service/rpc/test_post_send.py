@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -61,13 +62,13 @@ class Receiver:
         reply = self._engine.api.peer.PostSend(asked, timeout=WAIT_S)
         self._group.learn(tuple((row.key, row.value) for row in reply.values))
 
-    def receive(self, nbytes: list[int]) -> None:
-        """So many bytes each, one after the other, into its memory."""
+    def receive(self, number: int, nbytes: list[int]) -> None:
+        """The send of that number, of so many bytes each, one after the other, into its memory."""
         lengths, done = np.array(nbytes, dtype=np.int64), threading.Event()
         runs = Runs(np.cumsum(lengths) - lengths, np.cumsum(lengths) - lengths, lengths)
         own = (Segment(self.memory.ctypes.data, len(self.memory)),)
         job = Job(messages(runs, own, sends=False), done.set)
-        self._group.start(job)
+        self._group.start(number, job)
         assert done.wait(WAIT_S)
         assert job.poll() is PostingState.DONE, job.error
 
@@ -94,7 +95,7 @@ def test_a_peer_receives_what_it_may_read_in_the_order_of_its_asks(sender: Engin
             offsets = places(sender, block)
             nbytes = [LAYER_BYTES] * len(offsets)
             sender.api.peer.PostSend(post_send(consumer, access, sequence, offsets=offsets, nbytes=nbytes))
-            receiver.receive(nbytes)
+            receiver.receive(sequence, nbytes)
             assert receiver.memory[:BLOCK_BYTES].tobytes() == written[blocks.index(block)]
     finally:
         receiver.close()
@@ -131,7 +132,7 @@ def test_other_bytes_and_accesses_are_refused_and_a_refusal_takes_no_number(send
             with refused(sender.api, code, reason):
                 sender.api.peer.PostSend(request)
         sender.api.peer.PostSend(post_send(consumer, access, 1, **good))
-        receiver.receive([LAYER_BYTES])
+        receiver.receive(1, [LAYER_BYTES])
         assert receiver.memory[:LAYER_BYTES].tobytes() == written[:LAYER_BYTES]
         consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
         with refused(sender.api, "FAILED_PRECONDITION", "ACCESS_CLOSED"):
@@ -151,7 +152,7 @@ def test_more_runs_and_values_than_a_send_may_have_are_refused(sender: Engine) -
         post_send(consumer, b"", 0, values=[peer_pb2.GroupValue(key="k" * 65)]),
         post_send(consumer, b"", 0, values=[peer_pb2.GroupValue(key="k", value=bytes(5_000))]),
     ):
-        with pytest.raises(Exception, match=r"at most|limit"):
+        with pytest.raises(grpc.RpcError, match=r"at most|limit"):
             sender.api.peer.PostSend(request)
 
 

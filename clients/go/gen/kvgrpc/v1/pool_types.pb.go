@@ -1106,7 +1106,9 @@ type CollectiveEndpoint struct {
 	// The library of the group: "gloo" for host memory, "nccl" for memory of a CUDA device.
 	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Length of the memory.
-	SizeBytes     uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	SizeBytes uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// How sends are cut into messages. Ranks of which one cuts otherwise use another data path.
+	Framing       uint32 `protobuf:"varint,3,opt,name=framing,proto3" json:"framing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1151,6 +1153,13 @@ func (x *CollectiveEndpoint) GetBackend() string {
 func (x *CollectiveEndpoint) GetSizeBytes() uint64 {
 	if x != nil {
 		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *CollectiveEndpoint) GetFraming() uint32 {
+	if x != nil {
+		return x.Framing
 	}
 	return 0
 }
@@ -1376,11 +1385,12 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x01(\fR\bmetadata\x12\x18\n" +
 	"\abackend\x18\x03 \x01(\tR\abackend\x12.\n" +
 	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x124\n" +
-	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"M\n" +
+	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"g\n" +
 	"\x12CollectiveEndpoint\x12\x18\n" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"C\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x18\n" +
+	"\aframing\x18\x03 \x01(\rR\aframing\"C\n" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1d\n" +
 	"\n" +
