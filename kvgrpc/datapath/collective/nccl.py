@@ -1,8 +1,8 @@
 """NCCL: a process group for memory of CUDA devices. Imports torch, so only the thread of a group imports it.
 
-Written from the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no packing: those of one
-message are handed over as one group of calls. The thread looks for the end of each, since NCCL's own wait is the
-device's.
+Written from the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no
+packing: those of one message are handed over as one group of calls. The thread looks for the end of each, since NCCL's
+own wait is the device's.
 """
 
 import threading

@@ -1,0 +1,81 @@
+"""Both halves of a process group in this process, without paths, movers and leads."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.collective.group import Group, Job, Library
+from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from tests.datapath.peers import DEADLINE_S
+from tests.datapath.pumped import LONG_S
+
+
+class Half:
+    """A rank's half; `make` connects it by a library."""
+
+    def __init__(self, make: Callable[[Rendezvous], Library], own: Sequence[Segment], *, sends: bool) -> None:
+        self.values: Values = ()
+        """What it tells the other one."""
+        self._own, self._sends = own, sends
+        self._told, self._made, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self.group = Group(make, told=self._tell, ready=self._made.set)
+
+    def wait_told(self) -> None:
+        assert self._told.wait(LONG_S)
+
+    def wait_made(self) -> None:
+        assert self._made.wait(LONG_S)
+        assert not self.group.broken
+
+    def start(self, runs: Runs) -> Job:
+        """Its part of the first send."""
+        job = Job(messages(runs, self._own, sends=self._sends), self._ended.set)
+        self.group.start(1, job)
+        return job
+
+    def wait_ended(self) -> None:
+        assert self._ended.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        self.group.abort("the test is over")
+        assert self.group.join(DEADLINE_S)
+
+    def _tell(self, values: Values) -> None:
+        self.values = values
+        self._told.set()
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The source's, and the destination's."""
+
+    source: Half
+    destination: Half
+
+    @property
+    def both(self) -> tuple[Half, Half]:
+        return self.source, self.destination
+
+    def meet(self) -> None:
+        """Each learns what the other one has told."""
+        for half in self.both:
+            half.wait_told()
+        self.source.group.learn(self.destination.values)
+        self.destination.group.learn(self.source.values)
+        for half in self.both:
+            half.wait_made()
+
+    def move(self, runs: Runs) -> list[Job]:
+        """One send, to its end."""
+        jobs = [half.start(runs) for half in self.both]
+        for half in self.both:
+            half.wait_ended()
+        return jobs
+
+    def close(self) -> None:
+        for half in self.both:
+            half.close()
