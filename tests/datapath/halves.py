@@ -60,12 +60,16 @@ class Halves:
     def both(self) -> tuple[Half, Half]:
         return self.source, self.destination
 
-    def meet(self) -> None:
+    def learn(self) -> None:
         """Each learns what the other one has told."""
         for half in self.both:
             half.wait_told()
         self.source.group.learn(self.destination.values)
         self.destination.group.learn(self.source.values)
+
+    def meet(self) -> None:
+        """The group is made."""
+        self.learn()
         for half in self.both:
             half.wait_made()
 

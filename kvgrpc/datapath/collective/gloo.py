@@ -1,10 +1,15 @@
 """Gloo: a process group over TCP, for host memory. Imports torch, so only the thread of a group imports it.
 
+Gloo connects whoever comes first to its port, and knows no secret. So each side tells the other one a token, by way of
+their leads, and hears it from who is connected before anything is sent or received.
+
 Gloo gives its caller no way to end a send or receive that is under way but to wait, and a wait that runs out closes the
 connection. `connection.shut_down` closes it sooner.
 """
 
 import ctypes
+import hmac
+import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,8 +28,9 @@ from kvgrpc.datapath.host.addresses import Rows
 
 _ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
 
-_TAGS = 1 << 31
-"""Gloo's tags are numbers below this."""
+_TAGS = (1 << 31) - 1
+"""Gloo's tags are numbers below this, for sends; and this, for tokens."""
+TOKEN_BYTES = 32
 
 
 @dataclass(eq=False)
@@ -50,17 +56,21 @@ class GlooGroup:
         self._rendezvous = rendezvous
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
-        self._group = _ProcessGroup(RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, options)
+        own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        rendezvous.put(_token_of(own), token)
+        self._group = _ProcessGroup(RendezvousStore(rendezvous), own, 2, options)
+        self._prove(token, rendezvous.take(_token_of(self._peer)), options._timeout)  # noqa: SLF001
 
     def launch(self, message: Message, number: int) -> Flying:
         """Hands a message of the send of that number to the library: it meets none of another one."""
         buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
         part, tag = buffer[: message.nbytes], number % _TAGS
         if not self._sends:
-            return Flying(self._group.recv([part], SENDER, tag), message, buffer)
+            return Flying(self._group.recv([part], self._peer, tag), message, buffer)
         if not message.address:
             _copy(message.rows, destination=buffer.data_ptr())
-        return Flying(self._group.send([part], RECEIVER, tag), message, buffer)
+        return Flying(self._group.send([part], self._peer, tag), message, buffer)
 
     def land(self, flying: Flying, stall_s: float) -> None:
         """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
@@ -77,11 +87,24 @@ class GlooGroup:
         """Ends what is under way, by its connection. From any thread."""
         shut_down(*self._rendezvous.both)
 
+    def _prove(self, own: bytes, peers: bytes, wait: timedelta) -> None:
+        """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
+        said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
+        works = self._group.send([said], self._peer, _TAGS), self._group.recv([heard], self._peer, _TAGS)
+        for work in works:
+            work.wait(wait)
+        if not hmac.compare_digest(heard.numpy().tobytes(), own):
+            raise RuntimeError("who connected to this rank is not the peer's")
+
     def _buffer(self, nbytes: int) -> torch.Tensor:
         """A run that crosses the end of an allocation may be longer than what is packed of short ones."""
         if nbytes <= PACKED_BYTES_MAX and self._spare:
             return self._spare.pop()
         return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
+
+
+def _token_of(side: int) -> str:
+    return f"token/{side}"
 
 
 def _copy(rows: Rows, *, source: int = 0, destination: int = 0) -> None:
