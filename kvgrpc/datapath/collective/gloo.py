@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from kvgrpc.datapath.collective.connection import shut_down
+from kvgrpc.datapath.collective.connection import bound_what_is_unread, shut_down
 from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
@@ -61,6 +61,8 @@ class GlooGroup:
         rendezvous.put(_token_of(own), token)
         self._group = _ProcessGroup(RendezvousStore(rendezvous), own, 2, options)
         self._prove(token, rendezvous.take(_token_of(self._peer)), options._timeout)  # noqa: SLF001
+        if sends:
+            bound_what_is_unread(*rendezvous.both)
 
     def launch(self, message: Message, number: int) -> Flying:
         """Hands a message of the send of that number to the library: it meets none of another one."""

@@ -6,7 +6,14 @@ import struct
 
 import pytest
 
-from kvgrpc.datapath.collective.connection import shut_down
+from kvgrpc.datapath.collective.connection import (
+    NEAR_UNSENT_BYTES,
+    NEAR_US,
+    bound_what_is_unread,
+    is_near,
+    round_trip_us,
+    shut_down,
+)
 from tests.datapath.peers import open_descriptors
 
 
@@ -70,3 +77,24 @@ def test_descriptors_that_are_no_sockets_are_no_matter(listener: socket.socket) 
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_what_is_unread_of_a_near_connection_is_bounded_and_that_of_others_is_not(listener: socket.socket) -> None:
+    other = socket.create_server(("127.0.0.1", 0))
+    with listener, other:
+        ours, theirs = pair(listener), pair(other)
+        with ours[0], ours[1], theirs[0], theirs[1]:
+            assert bound_what_is_unread([told(listener.getsockname())], []) == 1
+            # Linux counts its own rows, too, and says twice what was asked for.
+            bounded = ours[1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            assert (bounded == 2 * NEAR_UNSENT_BYTES) == is_near(round_trip_us(ours[1]))
+            assert theirs[1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) != 2 * NEAR_UNSENT_BYTES
+
+
+def test_how_much_a_far_connection_has_under_way_is_left_to_the_system(listener: socket.socket) -> None:
+    assert not is_near(NEAR_US + 1)
+    assert not is_near((1 << 32) - 1), "none was seen"
+    with listener:
+        begun, accepted = pair(listener)
+        with begun, accepted:
+            assert 0 < round_trip_us(begun) < 1_000_000, "the handshake has been seen"
