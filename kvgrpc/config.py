@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.core.policy.values import OnLoss, Rules
+from kvgrpc.core.tensors.rows import TensorLimits
+from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
@@ -100,6 +102,39 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class TensorsConfig:
+    """The staging store of named tensors."""
+
+    store_bytes: int = 0
+    """The embedded pool is a store of so many bytes; 0: it is what `pool` says."""
+    page_bytes: int = PAGE_BYTES
+    spill_bytes: int = 0
+    """Memory outside of the store, for tensors that nobody has asked for."""
+    known: int = TensorLimits.tensors
+    waits: int = TensorLimits.waits
+
+    def limits(self, spill_pages: int, limits: Limits) -> TensorLimits:
+        """What a table of tensors goes by."""
+        return TensorLimits(self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages)
+
+    def layout(self) -> PoolLayout | None:
+        """The embedded store, if there is one. Raises InvalidRequest."""
+        return store_layout(self.store_bytes, self.page_bytes) if self.store_bytes else None
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        for item in fields(self):
+            value, least = getattr(self, item.name), 0 if item.name.endswith("e_bytes") or "spill" in item.name else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise _invalid(f"tensors.{item.name}", f"is a whole number from {least}")
+        try:
+            store_layout(self.store_bytes or self.page_bytes, self.page_bytes)
+        except InvalidRequest as error:
+            (wrong,) = error.violations
+            raise _invalid(f"tensors.{wrong.field}", wrong.description) from error
+
+
+@dataclass(frozen=True)
 class Config:
     """A server's configuration."""
 
@@ -136,6 +171,7 @@ class Config:
     drain_s: float = 10.0
     """How long SIGTERM waits for what is going on."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    tensors: TensorsConfig = field(default_factory=TensorsConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -168,6 +204,7 @@ class Config:
             raise _invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
         self.scheduler.check()
+        self.tensors.check()
         if self.pool is not None:
             self.pool.layout()
         self._check_session()
@@ -184,6 +221,10 @@ class Config:
             raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
         if len(os.fsencode(self.session_socket)) > SOCKET_PATH_BYTES_MAX:
             raise _invalid("session_socket", f"has at most {SOCKET_PATH_BYTES_MAX} bytes")
+
+    def layout(self) -> PoolLayout | None:
+        """The embedded pool; None: there is none. Raises InvalidRequest."""
+        return self.tensors.layout() or (self.pool.layout() if self.pool is not None else None)
 
     def may_dial(self, address: str) -> bool:
         """Whether `address` (host:port) is on the dial list."""
@@ -240,9 +281,10 @@ def _matches(host: str, allowed: str) -> bool:
 
 
 _PREFIX = "KVGRPC_"
-_TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[Limits]] = {
+_TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[Limits]] = {
     "pool": PoolConfig,
     "scheduler": SchedulerConfig,
+    "tensors": TensorsConfig,
     "limits": Limits,
 }
 _KUBERNETES = re.compile(

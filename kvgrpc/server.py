@@ -5,13 +5,14 @@ then on everything happens through the runner. `stop` is orderly in any state.
 """
 
 import asyncio
-import gc
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
@@ -40,6 +41,8 @@ from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.ranks import Rank, Ranks
 from kvgrpc.service.session.socket_server import Sessions
 from kvgrpc.service.session.workers import in_workers
+from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
@@ -48,17 +51,6 @@ FEATURES = ("push", "layerwise", CHECKSUMS)
 """What every server can do beyond what every version can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
-
-
-def calm_collector() -> None:
-    """Fewer runs of the garbage collector, for a process that is a server and nothing else, once it serves.
-
-    Hardly anything here is garbage that only the collector finds, and what the start made stays: a pull takes a
-    fifteenth less time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 class AddressInUse(Unavailable):
@@ -92,6 +84,8 @@ class Server:
         self._paths: list[DataPathStatus] = []
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
+        stores = RemoteStores(channel_options(self.config.limits))
+        self._tensors = self._lead.tensors = Staging(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
@@ -158,6 +152,7 @@ class Server:
         await asyncio.sleep(0)
         if self._sessions is not None:
             await self._sessions.stop()
+        await self._tensors.stop()
         await self._channels.stop()
         await self._lead.standing.end()
         await self._grpc.stop(grace=0.5)
@@ -203,7 +198,7 @@ class Server:
         """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
         async with self._lives:
             await self._begin(None, b"", {}, [])
-            if self.config.pool is not None:
+            if self.config.layout() is not None:
                 await self._begin_idle()
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
@@ -216,10 +211,10 @@ class Server:
 
     async def _begin_idle(self) -> None:
         """The life without an engine: the embedded pool, managed by us, or nothing."""
-        if self.config.pool is None:
+        layout = self.config.layout()
+        if layout is None:
             await self._begin(None, b"", {}, [])
             return
-        layout = self.config.pool.layout()
         rank, self._paths = await asyncio.to_thread(self._maker.of_own_pool, layout.total_bytes)
         engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1, reads_pushes=rank.mirrored)
         await self._begin(engine, secrets.token_bytes(32), {0: rank}, [rank])
@@ -267,15 +262,15 @@ class Server:
 
     async def _begin_next(self) -> None:
         async with self._lives:
-            if self._node.state.defect and self.config.pool is not None:
+            if self._node.state.defect and self.config.layout() is not None:
                 await self._begin_idle()
 
     def _attaching(self, request: session_pb2.AttachRequest) -> EngineDescription:
         """What the attaching engine is. Raises InvalidRequest."""
         if request.HasField("pool"):
             layout = pool_from_proto(request.pool, "pool")
-        elif self.config.pool is not None:
-            layout = self.config.pool.layout()
+        elif (configured := self.config.layout()) is not None:
+            layout = configured
         else:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
         kind = pool_kind_from_proto(request.kind, "kind")
@@ -350,6 +345,12 @@ class Server:
                 "this engine's workers hold its memory, and the server cannot read it: read it in the worker",
             )
         return await self._local[rank].read_runs(runs)
+
+    def _pool_memory(self) -> NDArray[np.uint8] | None:
+        """The pool of an engine of one rank, where this process has it."""
+        only = self._local[0] if len(self._local) == 1 and not self._local[0].mirrored else None
+        memory = only.memory if only is not None else None
+        return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
     def _trace_transfer(self, transfer: Transfer) -> None:
         telemetry.transfer_ended(transfer, self._node.state.now)

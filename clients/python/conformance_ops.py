@@ -24,11 +24,20 @@ from kvgrpc.client import (
     connect,
 )
 from kvgrpc.errors import Aborted, DeadlineExceeded, KVGrpcError, Reason
-from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import (
+    admin_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    scheduler_pb2,
+    tensor_pb2,
+    transfer_pb2,
+)
 from kvgrpc.v1.common_pb2 import ResponseHeader
 
 Json = dict[str, Any]
-FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2)
+FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     f"{service.full_name}/{method.name}": method
     for file in FILES

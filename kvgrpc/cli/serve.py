@@ -105,8 +105,9 @@ def _serve_engine(settings: configuration.Config, launched: int) -> int:
 
 
 async def _serve(settings: configuration.Config, launched: int | None = None) -> int:
-    from kvgrpc.server import AddressInUse, Server, calm_collector
+    from kvgrpc.server import AddressInUse, Server
     from kvgrpc.service import telemetry
+    from kvgrpc.service.heap import calm_collector
 
     server = Server(settings)
     telemetry.configure(server.config.engine_id)

@@ -332,6 +332,20 @@ class Engine:
         answer = self._lives.wait(reclaim_blocks=pool_pb2.ReclaimBlocksRequest(group_block_counts=counts))
         return reclaimed_from_proto(answer.reclaim_blocks.reclaimed, len(self.pool.groups))
 
+    def call(self, traceparent: str = "", **request: Any) -> int:
+        """Queues any call of the session, by its field there; `poll` sends it, and brings the `answer` to that number.
+        For engines whose lead is not replaced: of SERVER_MANAGED pools, or attached.
+        """
+        return self._lives.begin(traceparent, **request)
+
+    def answered(self, number: int) -> bool:
+        """Whether `call` has an answer."""
+        return self._lives.answered(number)
+
+    def answer(self, number: int) -> session_pb2.CallAnswer:
+        """The answer to a call that has one. Raises what it was refused with."""
+        return self._lives.answer(number)
+
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.
 

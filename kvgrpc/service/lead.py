@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
 
@@ -20,6 +20,9 @@ from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.requests import make_call
+
+if TYPE_CHECKING:
+    from kvgrpc.service.tensors.staging import Staging
 
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
@@ -51,6 +54,8 @@ class Lead:
         """Bytes of a rank's memory, by offset and length, for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
+        self.tensors: Staging
+        """Set by whoever makes the lead: it asks the lead itself."""
 
     @property
     def node(self) -> Node:

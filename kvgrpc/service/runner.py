@@ -175,7 +175,7 @@ class Runner:
         finally:
             self.abandon(call_id)
         if isinstance(reply, KVGrpcError):
-            raise _copy(reply)
+            raise copied(reply)
         return reply
 
     def submit(self, call_id: int, event: Event, answered: Callable[[Reply | KVGrpcError], None]) -> None:
@@ -315,7 +315,7 @@ class Runner:
             self._arm()
 
 
-def _copy(error: KVGrpcError) -> KVGrpcError:
+def copied(error: KVGrpcError) -> KVGrpcError:
     """One refusal may answer several calls; each gets an exception object of its own."""
     return type(error)(
         error.reason,

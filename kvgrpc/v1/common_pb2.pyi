@@ -21,8 +21,8 @@ Conventions, valid in all files of this package:
   nothing, and the same call may succeed the next time.
 * `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
   call, without ids and grants: they would name nothing; messages that are nothing else are unset. Every mutating
-  request has it, but for Handshake and KeepAlive, and those of SchedulerService, whose meaning depends on the calls
-  before.
+  request has it, but for Handshake and KeepAlive, those of SchedulerService, whose meaning depends on the calls
+  before, and those of TensorService, of which a name stands for one tensor.
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from kvgrpc.core.tensors.values import DIMENSIONS_MAX
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, OutOfRange, Reason, invalid
@@ -94,19 +95,23 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
-        "features required_features states memory_dispositions labels rejected free_allocation_ids",
+        "features required_features states memory_dispositions labels rejected free_allocation_ids consumers",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
+    Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
+    Bound(Kind.ROWS, DIMENSIONS_MAX, "shape_sizes"),
     Bound(
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
-        "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method",
+        "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
+        "peer_address",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
         Kind.BYTES, bounds.SECRET_BYTES_MAX,
-        "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket",
+        "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket "
+        "content_digest",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
@@ -131,7 +136,7 @@ TABLE: tuple[Bound, ...] = (
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
-        "total_kv_head_count stage",
+        "total_kv_head_count stage layer shape_sizes page_count",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

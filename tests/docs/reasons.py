@@ -10,9 +10,11 @@ import pytest
 from kvgrpc.config import PoolConfig
 from kvgrpc.core.tables import tombstones
 from kvgrpc.core.tables.leases import END_REASON, LeaseState
+from kvgrpc.core.tensors import ended
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed
+from kvgrpc.service.tensors import transfers
 from tests.docs.pages import ROOT
 
 ANSWERING = ("core", "service", "wire")
@@ -27,7 +29,7 @@ _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 def codes() -> dict[str, set[str]]:
     """Reason to codes, for all that are raised in the packages that answer."""
     found: dict[str, set[str]] = {}
-    for reason, code in {*raised(), *_ends_of_leases(), *_too_late(), *_outdated(), *_incompatible()}:
+    for reason, code in {*raised(), *_ends_of_leases(), *_too_late(), *_outdated(), *_incompatible(), *_tensors()}:
         found.setdefault(reason, set()).add(code)
     return found
 
@@ -71,6 +73,16 @@ def _outdated() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "outdate":
                 for reason in _reasons(node.args[1]):
                     yield reason.attr, PreconditionFailed.code
+
+
+def _tensors() -> Iterator[tuple[str, str]]:
+    """The failure of a transfer, raised to who waits for the tensor that it brings; and what comes after a tensor's
+    end.
+    """
+    for reason, kind in transfers._BY_REASON.items():
+        yield reason, kind.code
+    for reason in ended._SAID:
+        yield reason, PreconditionFailed.code
 
 
 def _incompatible() -> Iterator[tuple[str, str]]:

@@ -19,11 +19,13 @@ SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM
 BLOCK_BYTES = 2 * 16 * 8 * 2
 PROMPT = list(range(40))
 WAIT_S = 60.0
-OTHER_PROGRAMS = 7
+OTHER_PROGRAMS = 8
 
 
 def program() -> str:
-    """What an engine adds; the page's others are of layouts, which are in `test_layouts`, and of a device."""
+    """What an engine adds; the page's others are of layouts, which are in `test_layouts`, of a device, and of
+    tensors.
+    """
     added, *others = code(PAGE.read_text(), "python")
     assert len(others) == OTHER_PROGRAMS
     return added

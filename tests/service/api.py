@@ -25,6 +25,7 @@ from kvgrpc.v1 import (
     lease_pb2_grpc,
     pool_pb2_grpc,
     scheduler_pb2_grpc,
+    tensor_pb2_grpc,
     transfer_pb2_grpc,
 )
 from tests.service.contract import errors_of
@@ -63,6 +64,7 @@ class Api:
         self.transfers = transfer_pb2_grpc.TransferServiceStub(channel)
         self.leases = lease_pb2_grpc.LeaseServiceStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        self.tensors = tensor_pb2_grpc.TensorServiceStub(channel)
         self.pool = pool_pb2_grpc.PoolServiceStub(channel)
         self.calls = calls_pb2_grpc.CallServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)

@@ -23,6 +23,7 @@ from kvgrpc.v1 import (
     pool_pb2,
     pool_types_pb2,
     scheduler_pb2,
+    tensor_pb2,
     transfer_pb2,
 )
 
@@ -30,7 +31,7 @@ PUBLIC: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (
         admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, scheduler_pb2,
-        transfer_pb2,
+        tensor_pb2, transfer_pb2,
     )
 ]  # fmt: skip
 VECTORS = Path(__file__).parents[2] / "proto" / "vectors" / "messages.json"

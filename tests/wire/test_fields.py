@@ -19,14 +19,19 @@ from kvgrpc.v1 import (
     lease_pb2,
     pool_pb2,
     scheduler_pb2,
+    tensor_pb2,
     transfer_pb2,
 )
 from kvgrpc.wire.fields import TABLE, Budget, Kind, bounds_of, check
 
 FILES = (
-    admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2, peer_pb2,
+    admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
+    peer_pb2,
 )  # fmt: skip
-REPLIES = (peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse)
+REPLIES = (
+    peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse,
+    tensor_pb2.PutTensorResponse, tensor_pb2.GetTensorResponse,
+)  # fmt: skip
 """What is read of other leads' answers. RegisterPushResponse is not: of it only counts that it came."""
 
 

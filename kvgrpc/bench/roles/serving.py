@@ -25,7 +25,8 @@ from kvgrpc.config import Config
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason
-from kvgrpc.server import Server, calm_collector
+from kvgrpc.server import Server
+from kvgrpc.service.heap import calm_collector
 
 _WARM_PULLS = 10
 _LOOK_S = 0.001

@@ -86,9 +86,23 @@ class Session:
                     raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "session"})
         finally:
             del self._answers[call_id]
-        if answer.HasField("failure"):
-            raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
-        return answer
+        return _unrefused(answer)
+
+    def begin(self, traceparent: str = "", **request: Any) -> int:
+        """Queues a call of which `answer` tells the end; its number."""
+        call_id = self.ask(None, traceparent, **request).call_id
+        self._answers[call_id] = None
+        return call_id
+
+    def answered(self, call_id: int) -> bool:
+        """Whether the call has an answer by now."""
+        return self._answers[call_id] is not None
+
+    def answer(self, call_id: int) -> session_pb2.CallAnswer:
+        """The answer to a call that has one, once. Raises what it is refused with."""
+        answer = self._answers.pop(call_id)
+        assert answer is not None, "it was answered"
+        return _unrefused(answer)
 
     def flush(self) -> None:
         """Sends what is queued, and with it which events the engine was told. Raises LeadDied."""
@@ -156,6 +170,12 @@ class Session:
                 self.ask(None, free_blocks=given)
         elif not answer.call_id:
             _log.error("the lead refused what is answered only then: %s", answer.failure.message)
+
+
+def _unrefused(answer: session_pb2.CallAnswer) -> session_pb2.CallAnswer:
+    if answer.HasField("failure"):
+        raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
+    return answer
 
 
 def _refusal(call: session_pb2.Call, error: KVGrpcError) -> session_pb2.Event:

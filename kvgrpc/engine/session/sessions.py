@@ -75,6 +75,18 @@ class Sessions:
             self._lose(error)
             raise _between_leads() from error
 
+    def begin(self, traceparent: str = "", **request: Any) -> int:
+        """As `Session.begin`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        return self._now().begin(traceparent, **request)
+
+    def answered(self, call_id: int) -> bool:
+        """As `Session.answered`, in the life in which the call was made."""
+        return self._session.answered(call_id)
+
+    def answer(self, call_id: int) -> session_pb2.CallAnswer:
+        """As `Session.answer`."""
+        return self._session.answer(call_id)
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Sends what is queued; what happened, waiting so long for the first event. Raises LeadDied."""
         deadline = time.monotonic() + timeout_s

@@ -18,7 +18,7 @@ from kvgrpc.service.places import STANDING_BYTES, Method, Places
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
-WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews"})
+WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews", "PutTensor", "GetTensor"})
 """Unary methods that last as long as their caller likes: they count as streams."""
 BOUNDED_BY_ITSELF = frozenset({"ConnectRank"})
 """Methods that bound what they write: commands to a rank are as long as over the session socket."""

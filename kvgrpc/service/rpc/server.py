@@ -26,6 +26,7 @@ from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
 from kvgrpc.service.rpc.rank import Attaching, RankService
 from kvgrpc.service.rpc.scheduler import SchedulerService
+from kvgrpc.service.rpc.tensor import TensorService
 from kvgrpc.service.rpc.transfer import TransferService
 from kvgrpc.v1 import (
     admin_pb2,
@@ -42,6 +43,8 @@ from kvgrpc.v1 import (
     pool_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    tensor_pb2,
+    tensor_pb2_grpc,
     transfer_pb2,
     transfer_pb2_grpc,
 )
@@ -55,6 +58,7 @@ SERVICES = tuple(
         (transfer_pb2, "TransferService"),
         (lease_pb2, "LeaseService"),
         (scheduler_pb2, "SchedulerService"),
+        (tensor_pb2, "TensorService"),
         (pool_pb2, "PoolService"),
         (admin_pb2, "AdminService"),
         (calls_pb2, "CallService"),
@@ -128,6 +132,7 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
+    tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead), ours)
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)

@@ -22,6 +22,7 @@ from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.session import Session
 from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
+from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
 from kvgrpc.service.session.workers import Reports, SocketEnd, WorkerEnd, write, write_with_descriptor
 from kvgrpc.session.v1 import session_pb2
@@ -262,6 +263,8 @@ class Sessions:
 
     def _take_call(self, session: Session, call: session_pb2.Call) -> None:
         runner = self._lead.runner
+        if takes_tensors(self._lead, call, session.next_event):
+            return
         number = runner.next_call_id()
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:

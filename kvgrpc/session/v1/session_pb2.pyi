@@ -21,6 +21,7 @@ from kvgrpc.v1 import handshake_pb2 as _handshake_pb2
 from kvgrpc.v1 import lease_pb2 as _lease_pb2
 from kvgrpc.v1 import pool_pb2 as _pool_pb2
 from kvgrpc.v1 import pool_types_pb2 as _pool_types_pb2
+from kvgrpc.v1 import tensor_pb2 as _tensor_pb2
 from kvgrpc.v1 import transfer_pb2 as _transfer_pb2
 import builtins as _builtins
 import sys
@@ -484,6 +485,9 @@ class Call(_message.Message):
     STEP_DONE_FIELD_NUMBER: _builtins.int
     VOIDED_FIELD_NUMBER: _builtins.int
     RECLAIM_BLOCKS_FIELD_NUMBER: _builtins.int
+    PUT_TENSOR_FIELD_NUMBER: _builtins.int
+    GET_TENSOR_FIELD_NUMBER: _builtins.int
+    RELEASE_TENSORS_FIELD_NUMBER: _builtins.int
     VOID_SLOT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Names the answer; 0 asks for an answer only on failure."""
@@ -547,6 +551,18 @@ class Call(_message.Message):
     def reclaim_blocks(self) -> _pool_pb2.ReclaimBlocksRequest:
         """PoolService.ReclaimBlocks, also for a pool that the engine manages."""
 
+    @_builtins.property
+    def put_tensor(self) -> _tensor_pb2.PutTensorRequest:
+        """TensorService.PutTensor; the answer comes at its end, after those to later calls."""
+
+    @_builtins.property
+    def get_tensor(self) -> _tensor_pb2.GetTensorRequest:
+        """TensorService.GetTensor; likewise."""
+
+    @_builtins.property
+    def release_tensors(self) -> _tensor_pb2.ReleaseTensorsRequest:
+        """TensorService.ReleaseTensors."""
+
     def __init__(
         self,
         *,
@@ -565,13 +581,16 @@ class Call(_message.Message):
         step_done: _rank_pb2.StepReport | None = ...,
         voided: Global___VoidedSlots | None = ...,
         reclaim_blocks: _pool_pb2.ReclaimBlocksRequest | None = ...,
+        put_tensor: _tensor_pb2.PutTensorRequest | None = ...,
+        get_tensor: _tensor_pb2.GetTensorRequest | None = ...,
+        release_tensors: _tensor_pb2.ReleaseTensorsRequest | None = ...,
         void_slot: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "voided", b"voided"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "get_tensor", b"get_tensor", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "put_tensor", b"put_tensor", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "release_tensors", b"release_tensors", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "voided", b"voided"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent", "void_slot", b"void_slot", "voided", b"voided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "get_tensor", b"get_tensor", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "put_tensor", b"put_tensor", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "release_tensors", b"release_tensors", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent", "void_slot", b"void_slot", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done", "voided", "reclaim_blocks"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done", "voided", "reclaim_blocks", "put_tensor", "get_tensor", "release_tensors"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -899,6 +918,9 @@ class CallAnswer(_message.Message):
     RESERVE_BLOCKS_FIELD_NUMBER: _builtins.int
     REGISTER_PUSH_FIELD_NUMBER: _builtins.int
     RECLAIM_BLOCKS_FIELD_NUMBER: _builtins.int
+    PUT_TENSOR_FIELD_NUMBER: _builtins.int
+    GET_TENSOR_FIELD_NUMBER: _builtins.int
+    RELEASE_TENSORS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call."""
     code: _builtins.str
@@ -951,6 +973,18 @@ class CallAnswer(_message.Message):
     def reclaim_blocks(self) -> _pool_pb2.ReclaimBlocksResponse:
         """PoolService.ReclaimBlocks."""
 
+    @_builtins.property
+    def put_tensor(self) -> _tensor_pb2.PutTensorResponse:
+        """TensorService.PutTensor."""
+
+    @_builtins.property
+    def get_tensor(self) -> _tensor_pb2.GetTensorResponse:
+        """TensorService.GetTensor."""
+
+    @_builtins.property
+    def release_tensors(self) -> _tensor_pb2.ReleaseTensorsResponse:
+        """TensorService.ReleaseTensors."""
+
     def __init__(
         self,
         *,
@@ -968,12 +1002,15 @@ class CallAnswer(_message.Message):
         reserve_blocks: _handoff_pb2.ReserveBlocksResponse | None = ...,
         register_push: _handoff_pb2.RegisterPushResponse | None = ...,
         reclaim_blocks: _pool_pb2.ReclaimBlocksResponse | None = ...,
+        put_tensor: _tensor_pb2.PutTensorResponse | None = ...,
+        get_tensor: _tensor_pb2.GetTensorResponse | None = ...,
+        release_tensors: _tensor_pb2.ReleaseTensorsResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "get_tensor", b"get_tensor", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "put_tensor", b"put_tensor", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "release_tensors", b"release_tensors", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "code", b"code", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "code", b"code", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "get_tensor", b"get_tensor", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "put_tensor", b"put_tensor", "reclaim_blocks", b"reclaim_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "release_tensors", b"release_tensors", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "reclaim_blocks"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "reclaim_blocks", "put_tensor", "get_tensor", "release_tensors"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 

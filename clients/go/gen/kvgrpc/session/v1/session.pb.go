@@ -980,6 +980,9 @@ type Call struct {
 	//	*Call_StepDone
 	//	*Call_Voided
 	//	*Call_ReclaimBlocks
+	//	*Call_PutTensor
+	//	*Call_GetTensor
+	//	*Call_ReleaseTensors
 	Request isCall_Request `protobuf_oneof:"request"`
 	// With `finished_blocks`: the slot of its lease in the void page, counted from 1; 0: none. The parts of one epoch of a
 	// push share a lease, and so a slot.
@@ -1156,6 +1159,33 @@ func (x *Call) GetReclaimBlocks() *v1.ReclaimBlocksRequest {
 	return nil
 }
 
+func (x *Call) GetPutTensor() *v1.PutTensorRequest {
+	if x != nil {
+		if x, ok := x.Request.(*Call_PutTensor); ok {
+			return x.PutTensor
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetGetTensor() *v1.GetTensorRequest {
+	if x != nil {
+		if x, ok := x.Request.(*Call_GetTensor); ok {
+			return x.GetTensor
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetReleaseTensors() *v1.ReleaseTensorsRequest {
+	if x != nil {
+		if x, ok := x.Request.(*Call_ReleaseTensors); ok {
+			return x.ReleaseTensors
+		}
+	}
+	return nil
+}
+
 func (x *Call) GetVoidSlot() uint32 {
 	if x != nil {
 		return x.VoidSlot
@@ -1233,6 +1263,21 @@ type Call_ReclaimBlocks struct {
 	ReclaimBlocks *v1.ReclaimBlocksRequest `protobuf:"bytes,16,opt,name=reclaim_blocks,json=reclaimBlocks,proto3,oneof"`
 }
 
+type Call_PutTensor struct {
+	// TensorService.PutTensor; the answer comes at its end, after those to later calls.
+	PutTensor *v1.PutTensorRequest `protobuf:"bytes,17,opt,name=put_tensor,json=putTensor,proto3,oneof"`
+}
+
+type Call_GetTensor struct {
+	// TensorService.GetTensor; likewise.
+	GetTensor *v1.GetTensorRequest `protobuf:"bytes,18,opt,name=get_tensor,json=getTensor,proto3,oneof"`
+}
+
+type Call_ReleaseTensors struct {
+	// TensorService.ReleaseTensors.
+	ReleaseTensors *v1.ReleaseTensorsRequest `protobuf:"bytes,19,opt,name=release_tensors,json=releaseTensors,proto3,oneof"`
+}
+
 func (*Call_FinishedBlocks) isCall_Request() {}
 
 func (*Call_PullBlocks) isCall_Request() {}
@@ -1258,6 +1303,12 @@ func (*Call_StepDone) isCall_Request() {}
 func (*Call_Voided) isCall_Request() {}
 
 func (*Call_ReclaimBlocks) isCall_Request() {}
+
+func (*Call_PutTensor) isCall_Request() {}
+
+func (*Call_GetTensor) isCall_Request() {}
+
+func (*Call_ReleaseTensors) isCall_Request() {}
 
 // Slots of the void page.
 type VoidedSlots struct {
@@ -1951,6 +2002,9 @@ type CallAnswer struct {
 	//	*CallAnswer_ReserveBlocks
 	//	*CallAnswer_RegisterPush
 	//	*CallAnswer_ReclaimBlocks
+	//	*CallAnswer_PutTensor
+	//	*CallAnswer_GetTensor
+	//	*CallAnswer_ReleaseTensors
 	Response      isCallAnswer_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2113,6 +2167,33 @@ func (x *CallAnswer) GetReclaimBlocks() *v1.ReclaimBlocksResponse {
 	return nil
 }
 
+func (x *CallAnswer) GetPutTensor() *v1.PutTensorResponse {
+	if x != nil {
+		if x, ok := x.Response.(*CallAnswer_PutTensor); ok {
+			return x.PutTensor
+		}
+	}
+	return nil
+}
+
+func (x *CallAnswer) GetGetTensor() *v1.GetTensorResponse {
+	if x != nil {
+		if x, ok := x.Response.(*CallAnswer_GetTensor); ok {
+			return x.GetTensor
+		}
+	}
+	return nil
+}
+
+func (x *CallAnswer) GetReleaseTensors() *v1.ReleaseTensorsResponse {
+	if x != nil {
+		if x, ok := x.Response.(*CallAnswer_ReleaseTensors); ok {
+			return x.ReleaseTensors
+		}
+	}
+	return nil
+}
+
 type isCallAnswer_Response interface {
 	isCallAnswer_Response()
 }
@@ -2172,6 +2253,21 @@ type CallAnswer_ReclaimBlocks struct {
 	ReclaimBlocks *v1.ReclaimBlocksResponse `protobuf:"bytes,14,opt,name=reclaim_blocks,json=reclaimBlocks,proto3,oneof"`
 }
 
+type CallAnswer_PutTensor struct {
+	// TensorService.PutTensor.
+	PutTensor *v1.PutTensorResponse `protobuf:"bytes,15,opt,name=put_tensor,json=putTensor,proto3,oneof"`
+}
+
+type CallAnswer_GetTensor struct {
+	// TensorService.GetTensor.
+	GetTensor *v1.GetTensorResponse `protobuf:"bytes,16,opt,name=get_tensor,json=getTensor,proto3,oneof"`
+}
+
+type CallAnswer_ReleaseTensors struct {
+	// TensorService.ReleaseTensors.
+	ReleaseTensors *v1.ReleaseTensorsResponse `protobuf:"bytes,17,opt,name=release_tensors,json=releaseTensors,proto3,oneof"`
+}
+
 func (*CallAnswer_FinishedBlocks) isCallAnswer_Response() {}
 
 func (*CallAnswer_PullBlocks) isCallAnswer_Response() {}
@@ -2193,6 +2289,12 @@ func (*CallAnswer_ReserveBlocks) isCallAnswer_Response() {}
 func (*CallAnswer_RegisterPush) isCallAnswer_Response() {}
 
 func (*CallAnswer_ReclaimBlocks) isCallAnswer_Response() {}
+
+func (*CallAnswer_PutTensor) isCallAnswer_Response() {}
+
+func (*CallAnswer_GetTensor) isCallAnswer_Response() {}
+
+func (*CallAnswer_ReleaseTensors) isCallAnswer_Response() {}
 
 // Commands, in order.
 type RankCommandBatch struct {
@@ -2290,7 +2392,7 @@ var File_kvgrpc_session_v1_session_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x91\x02\n" +
+	"\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x16kvgrpc/v1/tensor.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x91\x02\n" +
 	"\vClientFrame\x12:\n" +
 	"\x06attach\x18\x01 \x01(\v2 .kvgrpc.session.v1.AttachRequestH\x00R\x06attach\x12G\n" +
 	"\vattach_rank\x18\x02 \x01(\v2$.kvgrpc.session.v1.AttachRankRequestH\x00R\n" +
@@ -2349,7 +2451,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\tCallBatch\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.session.v1.CallR\x05calls\x12\x1f\n" +
 	"\vread_events\x18\x02 \x01(\x04R\n" +
-	"readEvents\"\xf1\a\n" +
+	"readEvents\"\xba\t\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12K\n" +
@@ -2369,7 +2471,12 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\rregister_push\x18\f \x01(\v2\x1e.kvgrpc.v1.RegisterPushRequestH\x00R\fregisterPush\x12<\n" +
 	"\tstep_done\x18\r \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\bstepDone\x128\n" +
 	"\x06voided\x18\x0e \x01(\v2\x1e.kvgrpc.session.v1.VoidedSlotsH\x00R\x06voided\x12H\n" +
-	"\x0ereclaim_blocks\x18\x10 \x01(\v2\x1f.kvgrpc.v1.ReclaimBlocksRequestH\x00R\rreclaimBlocks\x12\x1b\n" +
+	"\x0ereclaim_blocks\x18\x10 \x01(\v2\x1f.kvgrpc.v1.ReclaimBlocksRequestH\x00R\rreclaimBlocks\x12<\n" +
+	"\n" +
+	"put_tensor\x18\x11 \x01(\v2\x1b.kvgrpc.v1.PutTensorRequestH\x00R\tputTensor\x12<\n" +
+	"\n" +
+	"get_tensor\x18\x12 \x01(\v2\x1b.kvgrpc.v1.GetTensorRequestH\x00R\tgetTensor\x12K\n" +
+	"\x0frelease_tensors\x18\x13 \x01(\v2 .kvgrpc.v1.ReleaseTensorsRequestH\x00R\x0ereleaseTensors\x12\x1b\n" +
 	"\tvoid_slot\x18\x0f \x01(\rR\bvoidSlotB\t\n" +
 	"\arequest\"\r\n" +
 	"\vVoidedSlots\">\n" +
@@ -2428,7 +2535,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\vlayers_done\x18\x03 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
 	"layersDone\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\"\x8e\a\n" +
+	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\"\xda\b\n" +
 	"\n" +
 	"CallAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12,\n" +
@@ -2448,7 +2555,12 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"freeBlocks\x12I\n" +
 	"\x0ereserve_blocks\x18\v \x01(\v2 .kvgrpc.v1.ReserveBlocksResponseH\x00R\rreserveBlocks\x12F\n" +
 	"\rregister_push\x18\f \x01(\v2\x1f.kvgrpc.v1.RegisterPushResponseH\x00R\fregisterPush\x12I\n" +
-	"\x0ereclaim_blocks\x18\x0e \x01(\v2 .kvgrpc.v1.ReclaimBlocksResponseH\x00R\rreclaimBlocksB\n" +
+	"\x0ereclaim_blocks\x18\x0e \x01(\v2 .kvgrpc.v1.ReclaimBlocksResponseH\x00R\rreclaimBlocks\x12=\n" +
+	"\n" +
+	"put_tensor\x18\x0f \x01(\v2\x1c.kvgrpc.v1.PutTensorResponseH\x00R\tputTensor\x12=\n" +
+	"\n" +
+	"get_tensor\x18\x10 \x01(\v2\x1c.kvgrpc.v1.GetTensorResponseH\x00R\tgetTensor\x12L\n" +
+	"\x0frelease_tensors\x18\x11 \x01(\v2!.kvgrpc.v1.ReleaseTensorsResponseH\x00R\x0ereleaseTensorsB\n" +
 	"\n" +
 	"\bresponse\"N\n" +
 	"\x10RankCommandBatch\x12:\n" +
@@ -2519,21 +2631,27 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*v1.RegisterPushRequest)(nil),    // 38: kvgrpc.v1.RegisterPushRequest
 	(*StepReport)(nil),                // 39: kvgrpc.session.v1.StepReport
 	(*v1.ReclaimBlocksRequest)(nil),   // 40: kvgrpc.v1.ReclaimBlocksRequest
-	(*v1.Failure)(nil),                // 41: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 42: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 43: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 44: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 45: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 46: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 47: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 48: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 49: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 50: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 51: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 52: kvgrpc.v1.RegisterPushResponse
-	(*v1.ReclaimBlocksResponse)(nil),  // 53: kvgrpc.v1.ReclaimBlocksResponse
-	(*RankCommand)(nil),               // 54: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 55: kvgrpc.session.v1.RankReport
+	(*v1.PutTensorRequest)(nil),       // 41: kvgrpc.v1.PutTensorRequest
+	(*v1.GetTensorRequest)(nil),       // 42: kvgrpc.v1.GetTensorRequest
+	(*v1.ReleaseTensorsRequest)(nil),  // 43: kvgrpc.v1.ReleaseTensorsRequest
+	(*v1.Failure)(nil),                // 44: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 45: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 46: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 47: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 48: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 49: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 50: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 51: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 52: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 53: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 54: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 55: kvgrpc.v1.RegisterPushResponse
+	(*v1.ReclaimBlocksResponse)(nil),  // 56: kvgrpc.v1.ReclaimBlocksResponse
+	(*v1.PutTensorResponse)(nil),      // 57: kvgrpc.v1.PutTensorResponse
+	(*v1.GetTensorResponse)(nil),      // 58: kvgrpc.v1.GetTensorResponse
+	(*v1.ReleaseTensorsResponse)(nil), // 59: kvgrpc.v1.ReleaseTensorsResponse
+	(*RankCommand)(nil),               // 60: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 61: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
@@ -2569,35 +2687,41 @@ var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	39, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
 	12, // 31: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
 	40, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
-	14, // 33: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
-	15, // 34: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
-	16, // 35: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
-	17, // 36: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	21, // 37: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	19, // 38: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	20, // 39: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
-	18, // 40: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
-	41, // 41: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	42, // 42: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	41, // 43: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	43, // 44: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	44, // 45: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	45, // 46: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	46, // 47: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	47, // 48: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	48, // 49: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	49, // 50: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	50, // 51: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	51, // 52: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	52, // 53: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	53, // 54: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
-	54, // 55: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	55, // 56: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	41, // 33: kvgrpc.session.v1.Call.put_tensor:type_name -> kvgrpc.v1.PutTensorRequest
+	42, // 34: kvgrpc.session.v1.Call.get_tensor:type_name -> kvgrpc.v1.GetTensorRequest
+	43, // 35: kvgrpc.session.v1.Call.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsRequest
+	14, // 36: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
+	15, // 37: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
+	16, // 38: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
+	17, // 39: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
+	21, // 40: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	19, // 41: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	20, // 42: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	18, // 43: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
+	44, // 44: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	45, // 45: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	44, // 46: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	46, // 47: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	47, // 48: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	48, // 49: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	49, // 50: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	50, // 51: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	51, // 52: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	52, // 53: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	53, // 54: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	54, // 55: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	55, // 56: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	56, // 57: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
+	57, // 58: kvgrpc.session.v1.CallAnswer.put_tensor:type_name -> kvgrpc.v1.PutTensorResponse
+	58, // 59: kvgrpc.session.v1.CallAnswer.get_tensor:type_name -> kvgrpc.v1.GetTensorResponse
+	59, // 60: kvgrpc.session.v1.CallAnswer.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsResponse
+	60, // 61: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	61, // 62: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2635,6 +2759,9 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Call_StepDone)(nil),
 		(*Call_Voided)(nil),
 		(*Call_ReclaimBlocks)(nil),
+		(*Call_PutTensor)(nil),
+		(*Call_GetTensor)(nil),
+		(*Call_ReleaseTensors)(nil),
 	}
 	file_kvgrpc_session_v1_session_proto_msgTypes[13].OneofWrappers = []any{
 		(*Event_Received)(nil),
@@ -2657,6 +2784,9 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*CallAnswer_ReserveBlocks)(nil),
 		(*CallAnswer_RegisterPush)(nil),
 		(*CallAnswer_ReclaimBlocks)(nil),
+		(*CallAnswer_PutTensor)(nil),
+		(*CallAnswer_GetTensor)(nil),
+		(*CallAnswer_ReleaseTensors)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -1,0 +1,161 @@
+"""Rows of the table of tensors, its limits, and what it asks the shell to do."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
+from kvgrpc.errors import KVGrpcError
+
+
+@dataclass(frozen=True)
+class TensorLimits:
+    """Bounds of what a lead remembers of tensors."""
+
+    tensors: int = 65_536
+    """Here or on their way, and as many that are kept for others."""
+    waits: int = 4_096
+    """Calls that wait for a tensor."""
+    tombstones: int = 65_536
+    """Keys and tensors that have ended; the oldest one is forgotten."""
+    tombstone_s: float = 120.0
+    """How long what has ended is remembered: no put is as late."""
+    spill_pages: int = 0
+    """Pages outside of the store for tensors that nobody has asked for."""
+
+
+class Stage(Enum):
+    """Where a tensor of another engine is."""
+
+    ARRIVING = "arriving"
+    STORED = "stored"
+    SPILLING = "spilling"
+    """It is being copied out of the store, and is in its pages until that is over."""
+    SPILLED = "spilled"
+    RETURNING = "returning"
+    """It is wanted in the store again, and waits for pages or is being copied into them."""
+    HELD = "held"
+    """The engine has it, until it is released."""
+
+
+STAGES: dict[Stage, frozenset[Stage]] = {
+    Stage.ARRIVING: frozenset({Stage.STORED}),
+    Stage.STORED: frozenset({Stage.SPILLING, Stage.HELD}),
+    Stage.SPILLING: frozenset({Stage.SPILLED, Stage.STORED}),
+    Stage.SPILLED: frozenset({Stage.RETURNING}),
+    Stage.RETURNING: frozenset({Stage.STORED, Stage.SPILLED}),
+    Stage.HELD: frozenset(),
+}
+"""Which stage may follow which; from any of them a tensor may be dropped."""
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor of another engine: here, or on its way."""
+
+    id: TensorId
+    described: Description
+    pages: int
+    peer: str
+    """Where it comes from."""
+    since: float
+    """When it got into its stage."""
+    ttl_s: float
+    """How long it is kept, from when it is stored, if nobody asks for it."""
+    number: int = 0
+    """Of all tensors of a life, in the order in which they were made known."""
+    made: float = 0.0
+    """When that was."""
+    stage: Stage = Stage.ARRIVING
+    expires: float | None = None
+    allocation_id: str = ""
+    """Its pages in the store; empty while it has none."""
+    transfer_id: str = ""
+    slots: tuple[int, ...] = ()
+    """Its pages outside of the store."""
+    copying: bool = False
+    """The shell copies it: its memory is given back when that is over, though it be dropped."""
+    gone: bool = False
+    """It was dropped."""
+
+    def move_to(self, stage: Stage, now: float) -> None:
+        """Its next stage."""
+        assert stage in STAGES[self.stage], f"{self.stage} -> {stage}"
+        self.stage, self.since = stage, now
+
+
+@dataclass(eq=False)
+class Offer:
+    """A tensor of this engine that is kept for others, under a lease."""
+
+    id: TensorId
+    described: Description
+    pages: int
+    allocation_id: str
+    """The pages that it was put in; by now the lease's."""
+    consumers: tuple[str, ...]
+    """Addresses that it is sent to; none: it is fetched."""
+    since: float
+    number: int = 0
+    """As of a Tensor."""
+    token: bytes = b""
+    """The READ grant; empty until the hand-over stands."""
+    transfer_id: str = ""
+
+    @property
+    def made(self) -> float:
+        """When it was made known."""
+        return self.since
+
+
+class Purpose(Enum):
+    """What a call waits for."""
+
+    STORED = "stored"
+    """The tensor is here: the end of a put."""
+    GIVEN = "given"
+    """The engine may use it, and holds it then."""
+    OFFERED = "offered"
+    """It is kept here for others."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One call that waits."""
+
+    number: int
+    id: TensorId
+    purpose: Purpose
+    deadline: float
+    expected: Expected = ANY
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The call has what it waits for, or is refused."""
+
+    wait: int
+    result: Tensor | Offer | KVGrpcError
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A tensor is wanted no more: what brings it ends, and its memory comes back."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """What is kept for others is kept no more."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True)
+class BringBack:
+    """A tensor outside of the store is wanted in it."""
+
+    tensor: Tensor
+
+
+Effect = Answer | Drop | Withdraw | BringBack

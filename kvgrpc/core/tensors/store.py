@@ -1,0 +1,41 @@
+"""A staging store is a pool: one group of pages, each of them a block, which the server gives out.
+
+Both sides make its layout here, so that stores of any sizes exchange tensors, and those with other pages are refused
+when their leads meet.
+"""
+
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.errors import KVGrpcError, invalid
+
+PAGE_BYTES = 64 * 1024
+PAGE_BYTES_MIN = 4 * 1024
+PAGE_BYTES_MAX = 1 << 30
+PAGES_MAX = 1 << 24
+GROUP = "pages"
+
+
+def store_layout(store_bytes: int, page_bytes: int = PAGE_BYTES) -> PoolLayout:
+    """A store of as many whole pages as fit. Raises InvalidRequest for pages that are no power of two from 4 KiB to 1
+    GiB, and a store of none, or of more than 2^24.
+    """
+    if not PAGE_BYTES_MIN <= page_bytes <= PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
+        raise invalid("page_bytes", f"is a power of two from {PAGE_BYTES_MIN} to {PAGE_BYTES_MAX}")
+    pages = store_bytes // page_bytes
+    if not 1 <= pages <= PAGES_MAX:
+        raise invalid("store_bytes", f"holds 1 to {PAGES_MAX} pages of {page_bytes} bytes")
+    return uniform_layout(Group(GROUP, GroupKind.MLA, 1, 1, pages, 1, page_bytes, "uint8"), page_bytes)
+
+
+def page_bytes_of(layout: PoolLayout) -> int:
+    """Bytes of a page of a store; 0 for a pool that is none."""
+    group, page_bytes = layout.groups[0], layout.block_bytes(0)
+    pages = group.blocks
+    try:
+        return page_bytes if layout == store_layout(page_bytes * pages, page_bytes) else 0
+    except KVGrpcError:
+        return 0
+
+
+def pages_for(nbytes: int, page_bytes: int) -> int:
+    """Pages that so many bytes take."""
+    return -(-nbytes // page_bytes)

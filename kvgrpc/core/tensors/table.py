@@ -1,0 +1,360 @@
+"""The tensors of one life of an engine, as its lead sees them: what may come, what goes to whom, what ends.
+
+Rules:
+* A tensor has one description. What is put, expected and stored under one name agrees, or is refused before bytes move.
+* What the engine holds is freed by a release, or by the engine's end: never by a deadline, a cancel or a put.
+* What nobody has asked for is freed when its time is over, and is what makes room by being spilled, oldest first.
+* What has ended is remembered: what comes late for it is refused, and stored nowhere.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+
+from kvgrpc.core.tensors.ended import Ended
+from kvgrpc.core.tensors.rows import (
+    Answer,
+    BringBack,
+    Drop,
+    Effect,
+    Offer,
+    Purpose,
+    Stage,
+    Tensor,
+    TensorLimits,
+    Wait,
+    Withdraw,
+)
+from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S, Waits
+from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+
+_GIVEN = (Purpose.GIVEN,)
+_IN_STORE = (Purpose.STORED, Purpose.GIVEN)
+_UNASKED = frozenset({Stage.STORED, Stage.SPILLING, Stage.SPILLED})
+
+
+class TensorTable:
+    """All of it. What is to be done stands in `effects`, in order, for the shell to take."""
+
+    def __init__(self, limits: TensorLimits, store_pages: int, page_bytes: int) -> None:
+        self.limits = limits
+        self.store_pages = store_pages
+        self.page_bytes = page_bytes
+        self.effects: list[Effect] = []
+        self.waits = Waits(limits.waits)
+        self.ended = Ended(limits.tombstones, limits.tombstone_s)
+        self.tensors: dict[TensorId, Tensor] = {}
+        self.offers: dict[TensorId, Offer] = {}
+        self._free_slots = list(range(limits.spill_pages))[::-1]
+        self._of: dict[bytes, dict[TensorId, None]] = {}
+        """Tensors and offers of each request."""
+        self._idle: dict[TensorId, Tensor] = {}
+        """Those in the store that nobody has asked for, oldest first."""
+        self._expiries: list[tuple[float, int, Tensor]] = []
+        """A heap; rows whose tensor has another expiry by now mean nothing."""
+        self._numbers = count()
+
+    # -- what comes from elsewhere
+
+    def arrive(self, id_: TensorId, described: Description, peer: str, ttl_s: float, now: float) -> Tensor | None:
+        """A tensor is to come here; None where the very same is here, or on its way.
+
+        Raises what refuses it: PreconditionFailed for what comes too late (TRANSFER_ENDED, CANCELLED), and for another
+        one than is expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) where another one has the name;
+        OutOfRange (LIMIT_EXCEEDED) for one that is larger than the store; Exhausted (LIMIT_EXCEEDED).
+        """
+        self._check_alive(id_)
+        known = self.tensors.get(id_)
+        if known is not None:
+            if known.described != described:
+                raise _taken(id_, "was put here already, and is another one")
+            return None
+        if id_ in self.offers:
+            raise _taken(id_, "is this engine's own")
+        self._check_expected(id_, Purpose.GIVEN, described)
+        pages = self.check_size(described)
+        if len(self.tensors) >= self.limits.tensors:
+            raise _full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
+        tensor = Tensor(id_, described, pages, peer, now, ttl_s, next(self._numbers), now)
+        self.tensors[id_] = tensor
+        self._of.setdefault(id_.key, {})[id_] = None
+        return tensor
+
+    def check_size(self, described: Description) -> int:
+        """Pages that it takes. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
+        pages = -(-described.nbytes // self.page_bytes)
+        if pages > self.store_pages:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"the tensor takes {pages} pages; the store has {self.store_pages}: put it in several parts",
+                metadata={"limit": str(self.store_pages)},
+            )
+        return pages
+
+    def stored(self, tensor: Tensor, now: float) -> None:
+        """All of it is in its pages: for the first time, or again."""
+        tensor.move_to(Stage.STORED, now)
+        waits = self.waits.of(tensor.id, _IN_STORE)
+        if any(wait.purpose is Purpose.GIVEN for wait in waits):
+            tensor.move_to(Stage.HELD, now)
+        else:
+            self._idle[tensor.id] = tensor
+            self._expire_later(tensor, now)
+        for wait in waits:
+            self._answer(wait, tensor)
+
+    def failed(self, id_: TensorId, error: KVGrpcError, *, fetched: bool) -> None:
+        """It does not come, this time: whoever put it hears it, and if it was `fetched` whoever asked for it, too."""
+        tensor = self.tensors.get(id_)
+        if tensor is not None and tensor.stage is Stage.ARRIVING:
+            self._drop(tensor)
+        for wait in self.waits.of(id_, _IN_STORE if fetched else (Purpose.STORED,)):
+            self._answer(wait, error)
+
+    def not_fetched(self, id_: TensorId, error: KVGrpcError) -> None:
+        """The source that was asked does not give it: who asks here hears it, unless it comes from elsewhere."""
+        if id_ not in self.tensors:
+            for wait in self.waits.of(id_, _GIVEN):
+                self._answer(wait, error)
+
+    # -- who asks
+
+    def ask(self, wait: Wait, now: float) -> None:
+        """A call waits for a tensor, or has it at once. Raises what refuses it, as an Answer would: also Exhausted
+        (QUEUE_FULL).
+        """
+        self._check_alive(wait.id)
+        if wait.purpose is Purpose.OFFERED:
+            offer = self.offers.get(wait.id)
+            if offer is not None:
+                wait.expected.check(offer.described)
+                if offer.token:
+                    self.effects.append(Answer(wait.number, offer))
+                    return
+            self.waits.add(wait)
+            return
+        tensor = self.tensors.get(wait.id)
+        if tensor is None:
+            if wait.id in self.offers:
+                raise _taken(wait.id, "is this engine's own: it is kept for others")
+            self.waits.add(wait)
+            return
+        wait.expected.check(tensor.described)
+        if tensor.stage is Stage.HELD or (wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING):
+            self.effects.append(Answer(wait.number, tensor))
+        elif tensor.stage is Stage.STORED:
+            tensor.move_to(Stage.HELD, now)
+            del self._idle[tensor.id]
+            self.effects.append(Answer(wait.number, tensor))
+        else:
+            self.waits.add(wait)
+            if tensor.stage is Stage.SPILLED:
+                self._bring_back(tensor, now)
+
+    # -- what is kept for others
+
+    def offer(self, offer: Offer) -> Offer:
+        """A tensor of this engine is kept for others, or is already. Raises PreconditionFailed (TRANSFER_ENDED,
+        CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS), Exhausted (LIMIT_EXCEEDED).
+        """
+        id_ = offer.id
+        self._check_alive(id_)
+        known = self.offers.get(id_)
+        if known is not None:
+            if (known.described, known.allocation_id) != (offer.described, offer.allocation_id):
+                raise _taken(id_, "is kept here already: it is put anew once it is released, or its consumers have it")
+            return known
+        if id_ in self.tensors:
+            raise _taken(id_, "came from another engine")
+        self._check_expected(id_, Purpose.OFFERED, offer.described)
+        if len(self.offers) >= self.limits.tensors:
+            raise _full(f"{len(self.offers)} tensors are kept here", self.limits.tensors)
+        offer.number = next(self._numbers)
+        self.offers[id_] = offer
+        self._of.setdefault(id_.key, {})[id_] = None
+        return offer
+
+    def offered(self, offer: Offer, token: bytes, transfer_id: str) -> None:
+        """Its hand-over stands."""
+        offer.token, offer.transfer_id = token, transfer_id
+        for wait in self.waits.of(offer.id, (Purpose.OFFERED,)):
+            self._answer(wait, offer)
+
+    def offer_over(self, offer: Offer) -> None:
+        """Its consumers have it, or it is lost: nothing of it is left."""
+        if self.offers.get(offer.id) is offer:
+            del self.offers[offer.id]
+            self._forget(offer.id)
+
+    # -- ends
+
+    def release(self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float) -> list[TensorId]:
+        """Tensors of a request are wanted no more, or, without names, all of them, and those to come; with CANCELLED
+        but those that the engine holds. The ones that were here.
+        """
+        wanted = list(dict.fromkeys(names))
+        for name in wanted or (key,):
+            self.ended.add(name, reason, now)
+        here = self._of.get(key, {})
+        found = []
+        for id_ in wanted or list(here):
+            if id_ in here and not self._kept(id_, reason):
+                found.append(id_)
+                self._end(id_)
+        for id_ in wanted or self.waits.ids(key):
+            error = self.ended.error(id_)
+            assert error is not None, "it was added just now"
+            for wait in self.waits.of(id_, tuple(Purpose)):
+                self._answer(wait, error)
+        return found
+
+    def has_request(self, key: bytes) -> bool:
+        """Whether something of it is here, or waited for."""
+        return key in self._of or bool(self.waits.ids(key))
+
+    def due(self, now: float) -> None:
+        """What is due ends: waits, what nobody has asked for, what is remembered."""
+        self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
+        self.ended.expire(now)
+        while self._expiries and self._expiries[0][0] <= now:
+            expires, _, tensor = heappop(self._expiries)
+            if not tensor.gone and expires == tensor.expires and tensor.stage in _UNASKED:
+                self._drop(tensor)
+
+    def next_deadline(self) -> float | None:
+        """When `due` has something to do, at the earliest."""
+        expiry = self._expiries[0][0] if self._expiries else None
+        times = (self.waits.next_deadline(), self.ended.next_deadline(), expiry)
+        return min((time for time in times if time is not None), default=None)
+
+    # -- room
+
+    def spill(self, pages: int, now: float) -> list[Tensor]:
+        """What to copy out of the store so that so many more pages are free; nothing where that does not do."""
+        chosen: list[Tensor] = []
+        freed = 0
+        for tensor in self._idle.values():
+            if freed >= pages:
+                break
+            if freed + tensor.pages <= len(self._free_slots):
+                chosen.append(tensor)
+                freed += tensor.pages
+        if freed < pages:
+            return []
+        for tensor in chosen:
+            del self._idle[tensor.id]
+            tensor.move_to(Stage.SPILLING, now)
+            tensor.copying = True
+            tensor.slots = tuple(self._free_slots.pop() for _ in range(tensor.pages))
+        return chosen
+
+    def spilled(self, tensor: Tensor, now: float) -> str:
+        """It is outside of the store: the allocation that is free now. One that was asked for meanwhile stays in its
+        pages, and the allocation is none.
+        """
+        tensor.copying = False
+        if tensor.gone:
+            self._free(tensor)
+            return tensor.allocation_id
+        if self.waits.of(tensor.id, _GIVEN):
+            self._free(tensor)
+            self.stored(tensor, now)
+            return ""
+        tensor.move_to(Stage.SPILLED, now)
+        freed, tensor.allocation_id = tensor.allocation_id, ""
+        return freed
+
+    def returning(self, tensor: Tensor, allocation_id: str) -> None:
+        """It has pages in the store, and is being copied into them."""
+        tensor.allocation_id, tensor.copying = allocation_id, True
+
+    def returned(self, tensor: Tensor, now: float) -> str:
+        """It is in the store: the allocation that is free then, of one that was dropped meanwhile."""
+        tensor.copying = False
+        self._free(tensor)
+        if tensor.gone:
+            return tensor.allocation_id
+        self.stored(tensor, now)
+        return ""
+
+    def stays_out(self, tensor: Tensor, error: KVGrpcError, now: float) -> None:
+        """There was no room for it in the store: who asked for it is refused, and may ask again."""
+        if not tensor.gone:
+            tensor.move_to(Stage.SPILLED, now)
+            self._expire_later(tensor, now)
+            for wait in self.waits.of(tensor.id, _IN_STORE):
+                self._answer(wait, error)
+
+    @property
+    def spilled_pages(self) -> int:
+        """Pages outside of the store that are in use."""
+        return self.limits.spill_pages - len(self._free_slots)
+
+    # -- parts of the above
+
+    def _check_alive(self, id_: TensorId) -> None:
+        error = self.ended.error(id_)
+        if error is not None:
+            raise error
+
+    def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description) -> None:
+        """Who asked for another one hears it at once, as whoever put this one does."""
+        for wait in self.waits.of(id_, (purpose,)):
+            try:
+                wait.expected.check(described)
+            except PreconditionFailed as error:
+                self._answer(wait, error)
+                raise
+
+    def _bring_back(self, tensor: Tensor, now: float) -> None:
+        tensor.move_to(Stage.RETURNING, now)
+        self.effects.append(BringBack(tensor))
+
+    def _expire_later(self, tensor: Tensor, now: float) -> None:
+        tensor.expires = now + tensor.ttl_s
+        heappush(self._expiries, (tensor.expires, next(self._numbers), tensor))
+
+    def _kept(self, id_: TensorId, reason: Reason) -> bool:
+        """The engine has a view on its memory, and nobody but the engine can say that it is done with it."""
+        tensor = self.tensors.get(id_)
+        return reason is Reason.CANCELLED and tensor is not None and tensor.stage is Stage.HELD
+
+    def _end(self, id_: TensorId) -> None:
+        if id_ in self.tensors:
+            self._drop(self.tensors[id_])
+        else:
+            offer = self.offers[id_]
+            self.offer_over(offer)
+            self.effects.append(Withdraw(offer))
+
+    def _drop(self, tensor: Tensor) -> None:
+        del self.tensors[tensor.id]
+        self._idle.pop(tensor.id, None)
+        self._forget(tensor.id)
+        tensor.gone = True
+        if not tensor.copying:
+            self._free(tensor)
+            self.effects.append(Drop(tensor))
+
+    def _free(self, tensor: Tensor) -> None:
+        self._free_slots += tensor.slots
+        tensor.slots = ()
+
+    def _forget(self, id_: TensorId) -> None:
+        of = self._of[id_.key]
+        del of[id_]
+        if not of:
+            del self._of[id_.key]
+
+    def _answer(self, wait: Wait, result: Tensor | Offer | KVGrpcError) -> None:
+        self.waits.forget(wait.number)
+        self.effects.append(Answer(wait.number, result))
+
+
+def _taken(id_: TensorId, why: str) -> AlreadyExists:
+    return AlreadyExists(Reason.TRANSFER_EXISTS, f"tensor {id_.name} part {id_.part} {why}")
+
+
+def _full(what: str, limit: int) -> Exhausted:
+    return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})

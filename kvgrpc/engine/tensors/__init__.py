@@ -1,0 +1,16 @@
+"""Named tensors for engines without blocks: a staging store, and tensors put into others and got from it.
+
+    store = TensorStore.launch(store_bytes=1 << 30)            # in the process that has the tensors
+    store.put(key, "layers.0.k", tensor, to=[address])         # returns when the other engine has it
+    pending = store.put_async(key, "layers.1.k", tensor, to=[address])
+    store.wait_for_saved()                                     # the tensors may be overwritten from here on
+    with store.get(key, "layers.0.k") as there: use(there.torch())     # at the other engine, in any order
+
+Each store has one thread, which speaks to the lead and copies tensors into the store; its methods may be called from
+any thread.
+"""
+
+from kvgrpc.engine.tensors.jobs import PendingPut
+from kvgrpc.engine.tensors.store import StoredTensor, TensorStore
+
+__all__ = ["PendingPut", "StoredTensor", "TensorStore"]

@@ -1,0 +1,78 @@
+"""Tensors as bytes: numpy arrays, and torch tensors of any device, into pages of a store and out of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvgrpc.core.tensors.values import DTYPES, Description
+from kvgrpc.errors import invalid
+
+Bytes = NDArray[np.uint8]
+AnyTensor = Any
+"""A numpy array or a torch tensor."""
+
+
+def describe(tensor: AnyTensor, layer: int | None, content_digest: bytes) -> Description:
+    """Raises InvalidRequest for what is no tensor, or one that cannot be moved."""
+    if not isinstance(tensor, np.ndarray | torch.Tensor):
+        raise invalid("tensor", "is a numpy array or a torch tensor")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(int(size) for size in tensor.shape)
+    nbytes = DTYPES.get(dtype, 0) * int(np.prod(shape, dtype=object))
+    return Description(dtype, shape, nbytes, layer, content_digest)
+
+
+def when_computed(tensor: AnyTensor) -> Callable[[], None]:
+    """What waits until all that is queued by now for a tensor's device has been done."""
+    if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        cuda: Any = torch.cuda  # untyped in part
+        event = cuda.Event()
+        event.record(cuda.current_stream(tensor.device))
+        wait: Callable[[], None] = event.synchronize
+        return wait
+    return lambda: None
+
+
+def copy_in(tensor: AnyTensor, store: Bytes, pages: Sequence[int], page_bytes: int) -> None:
+    """Copies a tensor's elements, side by side, into these pages of the store."""
+    nbytes = tensor.nbytes
+    run = _run(store, pages, page_bytes, nbytes)
+    if run is not None:
+        _fill(run, tensor)
+        return
+    whole = np.empty(nbytes, dtype=np.uint8)
+    _fill(whole, tensor)
+    for page, start in zip(pages, range(0, nbytes, page_bytes), strict=True):
+        piece = whole[start : start + page_bytes]
+        store[page * page_bytes : page * page_bytes + len(piece)] = piece
+
+
+def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tuple[Bytes, bool]:
+    """The bytes of these pages, and whether they are a view of the store: where the pages do not lie side by side, they
+    are a copy.
+    """
+    run = _run(store, pages, page_bytes, nbytes)
+    if run is not None:
+        return run, True
+    whole = np.empty(len(pages) * page_bytes, dtype=np.uint8)
+    for row, page in zip(whole.reshape(-1, page_bytes), pages, strict=True):
+        row[:] = store[page * page_bytes : (page + 1) * page_bytes]
+    return whole[:nbytes], False
+
+
+def _run(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> Bytes | None:
+    if pages[-1] - pages[0] != len(pages) - 1:
+        return None
+    first = pages[0] * page_bytes
+    return store[first : first + nbytes]
+
+
+def _fill(into: Bytes, tensor: AnyTensor) -> None:
+    if isinstance(tensor, torch.Tensor):
+        target = torch.from_numpy(into).view(tensor.dtype).view(tensor.shape)
+        target.copy_(tensor.detach())
+    else:
+        np.copyto(into.view(tensor.dtype).reshape(tensor.shape), tensor)

@@ -1,0 +1,70 @@
+"""TensorService: named tensors."""
+
+from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.pages import page
+from kvgrpc.service.tensors import answers
+from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
+from kvgrpc.wire import tensors as wire
+
+
+class TensorService(tensor_pb2_grpc.TensorServiceServicer):
+    """Convert, ask the store, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def PutTensor(self, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
+        return await answers.put(self._lead, request, trace)
+
+    @unary
+    async def GetTensor(self, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
+        return await answers.get(self._lead, request, trace)
+
+    @unary
+    async def ReleaseTensors(
+        self, request: tensor_pb2.ReleaseTensorsRequest, trace: str
+    ) -> tensor_pb2.ReleaseTensorsResponse:
+        return answers.release(self._lead, request)
+
+    @unary
+    async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:
+        lead = self._lead
+        table, now = lead.tensors.store.table, lead.runner.now
+        every: list[Tensor | Offer] = [*table.tensors.values(), *table.offers.values()]
+        rows = [
+            row
+            for row in every
+            if request.transfer_key in (b"", row.id.key)
+            and (not request.states or wire.state_of(row) in request.states)
+        ]
+        listed = page(
+            lead,
+            request,
+            rows,
+            lambda row: (row.made, f"{row.number}"),
+            lambda row: wire.row(row, now),
+        )
+        return tensor_pb2.ListTensorsResponse(
+            header=listed.header, tensors=listed.rows, next_page_token=listed.next_page_token
+        )
+
+    @unary
+    async def GetStagingStatus(
+        self, request: tensor_pb2.GetStagingStatusRequest, trace: str
+    ) -> tensor_pb2.GetStagingStatusResponse:
+        lead = self._lead
+        table, state = lead.tensors.store.table, lead.node.state
+        return tensor_pb2.GetStagingStatusResponse(
+            header=lead.header(),
+            page_bytes=table.page_bytes,
+            page_count=table.store_pages,
+            used_page_count=table.store_pages - state.allocator.free_count(0),
+            spill_page_count=table.limits.spill_pages,
+            used_spill_page_count=table.spilled_pages,
+            tensor_count=len(table.tensors),
+            offered_count=len(table.offers),
+            waiting_count=len(table.waits),
+        )

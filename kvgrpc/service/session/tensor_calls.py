@@ -1,0 +1,53 @@
+"""Calls of a session about tensors: those of TensorService, answered when they have ended, in any order."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import Message
+
+from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.session.calls import refusal
+from kvgrpc.service.tensors.answers import of_session
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire import fields
+
+_log = logging.getLogger(__name__)
+_KINDS = frozenset({"put_tensor", "get_tensor", "release_tensors"})
+
+
+def takes_tensors(lead: Lead, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
+    """Whether it is such a call, which is begun then. Events of a session that is over go nowhere."""
+    kind = call.WhichOneof("request")
+    if kind not in _KINDS:
+        return False
+    work = of_session(lead, kind, call)
+    lead.tensors.serve(_answer(work, kind, call, next_event))
+    return True
+
+
+async def _answer(
+    work: Callable[[], Awaitable[Message]],
+    kind: str,
+    call: session_pb2.Call,
+    next_event: Callable[[], session_pb2.Event],
+) -> None:
+    error: KVGrpcError | None = None
+    reply: Message | None = None
+    try:
+        fields.check(call)
+        reply = await work()
+    except KVGrpcError as refused:
+        error = refused.untraced()
+    except Exception as defect:  # noqa: BLE001 - no call may stop the server
+        _log.exception("%s failed", kind)
+        error = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}")
+    if error is None and not call.call_id:
+        return
+    made = next_event().answer
+    made.call_id = call.call_id
+    if error is not None:
+        made.failure.CopyFrom(refusal(error))
+        made.code = error.code
+    elif reply is not None:
+        getattr(made, kind).CopyFrom(reply)

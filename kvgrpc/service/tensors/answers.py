@@ -1,0 +1,55 @@
+"""Calls of TensorService as messages, for the RPCs and for the session."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvgrpc.core.tensors.rows import Offer
+from kvgrpc.service.lead import Lead
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.v1 import tensor_pb2
+from kvgrpc.wire import tensors as wire
+from kvgrpc.wire.answers import readable_trace
+from kvgrpc.wire.values import grant, pool_blocks
+
+
+async def put(lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
+    """PutTensor."""
+    found = await lead.tensors.put(wire.put(request, lead.config.limits), trace)
+    return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=wire.row(found, lead.runner.now))
+
+
+async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
+    """GetTensor."""
+    found, pages = await lead.tensors.get(wire.get(request), trace)
+    header = lead.header()
+    made = tensor_pb2.GetTensorResponse(header=header, tensor=wire.row(found, lead.runner.now))
+    if pages is not None:
+        allocation_id, ids = pages
+        made.pages.CopyFrom(pool_blocks((ids,), header.incarnation, allocation_id))
+    elif isinstance(found, Offer):
+        made.grant.CopyFrom(grant(found.token))
+    return made
+
+
+def release(lead: Lead, request: tensor_pb2.ReleaseTensorsRequest) -> tensor_pb2.ReleaseTensorsResponse:
+    """ReleaseTensors."""
+    count = lead.tensors.release(wire.release(request))
+    return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=count)
+
+
+async def _release(lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, _: str) -> Message:
+    return release(lead, request)
+
+
+_CALLS: dict[str, Callable[[Lead, Any, str], Awaitable[Message]]] = {
+    "put_tensor": put,
+    "get_tensor": get,
+    "release_tensors": _release,
+}
+
+
+def of_session(lead: Lead, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
+    """What answers a call of a session about tensors; `kind`: the field of its request."""
+    return lambda: _CALLS[kind](lead, getattr(call, kind), readable_trace(call.traceparent))

@@ -1,0 +1,64 @@
+"""From store to store: what the lead of one engine says to that of another."""
+
+import asyncio
+from collections.abc import Callable
+
+from kvgrpc.core.tensors.calls import Get, Place, Put
+from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.v1 import tensor_pb2
+from kvgrpc.wire.tensors import described, description_to_proto, expected_to_proto, name_to_proto
+from kvgrpc.wire.values import claims_of, duration, grant
+
+RETRY_DELAY_S = 0.1
+"""Where the other lead names none."""
+
+
+async def deliver(
+    remote: RemoteStores, put: Put, token: bytes, place: Place, left: Callable[[], float], trace: str
+) -> KVGrpcError | None:
+    """Puts a tensor at one consumer, again and again while that has no room or cannot be reached; why it is not there,
+    if it is not. Never longer than what is `left`, in seconds.
+    """
+    refused: KVGrpcError | None = None
+    while (left_s := left()) > 0:
+        request = tensor_pb2.PutTensorRequest(
+            tensor=name_to_proto(put.id), description=description_to_proto(put.described), grant=grant(token),
+            timeout=duration(left_s), request_id=put.request_id,
+        )  # fmt: skip
+        if put.ttl_s is not None:
+            request.ttl.CopyFrom(duration(put.ttl_s))
+        try:
+            await remote.put(place, request, left_s, trace)
+        except (Exhausted, Unavailable) as error:
+            refused = error
+        except KVGrpcError as error:
+            return error
+        else:
+            return None
+        delay_s = refused.retry_delay_s or RETRY_DELAY_S
+        if delay_s >= left():
+            break
+        await asyncio.sleep(delay_s)
+    return refused or DeadlineExceeded(
+        Reason.DEADLINE, f"{place.address} did not store the tensor in time", metadata={"phase": "tensor"}
+    )
+
+
+async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) -> Put:
+    """A tensor that is kept elsewhere, as what is to be received. Raises what the source refuses it with, and
+    PreconditionFailed (PEER_FAILED) for an answer that is none.
+    """
+    assert get.source is not None, "it is fetched from somewhere"
+    request = tensor_pb2.GetTensorRequest(
+        tensor=name_to_proto(get.id), expected=expected_to_proto(get.expected), as_offer=True,
+        timeout=duration(timeout_s), request_id=get.request_id,
+    )  # fmt: skip
+    reply = await remote.get(get.source, request, timeout_s, trace)
+    try:
+        claims_of(reply.grant)
+        found = described(reply.tensor.description)
+    except KVGrpcError as error:
+        raise PreconditionFailed(Reason.PEER_FAILED, f"{get.source.address} answers with no tensor: {error}") from error
+    get.expected.check(found)
+    return Put(get.id, found, token=reply.grant.token, request_id=get.request_id)

@@ -1,0 +1,51 @@
+"""What the parts of a staging store share in one life of its engine."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvgrpc.core.tensors.table import TensorTable
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.transfers import StoreTransfers
+
+_log = logging.getLogger(__name__)
+Work = Coroutine[Any, Any, Any]
+
+
+class Life:
+    """The table, what is asked of the node, and the tasks, which end with the life. `perform` does what the table wants
+    done; whoever changes the table calls it.
+    """
+
+    def __init__(self, lead: Lead, table: TensorTable, perform: Callable[[], None]) -> None:
+        self.lead = lead
+        self.table = table
+        self.perform = perform
+        self.transfers = StoreTransfers(lead)
+        self.over = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def now(self) -> float:
+        """Seconds on the node's clock."""
+        return self.lead.runner.now
+
+    def spawn(self, work: Work) -> "asyncio.Task[Any]":
+        """Begins a task of this life."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def end(self) -> "set[asyncio.Task[Any]]":
+        """Its tasks are cancelled; those that were under way."""
+        self.over = True
+        for task in self._tasks:
+            task.cancel()
+        return set(self._tasks)
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a tensor could not be moved", exc_info=task.exception())

@@ -1,0 +1,87 @@
+"""TensorService of other leads."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+
+from kvgrpc.core.tensors.calls import Place
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.service import telemetry
+from kvgrpc.service.peers.errors import bounded, failure_of
+from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
+
+CHANNELS_MAX = 256
+"""That are kept open while no call uses them."""
+GRACE_S = 2.0
+"""What the other lead needs to say that a time is over, beyond that time."""
+
+
+class RemoteStores:
+    """Calls to the leads of other engines, with a channel for each address."""
+
+    def __init__(self, options: list[tuple[str, Any]]) -> None:
+        self._options = options
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls: dict[str, int] = {}
+        """Under way, by address."""
+
+    async def put(
+        self, place: Place, request: tensor_pb2.PutTensorRequest, timeout_s: float, trace: str
+    ) -> tensor_pb2.PutTensorResponse:
+        """PutTensor at a consumer. Raises what it is refused with, or Unavailable (PEER_UNREACHABLE)."""
+        reply: tensor_pb2.PutTensorResponse = await self._call(place, "PutTensor", request, timeout_s, trace)
+        return reply
+
+    async def get(
+        self, place: Place, request: tensor_pb2.GetTensorRequest, timeout_s: float, trace: str
+    ) -> tensor_pb2.GetTensorResponse:
+        """GetTensor at a source. Raises as `put`."""
+        reply: tensor_pb2.GetTensorResponse = await self._call(place, "GetTensor", request, timeout_s, trace)
+        return reply
+
+    async def stop(self) -> None:
+        """Ends all channels, and what is under way."""
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def _call(self, place: Place, method: str, request: Any, timeout_s: float, trace: str) -> Any:
+        address = place.address
+        traceparent, ended = telemetry.client_call(f"kvgrpc.v1.TensorService/{method}", trace, address)
+        self._calls[address] = self._calls.get(address, 0) + 1
+        error: KVGrpcError | None = None
+        try:
+            call: Callable[..., Awaitable[Any]] = getattr(
+                tensor_pb2_grpc.TensorServiceStub(self._channel(address)), method
+            )
+            reply = await call(request, timeout=timeout_s + GRACE_S, metadata=telemetry.metadata(traceparent))
+            return _checked(bounded(reply, address), place)
+        except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
+            error = failure_of(failed, method)
+        finally:
+            self._done(address)
+            ended(error)
+        raise error
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return channel
+
+    def _done(self, address: str) -> None:
+        self._calls[address] -= 1
+        if not self._calls[address]:
+            del self._calls[address]
+            if len(self._channels) > CHANNELS_MAX:
+                self._channels.pop(address, None)  # closes with its last reference
+
+
+def _checked(reply: Any, place: Place) -> Any:
+    """Raises PreconditionFailed (WRONG_ENGINE)."""
+    if place.engine_id and reply.header.engine_id != place.engine_id:
+        raise PreconditionFailed(
+            Reason.WRONG_ENGINE, f"engine {reply.header.engine_id} answers at {place.address}, not {place.engine_id}"
+        )
+    return reply

@@ -1,0 +1,141 @@
+"""What a store asks of the node: pages, hand-overs, pulls and their ends, as any caller asks for those of blocks."""
+
+import os
+from typing import Any
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.actions import Reply
+from kvgrpc.core.tables.transfers import Failure, State, Transfer
+from kvgrpc.core.tensors.calls import Put
+from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.core.tensors.values import content_of
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.errors import (
+    Aborted,
+    DataLoss,
+    DeadlineExceeded,
+    Exhausted,
+    InternalError,
+    InvalidRequest,
+    KVGrpcError,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+from kvgrpc.service.lead import ANONYMOUS, Lead
+
+KEY_BYTES = 32
+_BY_REASON: dict[Reason, type[KVGrpcError]] = {
+    Reason.GRANT_INVALID: InvalidRequest,
+    Reason.GRANT_FOREIGN: PermissionDenied,
+    Reason.DIAL_REFUSED: PermissionDenied,
+    Reason.TRANSFER_KEY_MISMATCH: PermissionDenied,
+    Reason.INCARNATION_CHANGED: Aborted,
+    Reason.PEER_UNREACHABLE: Unavailable,
+    Reason.PEER_LOST: Unavailable,
+    Reason.ENGINE_LOST: Unavailable,
+    Reason.QUEUE_TIMEOUT: DeadlineExceeded,
+    Reason.TRANSFER_TIMEOUT: DeadlineExceeded,
+    Reason.SETTLE_TIMEOUT: DeadlineExceeded,
+    Reason.CHECKSUM_MISMATCH: DataLoss,
+    Reason.QUEUE_FULL: Exhausted,
+    Reason.QUARANTINED: Exhausted,
+    Reason.POOL_EXHAUSTED: Exhausted,
+    Reason.DATA_PATH_FAILED: InternalError,
+    Reason.INTERNAL: InternalError,
+    Reason.INTERNAL_DEFECT: InternalError,
+}
+"""The kinds of failures of a transfer; others say that the moment or the pair is wrong."""
+
+
+def error_of(failure: Failure | None) -> KVGrpcError:
+    """A transfer's failure, as the error of the call that waits for it."""
+    if failure is None:
+        return InternalError(Reason.INTERNAL, "the transfer ended without saying why")
+    kind = _BY_REASON.get(failure.reason, PreconditionFailed)
+    phase = {"phase": failure.phase} if failure.phase else {}
+    return kind(failure.reason, failure.message, metadata=phase)
+
+
+class StoreTransfers:
+    """Each call is answered before it returns: none is made while the node is busy."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    def allocate(self, pages: int, trace: str) -> tuple[str, Ids]:
+        """So many pages. Raises Exhausted (POOL_EXHAUSTED), and what refuses new work."""
+        call = self._call(trace)
+        answer: actions.Allocated = self._ask(events.AllocateBlocks(call, ((0, pages),), no_expiry=True))
+        return answer.allocation_id, answer.blocks[0]
+
+    def free_pages(self) -> int:
+        """Pages that are neither given out nor pinned."""
+        return self._lead.node.state.allocator.free_count(0)
+
+    def pages_of(self, allocation_id: str) -> Ids:
+        """The pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
+        blocks = self._lead.node.state.allocator.find(allocation_id)
+        if blocks is None:
+            raise NotFound(
+                Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
+            )
+        return blocks[0]
+
+    def free(self, allocation_id: str) -> None:
+        """Its pages come free at their last unpin."""
+        if self._lead.node.state.allocator.known(allocation_id):
+            self._ask(events.FreeBlocks(self._call(""), allocation_id=allocation_id))
+
+    def hand_over(self, offer: Offer, put: Put, ttl_s: float, trace: str) -> tuple[bytes, str]:
+        """Its pages are for readers from now on, and free after them: the grant and the transfer."""
+        pages = self.pages_of(offer.allocation_id)
+        answer: actions.HandedOver = self._ask(
+            events.FinishedBlocks(
+                self._call(trace), os.urandom(KEY_BYTES), ((0, pages),),
+                content_of(put.id, put.described, self._lead.weights, len(pages)), ttl_s, put.consumer_count,
+                request_id=put.request_id, allocation_id=offer.allocation_id,
+            )
+        )  # fmt: skip
+        assert answer.transfer is not None, "a hand-over to readers is a transfer"
+        self.free(offer.allocation_id)
+        return answer.token, answer.transfer.id
+
+    def pull(self, tensor: Tensor, pages: Ids, put: Put, trace: str) -> str:
+        """Begins to bring a tensor into its pages: the transfer."""
+        answer: actions.Pulling = self._ask(
+            events.PullBlocks(
+                self._call(trace), put.token, content_of(tensor.id, tensor.described, self._lead.weights, len(pages)),
+                os.urandom(ACCESS_ID_BYTES), request_id=put.request_id,
+                destination=events.Destination(((0, pages),), allocation_id=tensor.allocation_id),
+            )
+        )  # fmt: skip
+        assert answer.transfer is not None, "a pull is a transfer"
+        return answer.transfer.id
+
+    def find(self, transfer_id: str) -> Transfer | None:
+        """The transfer as it is now."""
+        return self._lead.node.state.transfers.find(transfer_id)
+
+    def end(self, transfer_id: str, message: str, scope: events.CancelScope) -> None:
+        """Ends a transfer that is not over."""
+        now = self.find(transfer_id)
+        if now is not None and now.state in (State.PENDING, State.ACTIVE):
+            call = self._call("")
+            event = events.CancelTransfer(call, transfer_id, message=message, scope=scope)
+            self._lead.runner.submit(call.id, event, lambda _: None)
+
+    def _call(self, trace: str) -> events.Call:
+        return events.Call(self._lead.runner.next_call_id(), ANONYMOUS, trace)
+
+    def _ask(self, event: Any) -> Any:
+        """The node's answer. Raises its refusal."""
+        replies: list[Reply | KVGrpcError] = []
+        self._lead.runner.submit(event.call.id, event, replies.append)
+        (reply,) = replies
+        if isinstance(reply, KVGrpcError):
+            raise reply
+        return reply.answer

@@ -1,0 +1,142 @@
+"""Named tensors: requests of TensorService to the core's values, and what a lead knows of tensors to messages."""
+
+from kvgrpc.core.tables.transfers import pair_id
+from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, Place, Put, Release
+from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
+from kvgrpc.core.tensors.values import Description, Expected, TensorId
+from kvgrpc.core.values.limits import Limits, granted_ttl
+from kvgrpc.errors import invalid
+from kvgrpc.v1 import common_pb2, tensor_pb2
+from kvgrpc.wire.bounds import check_count, text
+from kvgrpc.wire.requests import consumers
+from kvgrpc.wire.values import claims_of, duration, seconds, timeout_s
+
+_STATES = {
+    Stage.ARRIVING: tensor_pb2.TENSOR_STATE_ARRIVING,
+    Stage.STORED: tensor_pb2.TENSOR_STATE_STORED,
+    Stage.SPILLING: tensor_pb2.TENSOR_STATE_SPILLED,
+    Stage.SPILLED: tensor_pb2.TENSOR_STATE_SPILLED,
+    Stage.RETURNING: tensor_pb2.TENSOR_STATE_SPILLED,
+    Stage.HELD: tensor_pb2.TENSOR_STATE_HELD,
+}
+
+
+# -- requests
+
+
+def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
+    """PutTensor. Raises InvalidRequest, or OutOfRange for too many consumers."""
+    location, here = request.WhichOneof("location"), request.allocation_id
+    if location is None or (location == "allocation_id" and not here):
+        raise invalid("location", "is required: allocation_id at the source, grant at a consumer")
+    only = [name for name in ("consumers", "consumer_count", "asynchronous") if getattr(request, name)]
+    if location == "grant" and only:
+        raise invalid(only[0], "is for the source")
+    check_count("consumers", len(request.consumers), CONSUMERS_MAX)
+    places = tuple(place(f"consumers[{i}]", value) for i, value in enumerate(request.consumers))
+    if len({one.address for one in places}) < len(places):
+        raise invalid("consumers", "names an address twice")
+    ttl_s = seconds(request, "ttl")
+    if ttl_s is not None:
+        ttl_s = granted_ttl(ttl_s, limits)
+    if location == "grant":
+        claims_of(request.grant)
+    return Put(
+        tensor_id(request.tensor), described(request.description), here, request.grant.token, places,
+        len(places) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
+        text("request_id", request.request_id),
+    )  # fmt: skip
+
+
+def get(request: tensor_pb2.GetTensorRequest) -> Get:
+    """GetTensor. Raises InvalidRequest."""
+    source = place("source", request.source) if request.HasField("source") else None
+    if source is not None and request.as_offer:
+        raise invalid("source", "is for an engine that fetches, and as_offer for its source")
+    return Get(
+        tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
+        timeout_s(request, "timeout"), text("request_id", request.request_id),
+    )  # fmt: skip
+
+
+def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
+    """ReleaseTensors. Raises InvalidRequest."""
+    names = []
+    for i, name in enumerate(request.names):
+        if name.transfer_key not in (b"", request.transfer_key):
+            raise invalid(f"names[{i}].transfer_key", "is the request's, or left out")
+        names.append(TensorId(request.transfer_key, name.name, name.part))
+    if not names:
+        TensorId(request.transfer_key, "any")  # checks the key
+    return Release(request.transfer_key, tuple(names))
+
+
+def tensor_id(value: tensor_pb2.TensorName) -> TensorId:
+    """Raises InvalidRequest."""
+    return TensorId(value.transfer_key, value.name, value.part)
+
+
+def described(value: tensor_pb2.TensorDescription) -> Description:
+    """Raises InvalidRequest."""
+    layer = value.layer if value.HasField("layer") else None
+    return Description(value.dtype, tuple(value.shape_sizes), value.nbytes, layer, value.content_digest)
+
+
+def place(field: str, value: common_pb2.PeerAddress) -> Place:
+    """Raises InvalidRequest."""
+    if not value.address:
+        raise invalid(f"{field}.address", "is required")
+    return Place(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
+
+
+def _expected(value: tensor_pb2.ExpectedTensor) -> Expected:
+    return Expected(
+        value.dtype or None,
+        tuple(value.shape_sizes) if value.shape_sizes or value.scalar else None,
+        value.layer if value.HasField("layer") else None,
+        value.content_digest or None,
+    )
+
+
+# -- messages
+
+
+def name_to_proto(id_: TensorId) -> tensor_pb2.TensorName:
+    """For another lead."""
+    return tensor_pb2.TensorName(transfer_key=id_.key, name=id_.name, part=id_.part)
+
+
+def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
+    """As `described` reads it."""
+    return tensor_pb2.TensorDescription(
+        dtype=value.dtype, shape_sizes=value.shape, nbytes=value.nbytes, layer=value.layer,
+        content_digest=value.content_digest,
+    )  # fmt: skip
+
+
+def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
+    """As `get` reads it."""
+    return tensor_pb2.ExpectedTensor(
+        dtype=value.dtype or "", shape_sizes=value.shape or (), scalar=value.shape == (), layer=value.layer,
+        content_digest=value.content_digest or b"",
+    )  # fmt: skip
+
+
+def row(value: Tensor | Offer, now: float) -> tensor_pb2.Tensor:
+    """What a lead knows of a tensor."""
+    return tensor_pb2.Tensor(
+        name=value.id.name,
+        part=value.id.part,
+        pair_id=pair_id(value.id.key),
+        description=description_to_proto(value.described),
+        state=state_of(value),
+        page_count=value.pages,
+        age=duration(now - value.since),
+        peer_address="" if isinstance(value, Offer) else value.peer,
+        transfer_id=value.transfer_id,
+    )
+
+
+def state_of(value: Tensor | Offer) -> "tensor_pb2.TensorState.ValueType":
+    """The state that a row shows."""
+    return tensor_pb2.TENSOR_STATE_OFFERED if isinstance(value, Offer) else _STATES[value.stage]
