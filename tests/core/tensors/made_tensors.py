@@ -1,0 +1,107 @@
+"""Tables of tensors, and what arrives in them: one element type, pages of 4 KiB."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Offer, Purpose, Tensor, TensorLimits, Wait, Withdraw
+from kvgrpc.core.tensors.table import TensorTable
+from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
+from kvgrpc.errors import Reason
+
+KEY, OTHER = b"k" * 16, b"o" * 16
+PAGE = 4096
+
+
+def named(name: str = "a", key: bytes = KEY, part: int = 0) -> TensorId:
+    return TensorId(key, name, part)
+
+
+def of_pages(pages: int = 1, **fields: Any) -> Description:
+    return Description("uint8", (pages * PAGE,), pages * PAGE, **fields)
+
+
+@dataclass
+class Store:
+    """A table whose shell does at once what it is asked for, at a time that stands still unless it is moved."""
+
+    table: TensorTable
+    now: float = 0.0
+    answers: dict[int, Any] = field(default_factory=dict)
+    dropped: list[TensorId] = field(default_factory=list)
+    withdrawn: list[TensorId] = field(default_factory=list)
+    wanted_back: list[Tensor] = field(default_factory=list)
+    waits: int = 0
+
+    def take(self) -> None:
+        """Takes the effects."""
+        effects, self.table.effects = self.table.effects, []
+        for effect in effects:
+            match effect:
+                case Answer(wait, result):
+                    assert wait not in self.answers, "a call is answered once"
+                    self.answers[wait] = result
+                case Drop(tensor):
+                    self.dropped.append(tensor.id)
+                case Withdraw(offer):
+                    self.withdrawn.append(offer.id)
+                case BringBack(tensor):
+                    self.wanted_back.append(tensor)
+
+    def arrive(self, name: str = "a", pages: int = 1, ttl_s: float = 100.0, key: bytes = KEY) -> Tensor:
+        tensor = self.table.arrive(named(name, key), of_pages(pages), "peer:1", ttl_s, self.now)
+        self.take()
+        assert tensor is not None
+        tensor.allocation_id = f"b-{name}"
+        return tensor
+
+    def store(self, *names: str, pages: int = 1, key: bytes = KEY) -> list[Tensor]:
+        """Tensors that have come."""
+        made = [self.arrive(name, pages, key=key) for name in names]
+        for tensor in made:
+            self.table.stored(tensor, self.now)
+        self.take()
+        return made
+
+    def ask(
+        self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0
+    ) -> int:
+        """A call that waits; its number."""
+        self.waits += 1
+        self.table.ask(Wait(self.waits, named(name), purpose, self.now + wait_s, expected), self.now)
+        self.take()
+        return self.waits
+
+    def offer(self, name: str = "a", pages: int = 1, allocation: str = "b-1") -> Offer:
+        offer = self.table.offer(Offer(named(name), of_pages(pages), pages, allocation, (), self.now))
+        self.take()
+        return offer
+
+    def release(self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED) -> list[str]:
+        found = self.table.release(key, [named(name, key) for name in names], reason, self.now)
+        self.take()
+        return [id_.name for id_ in found]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.table.due(self.now)
+        self.take()
+
+    def stages(self) -> dict[str, str]:
+        return {id_.name: tensor.stage.value for id_, tensor in self.table.tensors.items()}
+
+
+def store(pages: int = 8, **limits: Any) -> Store:
+    return Store(TensorTable(TensorLimits(**limits), pages, PAGE))
+
+
+def spilling(made: Store, pages: int) -> list[Tensor]:
+    """What the table chooses to spill."""
+    return made.table.spill(pages, made.now)
+
+
+def all_spilled(made: Store, tensors: Iterable[Tensor]) -> list[str]:
+    """They have been copied; the allocations that came free."""
+    freed = [made.table.spilled(tensor, made.now) for tensor in tensors]
+    made.take()
+    return freed
