@@ -70,6 +70,8 @@ _BY_REASON = {
     Reason.WEIGHTS_MISMATCH: NextStep.RETRY_OTHER_CONSUMER,
     Reason.WRONG_ENGINE: NextStep.FIX_REQUEST,
 }
+RETRY_DELAY_MAX_S = 60.0
+"""Of a peer's error: it says when to come back, not that nobody is to."""
 METADATA_MAX = 16
 """Entries of a peer's error that are kept."""
 MESSAGE_CHARS_MAX = 2_000
@@ -172,9 +174,13 @@ def _add_details(error: KVGrpcError, packed: bytes) -> None:
 
 
 def _add_detail(error: KVGrpcError, detail: AnyMessage) -> None:
-    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     if detail.Unpack(info) and info.reason in Reason.__members__:
         error.reason = Reason[info.reason]
         error.metadata = {note(k): note(v) for k, v in islice(info.metadata.items(), METADATA_MAX)}
     elif detail.Unpack(bad):
         error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations[:VIOLATIONS_MAX])
+    elif detail.Unpack(retry):
+        error.retry_delay_s = min(
+            max(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9, 0.0), RETRY_DELAY_MAX_S
+        )

@@ -97,8 +97,9 @@ class TensorServiceServicer:
         * NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
         * OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-        * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-        weights.
+        * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+        also: the source holds another tensor than is described.
+        * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
         * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -133,12 +134,12 @@ class TensorServiceServicer:
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
         * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-        * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+        * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
         * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
         * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-        * What PutTensor ends with at a consumer, where it is fetched.
+        * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+        * What is fetched ends as in PutTensor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +153,7 @@ class TensorServiceServicer:
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,7 +162,10 @@ class TensorServiceServicer:
     def ListTensors(self, request, context):
         """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 
-        Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        * ABORTED INCARNATION_CHANGED: the page token is of another life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,7 +174,8 @@ class TensorServiceServicer:
     def GetStagingStatus(self, request, context):
         """How full the store is.
 
-        Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        Errors:
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

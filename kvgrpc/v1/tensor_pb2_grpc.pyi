@@ -66,8 +66,9 @@ class TensorServiceStub:
     * NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
     * OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-    * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-      weights.
+    * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+      also: the source holds another tensor than is described.
+    * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -98,12 +99,12 @@ class TensorServiceStub:
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
     * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
     * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
     * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-    * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+    * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
     * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
     * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-    * What PutTensor ends with at a consumer, where it is fetched.
+    * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+    * What is fetched ends as in PutTensor.
     """
     ReleaseTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]
     """Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
@@ -113,16 +114,21 @@ class TensorServiceStub:
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     """
     ListTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 
-    Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    * ABORTED INCARNATION_CHANGED: the page token is of another life.
     """
     GetStagingStatus: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.GetStagingStatusRequest, _tensor_pb2.GetStagingStatusResponse]
     """How full the store is.
 
-    Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    Errors:
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     """
 
 @_typing.type_check_only
@@ -156,8 +162,9 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
     * OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-    * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-      weights.
+    * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+      also: the source holds another tensor than is described.
+    * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -188,12 +195,12 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
     * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
     * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
     * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-    * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+    * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
     * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
     * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-    * What PutTensor ends with at a consumer, where it is fetched.
+    * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+    * What is fetched ends as in PutTensor.
     """
     ReleaseTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]  # type: ignore[assignment]
     """Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
@@ -203,16 +210,21 @@ class TensorServiceAsyncStub(TensorServiceStub):
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     """
     ListTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]  # type: ignore[assignment]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 
-    Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    * ABORTED INCARNATION_CHANGED: the page token is of another life.
     """
     GetStagingStatus: _aio.UnaryUnaryMultiCallable[_tensor_pb2.GetStagingStatusRequest, _tensor_pb2.GetStagingStatusResponse]  # type: ignore[assignment]
     """How full the store is.
 
-    Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    Errors:
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     """
 
 class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -249,8 +261,9 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
         * OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-        * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-          weights.
+        * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+          also: the source holds another tensor than is described.
+        * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
         * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -287,12 +300,12 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
         * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-        * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+        * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
         * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
         * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-        * What PutTensor ends with at a consumer, where it is fetched.
+        * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+        * What is fetched ends as in PutTensor.
         """
 
     @_abc_1.abstractmethod
@@ -308,6 +321,7 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         """
 
     @_abc_1.abstractmethod
@@ -318,7 +332,10 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tensor_pb2.ListTensorsResponse, _abc.Awaitable[_tensor_pb2.ListTensorsResponse]]:
         """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 
-        Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        * ABORTED INCARNATION_CHANGED: the page token is of another life.
         """
 
     @_abc_1.abstractmethod
@@ -329,7 +346,8 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tensor_pb2.GetStagingStatusResponse, _abc.Awaitable[_tensor_pb2.GetStagingStatusResponse]]:
         """How full the store is.
 
-        Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        Errors:
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         """
 
 def add_TensorServiceServicer_to_server(servicer: TensorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -132,9 +132,17 @@ class Staging:
     # -- what comes
 
     async def _receive(self, store: _Store, put: Put, until: float, trace: str) -> Result:
-        source = read_claims(put.token).address
+        claims = read_claims(put.token)
+        source = claims.address
         self._lead.check_dial(source, "grant")
         self._lead.node.state.check_open()
+        pages = store.table.check_size(put.described)
+        if claims.token_count != pages:
+            raise PreconditionFailed(
+                Reason.INCOMPATIBLE_POOLS,
+                f"the tensor takes {pages} pages here, and {claims.token_count} at its source: the stores have pages "
+                "of different sizes, or the grant is of another tensor",
+            )
         store.table.waits.check_room()
         ttl_s = put.ttl_s or self._lead.config.limits.registration_timeout_s
         try:
