@@ -20,7 +20,7 @@ from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, copy_in, describe, read, when_computed
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut, too_late
-from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, NotFound, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, pool_pb2, tensor_pb2
 from kvgrpc.wire.tensors import described, description_to_proto, name_to_proto
 from kvgrpc.wire.values import duration
@@ -270,9 +270,8 @@ class TensorStore:
         try:
             yield {"put_tensor": request, "traceparent": put.traceparent}
         except KVGrpcError:
-            blocks = common_pb2.Blocks(incarnation=self._engine.incarnation, allocation_id=allocation_id)
-            with suppress(KVGrpcError):  # it belongs to a hand-over already
-                yield {"free_blocks": pool_pb2.FreeBlocksRequest(blocks=blocks)}
+            with suppress(NotFound):  # it belongs to a hand-over already
+                yield {"free_blocks": pool_pb2.FreeBlocksRequest(allocation_id=allocation_id)}
             raise
 
     def _get(self, id_: TensorId, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str) -> Job:

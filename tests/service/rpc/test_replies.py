@@ -16,6 +16,7 @@ from kvgrpc.v1 import (
     lease_pb2,
     pool_pb2,
     scheduler_pb2,
+    tensor_pb2,
     transfer_pb2,
 )
 from tests.service.api import refused
@@ -24,6 +25,7 @@ from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
 from tests.service.services import SERVICES
 from tests.service.streamed import streaming
+from tests.service.tensors.stores import TENSORS
 from tests.service.values import content, dur, new_key, prompt
 
 Calls = Iterator[tuple[str, Any]]
@@ -142,6 +144,22 @@ def calls_about_blocks(engine: Engine) -> Calls:
     yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
 
 
+def calls_about_tensors(engine: Engine) -> Calls:
+    """(RPC, reply) of the calls about a staging store."""
+    api, key = engine.api.tensors, new_key()
+    name = tensor_pb2.TensorName(transfer_key=key, name="a")
+    blocks = engine.api.pool.AllocateBlocks(
+        pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
+    ).blocks
+    what = tensor_pb2.TensorDescription(dtype="uint8", shape_sizes=[9], nbytes=9)
+    put = tensor_pb2.PutTensorRequest(tensor=name, description=what, allocation_id=blocks.allocation_id)
+    yield "PutTensor", api.PutTensor(put)
+    yield "GetTensor", api.GetTensor(tensor_pb2.GetTensorRequest(tensor=name, as_offer=True))
+    yield "ListTensors", api.ListTensors(tensor_pb2.ListTensorsRequest())
+    yield "GetStagingStatus", api.GetStagingStatus(tensor_pb2.GetStagingStatusRequest())
+    yield "ReleaseTensors", api.ReleaseTensors(tensor_pb2.ReleaseTensorsRequest(transfer_key=key))
+
+
 def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
     """(RPC, reply) of a call that succeeds, for every RPC of the server."""
     api, tokens = engine.api, prompt(16)
@@ -175,13 +193,14 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
     engine, peer = start(("--data-paths", "shm,collective"), ())
-    replies = dict(one_call_of_each_rpc(engine, peer))
+    (store,) = start((), settings=TENSORS)
+    told = [(engine, dict(one_call_of_each_rpc(engine, peer))), (store, dict(calls_about_tensors(store)))]
     # Of ConnectRank: tests/engine/ranks/test_connect_rank.py.
-    assert {*replies, "ConnectRank"} == {m.name for service in SERVICES for m in service.methods}
-    incarnation = engine.incarnation()
-    for rpc, reply in replies.items():
-        assert reply.header.engine_id == engine.engine_id, rpc
-        assert reply.header.incarnation == incarnation, rpc
+    called = {rpc for _, replies in told for rpc in replies}
+    assert {*called, "ConnectRank"} == {m.name for service in SERVICES for m in service.methods}
+    for one, replies in told:
+        for rpc, reply in replies.items():
+            assert (reply.header.engine_id, reply.header.incarnation) == (one.engine_id, one.incarnation()), rpc
 
 
 def test_event_seq_grows_with_every_change_of_a_transfer(source: Engine) -> None:

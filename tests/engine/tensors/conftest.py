@@ -1,0 +1,36 @@
+"""Stores of engines, each with a lead of its own as a process."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kvgrpc.engine.tensors import TensorStore
+
+PAGE = 4096
+PAGES = 64
+Launch = Callable[..., TensorStore]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Launches stores of 64 pages; they end with the test."""
+    with ExitStack() as stack:
+
+        def begin(*flags: str, **options: Any) -> TensorStore:
+            sizes = {"store_bytes": PAGES * PAGE, "page_bytes": PAGE} | options
+            return stack.enter_context(TensorStore.launch(flags=["--drain-s", "0", *flags], **sizes))
+
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[TensorStore, TensorStore]]:
+    """A source and a consumer, shared by the tests of a file."""
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(TensorStore.launch(store_bytes=PAGES * PAGE, page_bytes=PAGE, flags=["--drain-s", "0"]))
+            for _ in range(2)
+        ]
+        yield made[0], made[1]

@@ -1,0 +1,239 @@
+"""The library: what is put is what is got, in every element type and shape, from any thread."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+from tests.engine.tensors.conftest import PAGE, PAGES, Launch
+from tests.service.engines import wait_until
+
+Pair = tuple[TensorStore, TensorStore]
+
+
+@pytest.fixture
+def key() -> bytes:
+    return os.urandom(16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "bool", "int64", "complex64"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1, 700)])
+def test_a_torch_tensor_comes_as_it_was(pair: Pair, key: bytes, dtype: str, shape: tuple[int, ...]) -> None:
+    p, d = pair
+    sent = (torch.randn(shape) * 3).to(getattr(torch, dtype))
+    p.put(key, "t", sent, to=[d.address])
+    with d.get(key, "t", dtype=dtype, shape=shape) as got:
+        assert got.is_view
+        assert torch.equal(got.torch().view(torch.uint8), sent.reshape(shape).view(torch.uint8)) if shape else True
+        assert got.torch().dtype == sent.dtype
+        assert got.torch().shape == sent.shape
+    d.release(key)
+
+
+def test_an_array_that_is_no_row_of_bytes_comes_as_it_reads(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    strided = np.arange(24_000).reshape(40, 600).T[::2]
+    p.put(key, 3, strided, to=[d.address])
+    with d.get(key, 3) as got:
+        assert np.array_equal(got.numpy(), strided)
+        assert (got.description.layer, got.id.name) == (3, "layers.3")
+        with pytest.raises(ValueError, match="read-only"):
+            got.numpy()[0] = 1
+    transposed = torch.arange(6000).reshape(60, 100).t()
+    p.put(key, "t", transposed, to=[d.address])
+    with d.get(key, "t") as got:
+        assert torch.equal(got.torch(), transposed)
+    d.release(key)
+
+
+def test_a_tensor_in_scattered_pages_comes_whole(launch: Launch, key: bytes) -> None:
+    p, d = launch(), launch()
+    for i in range(PAGES):
+        p.put(key, f"s{i}", np.full(PAGE, i, np.uint8), to=[d.address])
+    for i in range(0, PAGES, 2):
+        d.get(key, f"s{i}").release()
+    wait_until(lambda: "done" in put_one(p, d, key))
+    with d.get(key, "done") as got:
+        assert not got.is_view
+        assert (got.numpy() == np.arange(3 * PAGE, dtype=np.uint8)).all()
+
+
+def put_one(p: TensorStore, d: TensorStore, key: bytes) -> str:
+    """Puts three pages; releases are on their way, so that it may be tried again."""
+    p.put(key, "done", np.arange(3 * PAGE, dtype=np.uint8), to=[d.address])
+    return "done"
+
+
+def test_memory_may_be_reused_when_it_is_saved_though_no_consumer_has_it(launch: Launch, key: bytes) -> None:
+    """N-4: what waits for a slow, here a dead, consumer is saved; and what is not copied yet is not."""
+    p, d = launch(), launch()
+    d.close()
+    tensor = torch.full((PAGE,), 7, dtype=torch.uint8)
+    pending = [p.put_async(key, f"t{i}", tensor, to=[d.address], timeout_s=3.0) for i in range(8)]
+    p.wait_for_saved(2.0)
+    assert not any(one.done() for one in pending)
+    tensor.zero_()
+    for i in range(8):
+        p.put(key, f"kept{i}", tensor)
+    for one in pending:
+        with pytest.raises(KVGrpcError):
+            one.result(20.0)
+
+
+def test_what_finds_no_room_is_not_said_to_be_saved(launch: Launch, key: bytes) -> None:
+    p, d = launch(), launch()
+    for i in range(2):
+        p.put(key, f"kept{i}", np.zeros(PAGES // 2 * PAGE, np.uint8), ttl_s=60.0)
+    pending = p.put_async(key, "late", np.ones(PAGE, np.uint8), to=[d.address], timeout_s=60.0)
+    with pytest.raises(DeadlineExceeded) as raised:
+        p.wait_for_saved(0.3)
+    assert raised.value.reason is Reason.DEADLINE
+    with pytest.raises(DeadlineExceeded):
+        pending.result(0.0)
+    with d.get(key, "kept0", source=p.address):
+        p.wait_for_saved(20.0)
+    pending.result(20.0)
+    d.release(key)
+
+
+def test_a_store_that_stays_full_ends_the_put(launch: Launch, key: bytes) -> None:
+    p = launch()
+    p.put(key, "all", np.zeros(PAGES * PAGE, np.uint8), ttl_s=60.0)
+    with pytest.raises(Exhausted) as raised:
+        p.put(key, "late", np.ones(PAGE, np.uint8), timeout_s=0.5)
+    assert raised.value.reason is Reason.POOL_EXHAUSTED
+    p.wait_for_saved(1.0)
+
+
+def test_what_can_never_be_put_is_refused_at_once(pair: Pair, key: bytes) -> None:
+    p, _ = pair
+    with pytest.raises(OutOfRange):
+        p.put(key, "large", np.zeros((PAGES + 1) * PAGE, np.uint8))
+    for wrong in ("text", np.zeros((0, 3)), np.zeros(3, dtype="U4"), np.array([object()])):
+        with pytest.raises(InvalidRequest):
+            p.put(key, "wrong", wrong)
+    with pytest.raises(InvalidRequest):
+        p.put(b"short", "a", np.zeros(3))
+    with pytest.raises(InvalidRequest):
+        p.put(key, "", np.zeros(3))
+
+
+def test_a_refused_put_gives_its_pages_back(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    p.put(key, "a", np.zeros(PAGE, np.uint8), to=[d.address])
+    for _ in range(PAGES + 1):
+        with pytest.raises((AlreadyExists, KVGrpcError)):
+            p.put(key, "a", np.zeros(2 * PAGE, np.uint8), to=[d.address])
+        with pytest.raises(KVGrpcError):
+            p.put(key, "b", np.zeros(PAGE, np.uint8), to=["192.0.2.1:1"])
+    d.release(key)
+
+
+def test_a_get_ends_with_the_tensor_or_an_error_and_never_with_another(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    with pytest.raises(DeadlineExceeded):
+        d.get(key, "never", timeout_s=0.2)
+    p.put(key, "a", np.zeros((4, 5), np.float32), to=[d.address], content_digest=b"prompt", layer=2)
+    for wrong in ({"dtype": "float16"}, {"shape": (5, 4)}, {"shape": ()}, {"layer": 1}, {"content_digest": b"other"}):
+        with pytest.raises(PreconditionFailed) as raised:
+            d.get(key, "a", **wrong)
+        assert raised.value.reason is Reason.CONTENT_MISMATCH
+    d.get(key, "a", dtype="float32", shape=(4, 5), layer=2, content_digest=b"prompt").release()
+    with pytest.raises(PreconditionFailed):
+        d.get(key, "a", timeout_s=5.0)
+    d.release(key)
+
+
+def test_got_twice_it_is_the_stores_again_with_the_last_release(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    p.put(key, "a", np.arange(10), to=[d.address])
+    first, second = d.get(key, "a"), d.get(key, "a")
+    first.release()
+    first.release()
+    third = d.get(key, "a")
+    second.release()
+    assert (third.numpy() == np.arange(10)).all()
+    third.release()
+    assert d.release(key) == 0
+
+
+def test_many_threads_put_and_get_through_one_store(pair: Pair, key: bytes) -> None:
+    """N-6, N-11."""
+    p, d = pair
+
+    def move(i: int) -> bool:
+        p.put(key, i, torch.full((3 * PAGE,), i % 251, dtype=torch.uint8), to=[d.address], timeout_s=60.0)
+        with d.get(key, i, timeout_s=60.0) as got:
+            return bool((got.torch() == i % 251).all())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(move, range(120)))
+    d.release(key)
+
+
+@pytest.mark.parametrize("path", ["shm", "cma", "nixl"])
+def test_tensors_move_over_every_data_path(launch: Launch, key: bytes, path: str) -> None:
+    p, d = launch("--data-paths", path), launch("--data-paths", path)
+    sent = torch.randn(9, 1000)
+    p.put(key, "a", sent, to=[d.address])
+    with d.get(key, "a") as got:
+        assert torch.equal(got.torch(), sent)
+
+
+def test_a_store_whose_lead_died_says_so_and_what_was_got_stays_readable(launch: Launch, key: bytes) -> None:
+    p, d = launch(), launch()
+    p.put(key, "a", np.arange(1000), to=[d.address])
+    got = d.get(key, "a")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(d.get, key, "never")
+        d._engine.abandon()
+        with pytest.raises(Unavailable):
+            waiting.result(20.0)
+    with pytest.raises(Unavailable):
+        d.get(key, "b")
+    with pytest.raises(Unavailable):
+        d.put(key, "b", np.zeros(3))
+    got.release()
+    assert (got.numpy() == np.arange(1000)).all()
+
+
+def test_what_waits_when_the_store_is_closed_fails(launch: Launch, key: bytes) -> None:
+    p = launch()
+    p.put(key, "all", np.zeros(PAGES * PAGE, np.uint8), ttl_s=60.0)
+    pending = p.put_async(key, "late", np.zeros(3))
+    p.close()
+    p.close()
+    p.wait_for_saved(1.0)
+    with pytest.raises(Unavailable):
+        pending.result(1.0)
+    with pytest.raises(Unavailable):
+        p.put(key, "after", np.zeros(3))
+
+
+def test_a_peer_that_comes_back_is_not_the_one_before(launch: Launch, key: bytes) -> None:
+    """N-9."""
+    p, d = launch(), launch()
+    p.put(key, "a", np.arange(9), to=[d.address])
+    address = d.address
+    d.close()
+    pending = p.put_async(key, "b", np.arange(9), to=[address], timeout_s=60.0)
+    again = launch(listen=address)
+    pending.result(60.0)
+    with again.get(key, "b") as got:
+        assert (got.numpy() == np.arange(9)).all()
+    with pytest.raises(DeadlineExceeded):
+        again.get(key, "a", timeout_s=0.2)
