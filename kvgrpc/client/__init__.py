@@ -17,7 +17,8 @@ from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.scheduler import Scheduler, refusal, step_calls
-from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, clean_up_sync, connect_sync
+from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, SyncTensors, clean_up_sync, connect_sync
+from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.values import (
     block_ids,
     block_runs,
@@ -46,6 +47,8 @@ __all__ = [
     "SyncClient",
     "SyncHeldLease",
     "SyncScheduler",
+    "SyncTensors",
+    "Tensors",
     "WatchEvent",
     "block_ids",
     "block_runs",

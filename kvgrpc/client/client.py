@@ -22,6 +22,7 @@ from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, Renewal
 from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.scheduler import Scheduler
+from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.values import (
     AnyBlocks,
     AnyLease,
@@ -45,6 +46,7 @@ from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
 from kvgrpc.v1.pool_pb2_grpc import PoolServiceStub
 from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from kvgrpc.v1.tensor_pb2_grpc import TensorServiceStub
 
 TIMEOUT_S = 10.0
 """Deadline of a call that states none, retries included."""
@@ -274,6 +276,12 @@ class Client(HandoffCalls):
         asks first.
         """
         return Scheduler(self._call, SchedulerServiceStub(self.channel))
+
+    # ---- for engines without blocks
+
+    def tensors(self) -> Tensors:
+        """Named tensors, of a server whose pool is a staging store."""
+        return Tensors(self._call, TensorServiceStub(self.channel))
 
     # ---- for operators
 

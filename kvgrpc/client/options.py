@@ -54,6 +54,16 @@ class Renewal(Effect, total=False):
     ttl_s: float
 
 
+class TensorPut(TypedDict, total=False):
+    """Of Tensors.put."""
+
+    part: int
+    consumers: int
+    ttl_s: float
+    asynchronous: bool
+    request_id: str
+
+
 class Allocation(Renewal, total=False):
     """Of allocate."""
 

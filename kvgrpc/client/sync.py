@@ -21,6 +21,7 @@ from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.scheduler import Scheduler, Step
 from kvgrpc.client.scheduler.step_calls import StepCall
+from kvgrpc.client.tensors import Tensors
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.lease_pb2 import LeaseState
@@ -248,6 +249,16 @@ class SyncScheduler(_Twin[Scheduler]):
     tokens_computed = _blocking(Scheduler.tokens_computed)
 
 
+class SyncTensors(_Twin[Tensors]):
+    """TensorService; the methods are those of `Tensors`."""
+
+    get = _blocking(Tensors.get)
+    list = _blocking(Tensors.list)
+    put = _blocking(Tensors.put)
+    release = _blocking(Tensors.release)
+    status = _blocking(Tensors.status)
+
+
 class SyncClient(_Twin[Client]):
     """One server, as seen from any number of threads. Made by `connect_sync`; the methods are those of `Client`."""
 
@@ -272,6 +283,10 @@ class SyncClient(_Twin[Client]):
         asks first.
         """
         return SyncScheduler(self._target.scheduler(), self._thread)
+
+    def tensors(self) -> SyncTensors:
+        """Named tensors, of a server whose pool is a staging store."""
+        return SyncTensors(self._target.tensors(), self._thread)
 
     acknowledge = _blocking(Client.acknowledge)
     allocate = _blocking(Client.allocate)

@@ -23,6 +23,8 @@ from kvgrpc.client import (
     SyncClient,
     SyncHeldLease,
     SyncScheduler,
+    SyncTensors,
+    Tensors,
     connect,
     connect_sync,
 )
@@ -46,7 +48,8 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 @pytest.mark.parametrize(
-    ("twin", "original"), [(SyncClient, Client), (SyncHeldLease, HeldLease), (SyncScheduler, Scheduler)]
+    ("twin", "original"),
+    [(SyncClient, Client), (SyncHeldLease, HeldLease), (SyncScheduler, Scheduler), (SyncTensors, Tensors)],
 )
 def test_the_twin_has_the_same_methods_with_the_same_parameters_and_words(twin: type, original: type) -> None:
     methods, originals = public(twin), public(original)

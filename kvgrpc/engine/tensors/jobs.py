@@ -83,11 +83,6 @@ class JobThread:
             os.eventfd_write(self._wake, 1)
         return future
 
-    @property
-    def over(self) -> KVGrpcError | None:
-        """Why no job runs any more; None: they do."""
-        return self._over
-
     def close(self) -> None:
         """Ends the thread; what is under way fails."""
         with self._lock:

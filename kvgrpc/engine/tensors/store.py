@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -20,7 +20,7 @@ from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, copy_in, describe, read, when_computed
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut, too_late
-from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, NotFound, OutOfRange, Reason
+from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, NotFound, OutOfRange, Reason, Unavailable
 from kvgrpc.v1 import common_pb2, pool_pb2, tensor_pb2
 from kvgrpc.wire.tensors import described, description_to_proto, name_to_proto
 from kvgrpc.wire.values import duration
@@ -35,11 +35,13 @@ QUEUED_MAX = 4_096
 class StoredTensor:
     """A tensor that came, in the store: what `numpy` and `torch` give is good until `release`, as by `with`."""
 
-    def __init__(self, id_: TensorId, what: Description, data: Bytes, is_view: bool, release: Any) -> None:
+    def __init__(
+        self, id_: TensorId, what: Description, data: Bytes, is_view: bool, release: Callable[[TensorId], None]
+    ) -> None:
         self.id, self.description, self.is_view = id_, what, is_view
         """`is_view`: the bytes are those in the store; where its pages did not lie side by side they are a copy."""
         self._data = data
-        self._release = release
+        self._release: Callable[[TensorId], None] | None = release
 
     def numpy(self) -> NDArray[Any]:
         """As an array, read-only. Raises TypeError for an element type that numpy lacks: use `torch`."""
@@ -147,7 +149,7 @@ class TensorStore:
             idle, self._saving = not self._saving, True
         if idle:
             try:
-                self._thread.run(self._save_all())
+                self._thread.run(self._save_all()).add_done_callback(self._saved_all)
             except KVGrpcError:
                 with self._lock:
                     self._queue.clear()
@@ -220,30 +222,33 @@ class TensorStore:
 
     def _save_all(self) -> Job:
         """Copies what is queued into the store, in order, and begins to send each."""
-        try:
-            while True:
-                with self._lock:
-                    if not self._queue:
-                        self._saving = False
-                        return
-                    put = self._queue[0]
-                try:
-                    allocation_id, pages = yield from self._allocate(put)
-                    put.computed()
-                    copy_in(put.tensor, self._memory, pages, self._page_bytes)
-                    self._thread.run(self._send(put, allocation_id), put.pending.future)
-                except Exception as error:  # noqa: BLE001 - it is the caller's
-                    put.pending.future.set_exception(error)
-                with self._lock:
-                    self._queue.popleft()
-                put.pending.saved.set_result(None)
-        except GeneratorExit:
+        while True:
             with self._lock:
-                left, self._queue = list(self._queue), deque()
-            for put in left:
-                put.pending.saved.set_result(None)
-                put.pending.future.set_exception(self._thread.over or RuntimeError("the store is closed"))
-            raise
+                if not self._queue:
+                    self._saving = False
+                    return
+                put = self._queue[0]
+            try:
+                allocation_id, pages = yield from self._allocate(put)
+                put.computed()
+                copy_in(put.tensor, self._memory, pages, self._page_bytes)
+                self._thread.run(self._send(put, allocation_id), put.pending.future)
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                put.pending.future.set_exception(error)
+            with self._lock:
+                self._queue.popleft()
+            put.pending.saved.set_result(None)
+
+    def _saved_all(self, saver: "Future[None]") -> None:
+        """The job that copies is over; what is queued then, because the store is, never will be copied."""
+        error = saver.exception()
+        if error is None:
+            return
+        with self._lock:
+            left, self._queue = self._queue, deque()
+        for put in left:
+            put.pending.saved.set_result(None)
+            put.pending.future.set_exception(error)
 
     def _allocate(self, put: "_Put") -> Generator[Call | float, Any, tuple[str, list[int]]]:
         pages = pages_for(put.nbytes, self._page_bytes)
@@ -291,7 +296,11 @@ class TensorStore:
         what, pages = described(answer.tensor.description), _pages(answer.pages)
         data, is_view = read(self._memory, pages, self._page_bytes, what.nbytes)
         self._held[id_] = self._held.get(id_, 0) + 1
-        return StoredTensor(id_, what, data, is_view, lambda id_: self._thread.run(self._release(id_)))
+        return StoredTensor(id_, what, data, is_view, self._give_back)
+
+    def _give_back(self, id_: TensorId) -> None:
+        with suppress(Unavailable):  # of a store that is over nothing is held any more
+            self._thread.run(self._release(id_))
 
     def _release(self, id_: TensorId) -> Job:
         """One that was got; the last release of a tensor is the one that counts."""

@@ -1,6 +1,7 @@
 """The library: what is put is what is got, in every element type and shape, from any thread."""
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -200,7 +201,7 @@ def test_a_store_whose_lead_died_says_so_and_what_was_got_stays_readable(launch:
     got = d.get(key, "a")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(d.get, key, "never")
-        d._engine.abandon()
+        os.kill(d._engine.lead_pid, signal.SIGKILL)
         with pytest.raises(Unavailable):
             waiting.result(20.0)
     with pytest.raises(Unavailable):
