@@ -245,7 +245,7 @@ class TensorStore:
         if error is None:
             return
         with self._lock:
-            left, self._queue = self._queue, deque()
+            left, self._queue, self._saving = self._queue, deque(), False
         for put in left:
             put.pending.saved.set_result(None)
             put.pending.future.set_exception(error)
