@@ -1,27 +1,14 @@
 """The client of TensorService: what it says of tensors, and what it is told."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvgrpc.client import connect, connect_sync
 from kvgrpc.errors import DeadlineExceeded, PreconditionFailed
 from kvgrpc.v1 import tensor_pb2
-from tests.service.conftest import SHARED
-from tests.service.engines import ServeProcess
-from tests.service.tensors.stores import HELD, PAGE, STORED, TENSORS, Store, data_of, described
+from tests.service.tensors.stores import HELD, PAGE, STORED, Store, data_of, described
 from tests.service.values import new_key
 
 DATA = data_of(PAGE)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Store]]:
-    folder = tmp_path_factory.mktemp("stores")
-    p, d = [Store(ServeProcess(folder / name, *SHARED, settings=TENSORS)) for name in ("p", "d")]
-    yield p, d
-    p.close()
-    d.close()
 
 
 async def test_a_tensor_is_put_got_listed_and_released(stores: tuple[Store, Store]) -> None:
@@ -39,6 +26,7 @@ async def test_a_tensor_is_put_got_listed_and_released(stores: tuple[Store, Stor
         assert (await there.release(key, ["a"])).released_count == 1
         with pytest.raises(PreconditionFailed):
             await there.get(key, "a")
+        await here.release(key)
 
 
 def test_what_is_kept_is_fetched_by_a_synchronous_client(stores: tuple[Store, Store]) -> None:
