@@ -21,6 +21,7 @@ from kvgrpc.v1 import (
     pool_pb2,
     pool_types_pb2,
     scheduler_pb2,
+    tensor_pb2,
     transfer_pb2,
 )
 from tests.fuzz.messages import Known
@@ -149,10 +150,12 @@ class _Made:
 
 
 def _requests(made: _Made) -> Iterator[Request]:
-    """(RPC, a request that succeeds), for every RPC of the server; of ConnectRank, one whose ticket alone is wrong."""
+    """(RPC, a request that succeeds), for every RPC of the server; of ConnectRank, one whose ticket alone is wrong, and
+    of TensorService, those that a pool alone refuses which is no store.
+    """
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
-        _pool_requests, _admin_requests, _peer_requests,
+        _tensor_requests, _pool_requests, _admin_requests, _peer_requests,
     ):  # fmt: skip
         yield from of_service(made)
 
@@ -317,6 +320,34 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
         "PostSend",
         peer_pb2.PostSendRequest(caller=caller, access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64]),
     )
+
+
+def _tensor_requests(made: _Made) -> Iterator[Request]:
+    name = tensor_pb2.TensorName(transfer_key=made.keys[4], name="layers.0.k", part=1)
+    what = tensor_pb2.TensorDescription(
+        dtype="bfloat16", shape_sizes=[2, 3], nbytes=12, layer=1, content_digest=b"prompt"
+    )
+    put: dict[str, Any] = {"tensor": name, "description": what, "ttl": dur(30), "timeout": dur(0.01), "request_id": "r"}
+    yield (
+        "PutTensor",
+        tensor_pb2.PutTensorRequest(
+            **put, allocation_id=made.allocation.blocks.allocation_id, consumers=[made.where], asynchronous=True
+        ),
+    )
+    yield "PutTensor", tensor_pb2.PutTensorRequest(**put, grant=made.offer.grant)
+    expected = tensor_pb2.ExpectedTensor(dtype="bfloat16", shape_sizes=[2, 3], layer=1, content_digest=b"prompt")
+    yield (
+        "GetTensor",
+        tensor_pb2.GetTensorRequest(
+            tensor=name, expected=expected, source=made.where, timeout=dur(0.01), request_id="r"
+        ),
+    )
+    yield "ReleaseTensors", tensor_pb2.ReleaseTensorsRequest(transfer_key=made.keys[4], names=[name])
+    yield (
+        "ListTensors",
+        tensor_pb2.ListTensorsRequest(transfer_key=made.keys[4], states=[tensor_pb2.TENSOR_STATE_HELD], page_size=3),
+    )
+    yield "GetStagingStatus", tensor_pb2.GetStagingStatusRequest()
 
 
 def _scheduler_requests(made: _Made) -> Iterator[Request]:
