@@ -1,15 +1,19 @@
 """docs/grpcurl.md is true: its commands, in their order, print what the page shows."""
 
+import base64
+import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.service.engines import Engine, ServeProcess
+from tests.service.tensors.stores import TENSORS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "grpcurl.md"
@@ -97,3 +101,26 @@ def test_the_commands_of_the_page_print_what_it_shows(grpcurl: str, engines: dic
             assert at is not None, f"the page shows {line!r}, and there was:\n{output}"
             left = left[at + 1 :]
         assert "ERROR" not in output or any("Code:" in line for line in lines), output
+
+
+def test_tensors_are_put_and_listed_by_grpcurl(grpcurl: str, tmp_path: Path) -> None:
+    store = Engine(ServeProcess(tmp_path, "--listen", "127.0.0.1:0", "--drain-s", "0", settings=TENSORS))
+
+    def call(rpc: str, body: dict[str, Any]) -> dict[str, Any]:
+        command = [str(Path(grpcurl) / "grpcurl"), "-plaintext", "-d", json.dumps(body), store.address]
+        ran = subprocess.run([*command, f"kvgrpc.v1.{rpc}"], capture_output=True, text=True, timeout=30, check=True)
+        answer: dict[str, Any] = json.loads(ran.stdout)
+        return answer
+
+    try:
+        taken = call("PoolService/AllocateBlocks", {"group_block_counts": [{"block_count": 2}]})
+        name = {"transfer_key": base64.b64encode(b"0123456789abcdef").decode(), "name": "layers.0.k"}
+        what = {"dtype": "float16", "shape_sizes": [2, 2048], "nbytes": 8192}
+        put = {"tensor": name, "description": what, "allocation_id": taken["blocks"]["allocation_id"]}
+        call("TensorService/PutTensor", put)
+        (row,) = call("TensorService/ListTensors", {})["tensors"]
+        assert (row["name"], row["state"], row["page_count"]) == ("layers.0.k", "TENSOR_STATE_OFFERED", 2)
+        assert call("TensorService/GetStagingStatus", {})["offered_count"] == 1
+        assert call("TensorService/ReleaseTensors", {"transfer_key": name["transfer_key"]})["released_count"] == 1
+    finally:
+        store.close()
