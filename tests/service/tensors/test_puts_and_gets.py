@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from kvgrpc.v1 import tensor_pb2
+from kvgrpc.v1 import tensor_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import wait_until
 from tests.service.tensors.conftest import Begin
@@ -156,4 +156,16 @@ def test_the_request_may_have_two_names(stores: Pair, key: bytes) -> None:
     p, d = stores
     p.put(key, DATA, [d], request_id="at-p")
     assert d.get_tensor(key, request_id="at-d") == DATA
+    d.release_tensors(key)
+
+
+def test_a_trace_goes_with_a_tensor_through_both_leads(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    trace_id = key.hex()
+    metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
+    p.api.tensors.PutTensor(p.request(key, DATA, [d], request_id="traced"), metadata=metadata)
+    for store in stores:
+        wanted = transfer_pb2.TransferFilter(trace_id=trace_id)
+        (found,) = store.api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest(filter=wanted)).transfers
+        assert found.request_id == "traced"
     d.release_tensors(key)
