@@ -15,6 +15,9 @@ from tests.service.values import dur, new_key
 
 Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
+ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
+SLOW = ("--bandwidth-limit-bytes-per-s", "20000")
+"""A tensor of many pages is seconds on its way."""
 
 
 def cancel(store: Store, key: bytes) -> None:
@@ -150,3 +153,46 @@ def test_a_consumer_that_stands_still_delays_no_other(stores: Pair, begin: Begin
     d.release_tensors(key)
     wait_until(lambda: p.used() == 0)
     slow.process.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("by", ["release", "cancel"])
+def test_a_request_that_ends_while_its_tensor_comes_refuses_the_put_and_frees_the_pages(
+    stores: Pair, begin: Begin, key: bytes, by: str
+) -> None:
+    p, _ = stores
+    (slow,) = begin(TENSORS, flags=SLOW)
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(p.put, key, data_of(32 * PAGE), [slow])
+        wait_until(lambda: any(row.state == ACTIVE for row in moving(slow)))
+        if by == "release":
+            slow.release_tensors(key)
+        else:
+            cancel(slow, key)
+        refusal = p.api.refusal(sent.result)
+    assert refusal.reason == ("TRANSFER_ENDED" if by == "release" else "CANCELLED")
+    assert slow.listed() == {}
+    wait_until(lambda: slow.used() == p.used() == 0)
+
+
+def test_a_tensor_that_is_taken_back_while_it_is_sent_arrives_nowhere(stores: Pair, begin: Begin, key: bytes) -> None:
+    p, _ = stores
+    (slow,) = begin(TENSORS, flags=SLOW)
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(p.put, key, data_of(32 * PAGE), [slow])
+        wait_until(lambda: any(row.state == ACTIVE for row in moving(slow)))
+        p.release_tensors(key)
+        assert p.api.refusal(sent.result).reason in {"CANCELLED", "TRANSFER_ENDED"}
+    assert slow.listed() == {}
+    wait_until(lambda: slow.used() == p.used() == 0)
+
+
+def test_a_caller_that_leaves_waits_no_more(stores: Pair, key: bytes) -> None:
+    _, d = stores
+    call = d.api.tensors.GetTensor.future(d.wanted(key))
+    wait_until(lambda: d.status().waiting_count == 1)
+    call.cancel()
+    wait_until(lambda: d.status().waiting_count == 0)
+
+
+def moving(store: Store) -> list[transfer_pb2.Transfer]:
+    return list(store.api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest()).transfers)
