@@ -323,31 +323,17 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
 
 
 def _tensor_requests(made: _Made) -> Iterator[Request]:
-    name = tensor_pb2.TensorName(transfer_key=made.keys[4], name="layers.0.k", part=1)
-    what = tensor_pb2.TensorDescription(
-        dtype="bfloat16", shape_sizes=[2, 3], nbytes=12, layer=1, content_digest=b"prompt"
-    )
-    put: dict[str, Any] = {"tensor": name, "description": what, "ttl": dur(30), "timeout": dur(0.01), "request_id": "r"}
-    yield (
-        "PutTensor",
-        tensor_pb2.PutTensorRequest(
-            **put, allocation_id=made.allocation.blocks.allocation_id, consumers=[made.where], asynchronous=True
-        ),
-    )
-    yield "PutTensor", tensor_pb2.PutTensorRequest(**put, grant=made.offer.grant)
-    expected = tensor_pb2.ExpectedTensor(dtype="bfloat16", shape_sizes=[2, 3], layer=1, content_digest=b"prompt")
-    yield (
-        "GetTensor",
-        tensor_pb2.GetTensorRequest(
-            tensor=name, expected=expected, source=made.where, timeout=dur(0.01), request_id="r"
-        ),
-    )
-    yield "ReleaseTensors", tensor_pb2.ReleaseTensorsRequest(transfer_key=made.keys[4], names=[name])
-    yield (
-        "ListTensors",
-        tensor_pb2.ListTensorsRequest(transfer_key=made.keys[4], states=[tensor_pb2.TENSOR_STATE_HELD], page_size=3),
-    )
-    yield "GetStagingStatus", tensor_pb2.GetStagingStatusRequest()
+    name, pb = tensor_pb2.TensorName(transfer_key=made.keys[4], name="layers.0.k", part=1), tensor_pb2
+    what: dict[str, Any] = {"dtype": "bfloat16", "shape_sizes": [2, 3], "layer": 1, "content_digest": b"prompt"}
+    put: dict[str, Any] = {"tensor": name, "description": pb.TensorDescription(**what, nbytes=12), "ttl": dur(30)}
+    id_, soon = made.allocation.blocks.allocation_id, dur(0.01)
+    yield "PutTensor", pb.PutTensorRequest(**put, allocation_id=id_, consumers=[made.where], timeout=soon)
+    yield "PutTensor", pb.PutTensorRequest(**put, grant=made.offer.grant, request_id="r")
+    expected = pb.ExpectedTensor(**what)
+    yield "GetTensor", pb.GetTensorRequest(tensor=name, expected=expected, source=made.where, timeout=soon)
+    yield "ReleaseTensors", pb.ReleaseTensorsRequest(transfer_key=made.keys[4], names=[name])
+    yield "ListTensors", pb.ListTensorsRequest(transfer_key=made.keys[4], states=[pb.TENSOR_STATE_HELD], page_size=3)
+    yield "GetStagingStatus", pb.GetStagingStatusRequest()
 
 
 def _scheduler_requests(made: _Made) -> Iterator[Request]:
