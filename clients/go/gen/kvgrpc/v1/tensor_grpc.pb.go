@@ -64,8 +64,9 @@ type TensorServiceClient interface {
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
 	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-	//     weights.
+	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+	//     also: the source holds another tensor than is described.
+	//   - FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -95,12 +96,12 @@ type TensorServiceClient interface {
 	// * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
 	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
 	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
 	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-	// * What PutTensor ends with at a consumer, where it is fetched.
+	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	// * What is fetched ends as in PutTensor.
 	GetTensor(ctx context.Context, in *GetTensorRequest, opts ...grpc.CallOption) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
 	// them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
@@ -109,14 +110,19 @@ type TensorServiceClient interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	ReleaseTensors(ctx context.Context, in *ReleaseTensorsRequest, opts ...grpc.CallOption) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
-	// Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// * ABORTED INCARNATION_CHANGED: the page token is of another life.
 	ListTensors(ctx context.Context, in *ListTensorsRequest, opts ...grpc.CallOption) (*ListTensorsResponse, error)
 	// How full the store is.
 	//
-	// Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// Errors:
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	GetStagingStatus(ctx context.Context, in *GetStagingStatusRequest, opts ...grpc.CallOption) (*GetStagingStatusResponse, error)
 }
 
@@ -208,8 +214,9 @@ type TensorServiceServer interface {
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
 	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt, or runs other
-	//     weights.
+	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
+	//     also: the source holds another tensor than is described.
+	//   - FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
@@ -239,12 +246,12 @@ type TensorServiceServer interface {
 	// * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
 	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: with `source`: this store was full until the end.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time; `phase` is tensor.
+	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
 	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
 	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-	// * What PutTensor ends with at a consumer, where it is fetched.
+	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	// * What is fetched ends as in PutTensor.
 	GetTensor(context.Context, *GetTensorRequest) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
 	// them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
@@ -253,14 +260,19 @@ type TensorServiceServer interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	ReleaseTensors(context.Context, *ReleaseTensorsRequest) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
-	// Errors: INVALID_ARGUMENT INVALID_FIELD, ABORTED INCARNATION_CHANGED for a page token.
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// * ABORTED INCARNATION_CHANGED: the page token is of another life.
 	ListTensors(context.Context, *ListTensorsRequest) (*ListTensorsResponse, error)
 	// How full the store is.
 	//
-	// Errors: FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// Errors:
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	GetStagingStatus(context.Context, *GetStagingStatusRequest) (*GetStagingStatusResponse, error)
 	mustEmbedUnimplementedTensorServiceServer()
 }
