@@ -54,10 +54,9 @@ class Renewal(Effect, total=False):
     ttl_s: float
 
 
-class TensorPut(TypedDict, total=False):
+class TensorPut(Call, total=False):
     """Of Tensors.put."""
 
-    part: int
     consumers: int
     ttl_s: float
     asynchronous: bool

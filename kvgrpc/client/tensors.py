@@ -41,6 +41,7 @@ class Tensors:
         allocation_id: str = "",
         grant: Grant | None = None,
         to: Sequence[str] = (),
+        part: int = 0,
         within_s: float = 60.0,
         **options: Unpack[opt.TensorPut],
     ) -> pb.PutTensorResponse:
@@ -48,7 +49,7 @@ class Tensors:
         or, with the `grant` of its source, into this server's store.
         """
         request = pb.PutTensorRequest(
-            tensor=_named(transfer_key, name, options.get("part", 0)),
+            tensor=_named(transfer_key, name, part),
             description=description,
             consumers=[PeerAddress(address=address) for address in to],
             timeout=duration(within_s),
@@ -62,7 +63,7 @@ class Tensors:
             request.allocation_id = allocation_id
         if "ttl_s" in options:
             request.ttl.CopyFrom(duration(options["ttl_s"]))
-        return await self._call.read(self._stub.PutTensor, request, {"timeout_s": within_s + MARGIN_S})
+        return await self._call.read(self._stub.PutTensor, request, {"timeout_s": within_s + MARGIN_S, **options})
 
     async def get(  # noqa: PLR0913 - by name, each with a default
         self,
@@ -74,6 +75,7 @@ class Tensors:
         source: str = "",
         as_offer: bool = False,
         within_s: float = 30.0,
+        **options: Unpack[opt.Call],
     ) -> pb.GetTensorResponse:
         """The pages of a tensor, once it is there, or, `as_offer`, the grant of one that is kept for others."""
         request = pb.GetTensorRequest(
@@ -81,7 +83,7 @@ class Tensors:
         )
         if source:
             request.source.address = source
-        return await self._call.read(self._stub.GetTensor, request, {"timeout_s": within_s + MARGIN_S})
+        return await self._call.read(self._stub.GetTensor, request, {"timeout_s": within_s + MARGIN_S, **options})
 
     async def release(
         self, transfer_key: bytes, names: Sequence[str] = (), **options: Unpack[opt.Call]
