@@ -22,17 +22,17 @@ APART = "^sm"
 
 @pytest.fixture(scope="module")
 def far_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """The source here, the destination there; with all data paths that there are."""
+    """The source on the first, the destination on the second; with all data paths that there are."""
     folder = tmp_path_factory.mktemp("two-hosts")
     with ExitStack() as stack, pytest.MonkeyPatch.context() as environment:
         environment.setenv("UCX_TLS", APART)
-        why_not = stack.enter_context(hosts.second_host())
+        why_not = stack.enter_context(hosts.two_hosts())
         if why_not:
             pytest.skip(why_not)
         engines = []
-        for host, within in ((1, ()), (2, hosts.WITHIN)):
-            listen = ("--listen", f"{hosts.NETWORK}.{host}:0")
-            process = ServeProcess(folder / str(host), *listen, *TRUST, settings=SETTINGS, fresh=True, within=within)
+        for host in hosts.BOTH:
+            flags = ("--listen", f"{host.address}:0", *TRUST)
+            process = ServeProcess(folder / host.name, *flags, settings=SETTINGS, fresh=True, within=host.within)
             stack.callback(process.end)
             engines.append(Engine(process))
             stack.callback(engines[-1].api.close)

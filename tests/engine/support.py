@@ -50,12 +50,14 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 class Lead:
     """A `kvgrpc serve` that waits for engines at a session socket."""
 
-    def __init__(self, folder: Path, name: str, *flags: str, settings: str = "", **environment: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, *flags: str, settings: str = "", within: Sequence[str] = (), **environment: str
+    ) -> None:
         self.name = name
         self.socket_path = str(folder / f"{name}.sock")
         self.process = ServeProcess(
             folder / name, "--listen", f"{HOME}:0", "--no-pool", "--engine-id", name, "--drain-s", "0",
-            "--session-socket", self.socket_path, *flags, settings=settings, environment=environment,
+            "--session-socket", self.socket_path, *flags, settings=settings, environment=environment, within=within,
         )  # fmt: skip
 
     def wait_ready(self) -> "Lead":

@@ -20,39 +20,38 @@ from tests.service.engines import wait_until
 pytestmark = pytest.mark.timeout(TEST_S)
 
 GRACE_S = 3.0
-FLAGS = ("--listen", f"{hosts.ADDRESS}:0", "--insecure", "--dial-allow", f"{hosts.NETWORK}.0/24")
+FLAGS = ("--listen", f"{hosts.FIRST.address}:0", "--insecure", "--dial-allow", f"{hosts.NETWORK}.0/24")
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[None]:
-    """The second host."""
-    with hosts.second_host() as why_not:
+def two_hosts() -> Iterator[None]:
+    with hosts.two_hosts() as why_not:
         if why_not:
             pytest.skip(why_not)
         yield
 
 
 @pytest.fixture(scope="module")
-def leads(there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
-    """Both are here."""
+def leads(two_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
+    """Both are on the first host."""
     folder = tmp_path_factory.mktemp("leads")
     settings = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
     with ExitStack() as stack:
-        made = [Lead(folder, name, *FLAGS, settings=settings) for name in ("P", "D")]
+        made = [Lead(folder, name, *FLAGS, settings=settings, within=hosts.FIRST.within) for name in ("P", "D")]
         for lead in made:
             stack.callback(lead.close)
         yield made[0].wait_ready(), made[1].wait_ready()
 
 
 @pytest.fixture(scope="module")
-def makers(there: None) -> Iterator[tuple[Workers, Workers]]:
-    """Of workers here, and there. Each host has one network."""
+def makers(two_hosts: None) -> Iterator[tuple[Workers, Workers]]:
+    """Of workers on each host. Each host has one network."""
     with pytest.MonkeyPatch.context() as environment, ExitStack() as stack:
         environment.setenv("UCX_TLS", "tcp")
         made = []
-        for device, within in ((hosts.HERE, ()), (hosts.THERE, hosts.WITHIN)):
-            environment.setenv("UCX_NET_DEVICES", device)
-            made.append(Workers(within=within))
+        for host in hosts.BOTH:
+            environment.setenv("UCX_NET_DEVICES", host.device)
+            made.append(Workers(within=host.within))
             stack.callback(made[-1].close)
         yield made[0], made[1]
 
@@ -66,13 +65,21 @@ def stack() -> Iterator[ExitStack]:
 def engine(
     stack: ExitStack, lead: Lead, makers: tuple[Workers, Workers], places: tuple[int, int], slow: bool = False
 ) -> PrivateSide:
-    """`places`: where its ranks are, 0 here, 1 there."""
+    """`places`: where its ranks are, 0 with the leads, 1 on the second host."""
     workers: list[Asked] = [makers[place].make() for place in places]
     remote = {rank: "" for rank, place in enumerate(places) if place}
     limits = tuple(SLOW_BYTES_PER_S if slow and place else None for place in places)
     side = PrivateSide(lead, workers, "cma", "nixl", remote=remote, limits=limits)
     stack.callback(side.close)
     return side
+
+
+@pytest.mark.usefixtures("two_hosts")
+def test_no_test_beside_these_finds_their_network() -> None:
+    """UCX reads the devices of its host that have an address when an agent begins, and connects by the fastest."""
+    assert hosts.NETWORK not in hosts.ip("-o", "address")
+    for host in hosts.BOTH:
+        assert hosts.ip("-o", "address", "show", "dev", host.way) == ""
 
 
 @pytest.mark.parametrize(
