@@ -106,7 +106,7 @@ class Wait:
                 now = time.monotonic()
                 if reply.condition_met or now >= until:
                     return reply
-                if now - begun >= once_s / 2:
+                if now - begun >= max(once_s / 2, pauses.FIRST_S):  # it waited; a slow answer alone takes less
                     failures = 0
                     continue
             # The server is away, or does not wait: no loop without a pause.

@@ -194,13 +194,23 @@ async def test_a_server_that_is_full_says_when_to_come_back(
     assert 2 <= len(server.seen) <= 5
 
 
-async def test_a_server_that_does_not_wait_is_not_asked_without_a_pause(server: FakeServer, client: Client) -> None:
-    active = Transfer(state=TRANSFER_STATE_ACTIVE)
-    server.answers["WaitTransfer"] = lambda *_: WaitTransferResponse(transfer=active)
+@pytest.mark.parametrize("answer_s", [0.0, 0.6], ids=["it answers at once", "its answer takes most of what is left"])
+async def test_a_server_that_does_not_wait_is_not_asked_without_a_pause(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch, answer_s: float
+) -> None:
+    for name in ("FIRST_S", "MAX_S"):
+        monkeypatch.setattr(pauses, name, 10.0)
+
+    async def answer(request: WaitTransferRequest, context: Any) -> WaitTransferResponse:
+        await asyncio.sleep(answer_s)
+        return WaitTransferResponse(transfer=Transfer(state=TRANSFER_STATE_ACTIVE))
+
+    server.answers["WaitTransfer"] = answer
     with pytest.raises(DeadlineExceeded):
-        await client.wait("t", timeout_s=0.5)
-    # Pauses of 0.05 s and 0.1 s at least, then one to the end.
-    assert 2 <= len(server.seen) <= 5
+        await client.wait("t", timeout_s=1.0)
+    first, *later = [request.timeout.ToTimedelta().total_seconds() for request in server.requests("WaitTransfer")]
+    assert 0.5 < first <= 1.0
+    assert later in ([0.0], []), "the pause lasts to the end, and a last look follows, unless the answer came later"
 
 
 # ---- many at once
