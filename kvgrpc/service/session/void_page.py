@@ -60,7 +60,10 @@ class VoidPage:
         if not self._slots or not self._flags.any():
             return ()
         # Of a copy: numpy raises where flags change while it counts them, and the engine may set one at any moment.
-        found = (self._leases.get(slot, "") for slot in (np.flatnonzero(self._flags.copy()) + 1).tolist())
+        flags = self._flags.copy()
+        if np.count_nonzero(flags) > len(self._leases):  # an engine may set those of slots that it named for no lease
+            return tuple(lease_id for slot, lease_id in self._leases.items() if flags[slot - 1])
+        found = (self._leases.get(slot, "") for slot in (np.flatnonzero(flags) + 1).tolist())
         return tuple(lease_id for lease_id in found if lease_id)
 
     def close(self) -> None:

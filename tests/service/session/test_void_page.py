@@ -41,6 +41,16 @@ def test_a_flag_tells_of_the_lease_of_its_slot_until_that_has_ended(page: VoidPa
     assert page.voided() == ()
 
 
+def test_flags_of_slots_that_no_lease_has_tell_nothing(page: VoidPage) -> None:
+    os.pwrite(page.fd, b"\1" * SLOTS, 0)
+    assert page.voided() == ()
+    page.name(SLOTS, "l-2")
+    page.name(1, "l-1")
+    page.name(2, "l-3")
+    flag(page, 2, 0)
+    assert sorted(page.voided()) == ["l-1", "l-2"]
+
+
 @pytest.mark.parametrize(
     ("slot", "lease_id"), [(0, "l-9"), (SLOTS + 1, "l-9"), (1, "l-9"), (2, "l-1"), (3, "")],
     ids=["no slot", "a slot that is not there", "a slot in use", "a second slot", "no lease"],
