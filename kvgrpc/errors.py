@@ -267,6 +267,10 @@ class InternalError(KVGrpcError):
 
 BY_CODE: dict[str, type[KVGrpcError]] = {kind.code: kind for kind in KVGrpcError.__subclasses__()}
 """The class of each gRPC status code."""
+LATE_WRITE = "Internal error from Core"
+"""What grpc.aio says, with INTERNAL, of a stream that its other end had ended when it was written to: that sent no such
+thing, and what it did send is lost.
+"""
 
 
 def invalid(field: str, description: str) -> InvalidRequest:

@@ -18,6 +18,7 @@ from grpc import aio
 
 from kvgrpc.errors import (
     BY_CODE,
+    LATE_WRITE,
     DeadlineExceeded,
     Exhausted,
     FieldViolation,
@@ -70,7 +71,10 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
     """The typed error of a failed call. `metadata` of the error always names the method and the address."""
-    return _error(failed.code(), failed.details(), dict(_details(failed)), method, address)
+    code, message = failed.code(), failed.details()
+    if code is grpc.StatusCode.INTERNAL and message == LATE_WRITE:
+        code, message = grpc.StatusCode.UNAVAILABLE, "the server had ended the stream"
+    return _error(code, message, dict(_details(failed)), method, address)
 
 
 def error_of(status: CallStatus, method: str, address: str) -> KVGrpcError:

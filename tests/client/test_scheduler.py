@@ -1,7 +1,9 @@
 """The client of SchedulerService: what it says, what it hears, and a request that goes from server to server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -204,6 +206,30 @@ async def test_a_stream_of_steps_that_ended_is_opened_anew(server: FakeServer, c
         assert caught.value.reason is Reason.INCARNATION_CHANGED
         server.answers["Schedule"] = answering()
         assert (await step()).header == LIFE
+
+
+async def test_a_step_that_meets_the_end_of_its_stream_is_unavailable(server: FakeServer, client: Client) -> None:
+    """Whatever gRPC has been told of the end when the step is written."""
+    for turns in range(20):
+        end = asyncio.Event()
+
+        async def one(
+            steps: AsyncIterator[ScheduleRequest], _: Any, end: asyncio.Event = end
+        ) -> AsyncIterator[ScheduleResponse]:
+            async for _step in steps:
+                yield ScheduleResponse(header=LIFE)
+                await end.wait()
+                return
+
+        server.answers["Schedule"] = one
+        async with client.scheduler().steps() as step:
+            await step()
+            end.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(0.02)  # noqa: ASYNC251 - gRPC's own threads go on, and this one hears nothing of it
+            with suppress(Unavailable):
+                assert (await step()).header == LIFE
 
 
 async def failing_stream(_: Any, context: Any) -> AsyncIterator[ScheduleResponse]:

@@ -6,14 +6,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import LATE_WRITE, DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.service import status
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
-
-LATE_WRITE = "Internal error from Core"
-"""What grpc.aio says, with INTERNAL, of a stream that its peer had ended when it was written to: no peer sent that."""
 
 
 def readable(reply: Any, who: str) -> Any:
