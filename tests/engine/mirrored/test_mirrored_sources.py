@@ -9,6 +9,7 @@ from tests.engine.made import LAYERS, made_bytes
 from tests.engine.mirrored.fake_device import CopyFailed
 from tests.engine.mirrored.sides import MirroredSide, check_not_at_rest
 from tests.engine.support import QUIET_S, Side, failure, kinds, new_key, received, tokens
+from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -32,6 +33,7 @@ def test_nothing_is_read_before_the_copies_are_done(source: MirroredSide, reader
     source.device.wait_started("out")
     assert before.take_back()
     source.finish(before)
+    wait_until(lambda: source.device.copied == {"out": BYTES})  # else it would be held, too
     made = source.fill(SOURCE, seed=2)
     source.device.hold("out")
     handover = source.hand_over(SOURCE, PROMPT)
