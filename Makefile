@@ -285,5 +285,5 @@ grpcurl: .tools/bin/grpcurl ## Build grpcurl into .tools/bin, where the tests lo
 endif
 
 .PHONY: bench
-bench: venv ## Measure pulls on this machine (BENCH=push, layerwise or geometry for those, ARGS="--help" for choices)
+bench: venv ## Measure pulls on this machine (BENCH=push, layerwise, geometry or tensors for those, ARGS="--help" for choices)
 	@$(BIN)/kvgrpc bench $(BENCH) $(ARGS)

@@ -155,6 +155,18 @@ class GeometryPlan(Plan):
     names: tuple[str, ...] = NAMES
 
 
+@dataclass(frozen=True)
+class TensorsPlan(Plan):
+    """A run of `kvgrpc bench tensors`. `block_bytes` are of one tensor; `pool_bytes` are of all that move at a time."""
+
+    data_paths: tuple[str, ...] = (COLLECTIVE, "shm")
+    block_bytes: tuple[int, ...] = (16 << 20, 4 << 20, 1 << 20)
+    gets_at_once: int = 8
+    """Threads of the consumer that fetch, and messages of raw Gloo that are under way."""
+    full_tensors: int = 8
+    """Tensors that a store has room for, where it is measured at its limit."""
+
+
 _FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}
 PULL_QUICK = PullPlan(
     **_FEW,
@@ -172,6 +184,7 @@ PUSH_QUICK = PushPlan(
 )
 LAYERWISE_QUICK = LayerwisePlan(**_FEW)
 GEOMETRY_QUICK = GeometryPlan(**_FEW | {"block_bytes": ()})
+TENSORS_QUICK = TensorsPlan(**_FEW | {"block_bytes": (256 << 10,)})
 
 
 def path_of(name: str) -> str:

@@ -1,14 +1,17 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
+import asyncio
+
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.measures import devices, geometries, layerwise, leases, push, rate
+from kvgrpc.bench.measures import devices, geometries, layerwise, leases, push, rate, tensors
 from kvgrpc.bench.measures.bandwidth import Bandwidth
 from kvgrpc.bench.measures.latency import Latency
-from kvgrpc.bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, environment_of
+from kvgrpc.bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, TensorsPlan, environment_of
 from kvgrpc.bench.results.devices import DEVICE_BASELINES, DeviceResult
 from kvgrpc.bench.results.geometries import BASELINES as GEOMETRY_BASELINES, GeometryResult
 from kvgrpc.bench.results.pulls import BASELINES, PullResult
 from kvgrpc.bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
+from kvgrpc.bench.results.tensors import BASELINES as TENSOR_BASELINES, TensorResult
 from kvgrpc.bench.stages.devices import MakeDevices
 from kvgrpc.bench.stages.servers import Progress, Stage
 
@@ -61,6 +64,13 @@ async def run_geometry(plan: GeometryPlan, progress: Progress) -> GeometryResult
     """As `run_pull`."""
     found = GeometryResult(plan.quick, plan.repeats, machine(), versions(), GEOMETRY_BASELINES)
     geometries.measure(plan, found, progress)
+    return found
+
+
+async def run_tensors(plan: TensorsPlan, progress: Progress) -> TensorResult:
+    """As `run_pull`."""
+    found = TensorResult(plan.quick, plan.repeats, machine(), versions(), TENSOR_BASELINES)
+    await asyncio.to_thread(tensors.measure, plan, found, progress)
     return found
 
 

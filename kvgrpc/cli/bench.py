@@ -172,6 +172,33 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     _measure(run_geometry(replace(plan, names=names), _progress), json_=json_, output=output)
 
 
+@bench.command()
+def tensors(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    data_paths: DataPaths = "collective,shm",
+    sizes: Annotated[
+        str | None, typer.Option(help="Sizes of a tensor, in KB. Default 16384,4096,1024; with --quick 256.")
+    ] = None,
+    repeats: Repeats = None,
+    pool_mb: PoolMb = None,
+    quick: Quick = False,
+    json_: Json = False,
+    output: Output = None,
+) -> None:
+    """Measure named tensors between two engines, put and fetched, beside raw Gloo with one message a tensor.
+
+    Also a store at its limit. About ratios and times see `kvgrpc bench pull`.
+
+    Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
+    """
+    from kvgrpc.bench.plan import TENSORS_QUICK, TensorsPlan
+    from kvgrpc.bench.run import run_tensors
+    from kvgrpc.config import DATA_PATHS
+
+    base = TENSORS_QUICK if quick else TensorsPlan()
+    plan = _plan(base, data_paths, DATA_PATHS, sizes, pool_mb, repeats, base.copy_threads)
+    _measure(run_tensors(plan, _progress), json_=json_, output=output)
+
+
 def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
     base: "_Plan",
     data_paths: str,

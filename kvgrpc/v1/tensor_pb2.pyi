@@ -594,6 +594,8 @@ class GetStagingStatusResponse(_message.Message):
     TENSOR_COUNT_FIELD_NUMBER: _builtins.int
     OFFERED_COUNT_FIELD_NUMBER: _builtins.int
     WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    RESERVED_PAGE_COUNT_FIELD_NUMBER: _builtins.int
+    QUEUED_COUNT_FIELD_NUMBER: _builtins.int
     page_bytes: _builtins.int
     """Bytes of a page."""
     page_count: _builtins.int
@@ -610,6 +612,10 @@ class GetStagingStatusResponse(_message.Message):
     """Tensors that are kept for others."""
     waiting_count: _builtins.int
     """Calls that wait for a tensor."""
+    reserved_page_count: _builtins.int
+    """Pages that are for tensors which the engine waits for; the others leave so many free."""
+    queued_count: _builtins.int
+    """Tensors that wait for pages."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -626,10 +632,12 @@ class GetStagingStatusResponse(_message.Message):
         tensor_count: _builtins.int = ...,
         offered_count: _builtins.int = ...,
         waiting_count: _builtins.int = ...,
+        reserved_page_count: _builtins.int = ...,
+        queued_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "offered_count", b"offered_count", "page_bytes", b"page_bytes", "page_count", b"page_count", "spill_page_count", b"spill_page_count", "tensor_count", b"tensor_count", "used_page_count", b"used_page_count", "used_spill_page_count", b"used_spill_page_count", "waiting_count", b"waiting_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "offered_count", b"offered_count", "page_bytes", b"page_bytes", "page_count", b"page_count", "queued_count", b"queued_count", "reserved_page_count", b"reserved_page_count", "spill_page_count", b"spill_page_count", "tensor_count", b"tensor_count", "used_page_count", b"used_page_count", "used_spill_page_count", b"used_spill_page_count", "waiting_count", b"waiting_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ from kvgrpc.core.values.bridge import Bridge
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 """Seconds on an idle machine: seven processes, four of which load NIXL."""
-NAMES = {"name", "datapath", "layout", "mover", "base"}
+NAMES = {"name", "datapath", "layout", "mover", "base", "way"}
 """Fields of a case that are no figures."""
 PULL_CASE = {
     "name",
@@ -111,6 +111,7 @@ LAYERWISE_CASE = {
     "part_ms_destination",
 }
 
+TENSOR_CASE = {"name", "datapath", "way", "tensor_bytes", "tensors", "gbps", "gloo_gbps", "ratio_gloo"}
 GEOMETRY_CASE = {
     "name",
     "datapath",
@@ -220,6 +221,17 @@ def test_every_figure_of_geometries_is_measured_and_named_whatever_the_bytes() -
     assert all(map(is_measured, said["planning_ms"].values()))
 
 
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_every_figure_of_named_tensors_is_measured_and_named() -> None:
+    said = measure("tensors", "--data-paths", "shm")
+    assert [case["name"] for case in said["cases"]] == ["shm put_async 256 KB", "shm get 256 KB", "shm put 256 KB"]
+    for case in said["cases"]:
+        check_case(case, TENSOR_CASE)
+        assert (case["tensors"], case["tensor_bytes"]) == (16, 256 << 10)
+    assert said["full_ratio"].keys() == {"shm"}
+    assert is_measured(said["full_ratio"]["shm"])
+
+
 def test_engines_of_every_geometry_that_the_measure_wants_are_there() -> None:
     found = {name: geometry(name, 128) for name in GEOMETRIES}
     repacked = {name for name, pair in found.items() if Bridge(pair.source, pair.destination).repacked}
@@ -248,6 +260,8 @@ def test_engines_of_every_geometry_that_the_measure_wants_are_there() -> None:
         ("layerwise", ("--sizes", "192")),
         ("geometry", ("--pool-mb", "0")),
         ("geometry", ("--cases", "tp 3 to 5")),
+        ("tensors", ("--data-paths", "nixl-tcp")),
+        ("tensors", ("--sizes", "192")),
     ],
 )
 def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, ...]) -> None:

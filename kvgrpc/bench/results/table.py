@@ -12,6 +12,7 @@ from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
 from kvgrpc.bench.results.pulls import PullCase, PullResult, Run
 from kvgrpc.bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
 from kvgrpc.bench.results.targets import Target
+from kvgrpc.bench.results.tensors import TensorCase, TensorResult
 
 
 def show(found: Run, console: Console) -> None:
@@ -49,6 +50,8 @@ def _tables(found: Run) -> Iterator[Table]:
         yield _layerwise(found.cases)
     if isinstance(found, GeometryResult):
         yield _geometries(found.cases)
+    if isinstance(found, TensorResult):
+        yield _tensors(found.cases)
     if isinstance(found, DeviceResult):
         yield _devices(found)
 
@@ -161,6 +164,25 @@ def _geometries(cases: Sequence[GeometryCase]) -> Table:
             f"{case.gbps:.1f}",
             f"{case.memcpy_gbps:.1f}",
             _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+        )
+    return table
+
+
+def _tensors(cases: Sequence[TensorCase]) -> Table:
+    table = _table(
+        "Named tensors, until the other engine has had the last one; red: short of the target",
+        ("path", "tensors", "way"),
+        ("GB/s", "Gloo", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.datapath,
+            f"{case.tensors} x {_size(case.tensor_bytes)}",
+            case.way,
+            f"{case.gbps:.2f}",
+            f"{case.gloo_gbps:.2f}",
+            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
         )
     return table
 

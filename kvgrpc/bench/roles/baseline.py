@@ -158,11 +158,11 @@ class Baseline:
         self._gloo = RawGloo(self._own, meeting, sends=sends)
         return {}
 
-    def gloo_move(self) -> dict[str, Any]:
-        """Sends or receives the whole pool. Gives when it began and ended."""
+    def gloo_move(self, **messages: int) -> dict[str, Any]:
+        """Sends or receives the whole pool. Gives when it began and ended. `messages`: as RawGloo.move."""
         if self._gloo is None:
             raise InternalError(Reason.INTERNAL, "gloo_start comes first")
-        began_ns, ended_ns = self._gloo.move()
+        began_ns, ended_ns = self._gloo.move(**messages)
         return {"began_ns": began_ns, "ended_ns": ended_ns}
 
     def gloo_stop(self) -> dict[str, Any]:

@@ -48,6 +48,10 @@ def make_role(name: str) -> Role:
         from kvgrpc.bench.roles.serving import Serving
 
         return Serving()
+    if name == "store":
+        from kvgrpc.bench.roles.storing import Storing
+
+        return Storing()
     from kvgrpc.bench.roles.baseline import Baseline
 
     return Baseline()

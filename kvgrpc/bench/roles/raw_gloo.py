@@ -1,7 +1,7 @@
 """The baseline of the data path collective: Gloo as users of torch.distributed call it, without anything round it.
 
-A process group of two processes. One sends the whole memory in messages of 4 MB, from where it lies to where it goes,
-with 8 under way; the other receives them.
+A process group of two processes. One sends the whole memory in messages of one size, from where it lies to where it
+goes, with some of them under way; the other receives them.
 """
 
 import os
@@ -34,14 +34,14 @@ class RawGloo:
         rank = _SENDER if sends else _RECEIVER
         distributed.init_process_group("gloo", f"file://{meeting}", timeout=_WAIT, rank=rank, world_size=2)
 
-    def move(self) -> tuple[int, int]:
+    def move(self, message_bytes: int = MESSAGE_BYTES, under_way: int = UNDER_WAY) -> tuple[int, int]:
         """When it began, and when all was sent or received: nanoseconds of the system's monotonic clock."""
         flying: deque[distributed.Work] = deque()
         began = time.monotonic_ns()
-        for first in range(0, len(self._memory), MESSAGE_BYTES):
-            if len(flying) == UNDER_WAY:
+        for first in range(0, len(self._memory), message_bytes):
+            if len(flying) == under_way:
                 flying.popleft().wait()
-            work = self._call(self._memory[first : first + MESSAGE_BYTES], self._peer)
+            work = self._call(self._memory[first : first + message_bytes], self._peer)
             assert work is not None, "this process is in the group"
             flying.append(work)
         while flying:

@@ -30,7 +30,7 @@ class HostFailed(InternalError):
 
 
 class Host:
-    """One child process of role "server" or "baseline"; see `kvgrpc.bench.roles.program`. One command at a time.
+    """One child process, as `kvgrpc.bench.roles.program` makes them of a role by name. One command at a time.
 
     `environment` is what it gets beside our own.
     """

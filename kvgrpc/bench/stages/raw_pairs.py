@@ -94,10 +94,12 @@ class GlooPair(_Pair):
             self._destination.ask("attach", [destination_fd])
             self._both("gloo_start", *({"meeting": meeting, "sends": sends} for sends in (True, False)))
 
-    def move(self) -> float:
-        """Seconds that raw Gloo takes for the whole pool: from when both are there until all has arrived."""
+    def move(self, **messages: int) -> float:
+        """Seconds that raw Gloo takes for the whole pool: from when both are there until all has arrived. `messages`:
+        as RawGloo.move.
+        """
         with self._running():
-            sent, received = self._both("gloo_move")
+            sent, received = self._both("gloo_move", messages, messages)
         return float(received["ended_ns"] - max(sent["began_ns"], received["began_ns"])) / 1e9
 
     def detach(self) -> None:

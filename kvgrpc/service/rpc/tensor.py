@@ -67,4 +67,6 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             tensor_count=len(table.tensors),
             offered_count=len(table.offers),
             waiting_count=len(table.waits),
+            reserved_page_count=lead.tensors.store.pages.line.reserved,
+            queued_count=len(lead.tensors.store.pages.line),
         )

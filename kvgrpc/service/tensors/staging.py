@@ -103,6 +103,8 @@ class Staging:
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         number = self._ask(store, get.id, purpose, until, get.expected)
+        if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
+            store.pages.hurry(tensor)
         if get.source is not None and get.id not in store.table.tensors and get.id not in self._fetching:
             store.life.spawn(self._fetch(store, get, until, trace))
         found = await self._answer_to(store, number)
@@ -151,7 +153,7 @@ class Staging:
             self._perform()
         number = self._ask(store, put.id, Purpose.STORED, until)
         if tensor is not None:
-            store.life.spawn(self._bring(store, tensor, put, trace, None))
+            store.life.spawn(self._bring(store, tensor, put, trace, until, fetched=False))
         return await self._answer_to(store, number)
 
     async def _fetch(self, store: _Store, get: Get, until: float, trace: str) -> None:
@@ -167,16 +169,16 @@ class Staging:
             table.not_fetched(get.id, error.untraced())
         else:
             if tensor is not None:
-                await self._bring(store, tensor, put, trace, until)
+                await self._bring(store, tensor, put, trace, until, fetched=True)
         finally:
             self._fetching.discard(get.id)
             self._perform()
 
-    async def _bring(self, store: _Store, tensor: Tensor, put: Put, trace: str, until: float | None) -> None:
-        """Gives it pages and begins its pull; with `until` it was fetched, and waits for its pages."""
+    async def _bring(self, store: _Store, tensor: Tensor, put: Put, trace: str, until: float, *, fetched: bool) -> None:
+        """Gives it pages and begins its pull."""
         transfers = store.life.transfers
         try:
-            allocation_id, pages = await store.pages.take(tensor.pages, trace, until)
+            allocation_id, pages = await store.pages.take(tensor, trace, until, was_put=not fetched)
             if tensor.gone:
                 transfers.free(allocation_id)
                 return
@@ -184,9 +186,9 @@ class Staging:
             tensor.transfer_id = transfers.pull(tensor, pages, put, trace)
         except KVGrpcError as error:
             if not tensor.gone:
-                store.table.failed(tensor.id, error.untraced(), fetched=until is not None)
+                store.table.failed(tensor.id, error.untraced(), fetched=fetched)
         else:
-            self._arriving[tensor.transfer_id] = tensor, until is not None
+            self._arriving[tensor.transfer_id] = tensor, fetched
             if (now := transfers.find(tensor.transfer_id)) is not None:  # what became of it by now was not heard
                 self._changed(now)
         self._perform()
@@ -255,6 +257,8 @@ class Staging:
                     store.life.transfers.end(tensor.transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
                 if tensor.allocation_id:
                     store.life.transfers.free(tensor.allocation_id)
+                else:
+                    store.pages.forget(tensor)
             case BringBack(tensor):
                 store.life.spawn(store.pages.bring_back(tensor))
             case _:

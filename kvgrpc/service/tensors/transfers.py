@@ -73,8 +73,9 @@ class StoreTransfers:
         return answer.allocation_id, answer.blocks[0]
 
     def free_pages(self) -> int:
-        """Pages that are neither given out nor pinned."""
-        return self._lead.node.state.allocator.free_count(0)
+        """Pages that are neither given out nor pinned; none where the engine is gone."""
+        state = self._lead.node.state
+        return 0 if state.description is None else state.allocator.free_count(0)
 
     def pages_of(self, allocation_id: str) -> Ids:
         """The pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import (
     AlreadyExists,
@@ -63,9 +64,12 @@ def test_an_array_that_is_no_row_of_bytes_comes_as_it_reads(pair: Pair, key: byt
 
 def test_a_tensor_in_scattered_pages_comes_whole(launch: Launch, key: bytes) -> None:
     p, d = launch(), launch()
-    for i in range(PAGES):
+    room = PAGES - PAGES // RESERVED
+    for i in range(room):
         p.put(key, f"s{i}", np.full(PAGE, i, np.uint8), to=[d.address])
-    for i in range(0, PAGES, 2):
+    p.put(key, "rest", np.zeros((PAGES - room) * PAGE, np.uint8))
+    d.get(key, "rest", source=p.address)
+    for i in range(0, room, 2):
         d.get(key, f"s{i}").release()
     wait_until(lambda: "done" in put_one(p, d, key))
     with d.get(key, "done") as got:

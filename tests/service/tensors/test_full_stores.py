@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from kvgrpc.core.tensors.line import RESERVED
 from tests.service.api import refused
 from tests.service.engines import wait_until
 from tests.service.tensors.conftest import Begin
@@ -9,7 +10,9 @@ from tests.service.tensors.stores import HELD, PAGE, PAGES, SPILLED, STORED, TEN
 from tests.service.values import dur
 
 Pair = tuple[Store, Store]
-HALF = PAGES // 2 * PAGE
+ROOM = PAGES - PAGES // RESERVED
+"""Pages for what nobody waits for."""
+HALF = ROOM // 2 * PAGE
 
 
 def test_a_full_store_refuses_with_a_delay_and_keeps_what_it_has(stores: Pair, key: bytes) -> None:
@@ -44,7 +47,8 @@ def test_a_fetch_into_a_full_store_waits_for_room(stores: Pair, key: bytes) -> N
     p, d = stores
     for name in ("a", "b"):
         p.put(key, data_of(HALF), [d], name=name)
-    p.put(key, data_of(PAGE, 9), name="kept")
+    kept = data_of((PAGES - ROOM + 1) * PAGE, 9)
+    p.put(key, kept, name="kept")
     with refused(d.api, "DEADLINE_EXCEEDED", "DEADLINE"):
         d.get_tensor(key, "kept", p, timeout=dur(0.5))
     wait_until(lambda: "kept" not in d.listed())
@@ -52,7 +56,33 @@ def test_a_fetch_into_a_full_store_waits_for_room(stores: Pair, key: bytes) -> N
         late = threads.submit(d.get_tensor, key, "kept", p)
         wait_until(lambda: "kept" in d.listed())
         d.release_tensors(key, "b")
-        assert late.result() == data_of(PAGE, 9)
+        assert late.result() == kept
+    d.release_tensors(key)
+
+
+def test_a_part_of_a_full_store_is_for_what_the_engine_waits_for(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    for name in ("a", "b"):
+        p.put(key, data_of(HALF), [d], name=name)
+    kept = data_of((PAGES - ROOM) * PAGE, 9)
+    p.put(key, kept, name="kept")
+    assert d.status().reserved_page_count == PAGES - ROOM
+    assert d.get_tensor(key, "kept", p) == kept
+    d.release_tensors(key)
+
+
+def test_an_engine_that_wants_tensors_in_another_order_than_they_come_gets_all(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    names = [f"t{i}" for i in range(11)]
+    for name in names:
+        p.put(key, data_of(5 * PAGE, int(name[1:])), [d], name, asynchronous=True)
+    wait_until(lambda: len(d.listed()) == 11 and d.used() == ROOM // 5 * 5)
+    for name in names:
+        p.put(key, data_of(PAGE, 1), [d], f"other {name}", asynchronous=True)
+    for name in reversed(names):
+        assert d.get_tensor(key, name) == data_of(5 * PAGE, int(name[1:]))
+        d.release_tensors(key, name)
+    wait_until(lambda: p.used() == 0)
     d.release_tensors(key)
 
 
@@ -63,7 +93,7 @@ def test_tensors_that_nobody_asked_for_are_spilled_and_come_back(begin: Begin, s
         p.put(key, data_of(HALF, ord(name)), [d], name=name)
         assert d.used() <= PAGES
     assert d.listed() == {"a": SPILLED, "b": STORED, "c": STORED}
-    assert d.status().used_spill_page_count == d.status().spill_page_count == PAGES // 2
+    assert d.status().used_spill_page_count == d.status().spill_page_count == HALF // PAGE
     with refused(p.api, "RESOURCE_EXHAUSTED", "POOL_EXHAUSTED"):
         p.put(key, data_of(PAGE), [d], name="d", timeout=dur(0.5))
     assert d.get_tensor(key, "b") == data_of(HALF, ord("b"))

@@ -1127,7 +1127,11 @@ type GetStagingStatusResponse struct {
 	// Tensors that are kept for others.
 	OfferedCount uint32 `protobuf:"varint,8,opt,name=offered_count,json=offeredCount,proto3" json:"offered_count,omitempty"`
 	// Calls that wait for a tensor.
-	WaitingCount  uint32 `protobuf:"varint,9,opt,name=waiting_count,json=waitingCount,proto3" json:"waiting_count,omitempty"`
+	WaitingCount uint32 `protobuf:"varint,9,opt,name=waiting_count,json=waitingCount,proto3" json:"waiting_count,omitempty"`
+	// Pages that are for tensors which the engine waits for; the others leave so many free.
+	ReservedPageCount uint32 `protobuf:"varint,10,opt,name=reserved_page_count,json=reservedPageCount,proto3" json:"reserved_page_count,omitempty"`
+	// Tensors that wait for pages.
+	QueuedCount   uint32 `protobuf:"varint,11,opt,name=queued_count,json=queuedCount,proto3" json:"queued_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1225,6 +1229,20 @@ func (x *GetStagingStatusResponse) GetWaitingCount() uint32 {
 	return 0
 }
 
+func (x *GetStagingStatusResponse) GetReservedPageCount() uint32 {
+	if x != nil {
+		return x.ReservedPageCount
+	}
+	return 0
+}
+
+func (x *GetStagingStatusResponse) GetQueuedCount() uint32 {
+	if x != nil {
+		return x.QueuedCount
+	}
+	return 0
+}
+
 var File_kvgrpc_v1_tensor_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
@@ -1310,7 +1328,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\fpeer_address\x18\b \x01(\tR\vpeerAddress\x12\x1f\n" +
 	"\vtransfer_id\x18\t \x01(\tR\n" +
 	"transferId\"\x19\n" +
-	"\x17GetStagingStatusRequest\"\xfd\x02\n" +
+	"\x17GetStagingStatusRequest\"\xd0\x03\n" +
 	"\x18GetStagingStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1d\n" +
 	"\n" +
@@ -1322,7 +1340,10 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x15used_spill_page_count\x18\x06 \x01(\rR\x12usedSpillPageCount\x12!\n" +
 	"\ftensor_count\x18\a \x01(\rR\vtensorCount\x12#\n" +
 	"\roffered_count\x18\b \x01(\rR\fofferedCount\x12#\n" +
-	"\rwaiting_count\x18\t \x01(\rR\fwaitingCount*\xaa\x01\n" +
+	"\rwaiting_count\x18\t \x01(\rR\fwaitingCount\x12.\n" +
+	"\x13reserved_page_count\x18\n" +
+	" \x01(\rR\x11reservedPageCount\x12!\n" +
+	"\fqueued_count\x18\v \x01(\rR\vqueuedCount*\xaa\x01\n" +
 	"\vTensorState\x12\x1c\n" +
 	"\x18TENSOR_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15TENSOR_STATE_ARRIVING\x10\x01\x12\x17\n" +

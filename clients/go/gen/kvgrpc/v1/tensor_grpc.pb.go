@@ -55,8 +55,10 @@ type TensorServiceClient interface {
 	// free by themselves, when the consumers have the tensor, or the lease ends. A call that is refused before it leaves
 	// the allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
 	//
-	// A consumer that has no room refuses with RESOURCE_EXHAUSTED POOL_EXHAUSTED and a delay. The source's lead asks again
-	// after that, until `timeout` is over; no tensor is ever dropped for want of room.
+	// A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
+	// POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
+	// place; no tensor is ever dropped for want of room. What the consumer's engine waits for goes first, and a part of
+	// the store is for that alone (GetStagingStatus says how much).
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, TTL_INVALID, GRANT_INVALID: fix it.
@@ -205,8 +207,10 @@ type TensorServiceServer interface {
 	// free by themselves, when the consumers have the tensor, or the lease ends. A call that is refused before it leaves
 	// the allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
 	//
-	// A consumer that has no room refuses with RESOURCE_EXHAUSTED POOL_EXHAUSTED and a delay. The source's lead asks again
-	// after that, until `timeout` is over; no tensor is ever dropped for want of room.
+	// A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
+	// POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
+	// place; no tensor is ever dropped for want of room. What the consumer's engine waits for goes first, and a part of
+	// the store is for that alone (GetStagingStatus says how much).
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, TTL_INVALID, GRANT_INVALID: fix it.

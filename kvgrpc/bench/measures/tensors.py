@@ -1,0 +1,81 @@
+"""Named tensors between two engines, beside raw Gloo with messages of the same sizes."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+from kvgrpc.bench.measures.timed_pairs import timed_pairs
+from kvgrpc.bench.plan import TensorsPlan
+from kvgrpc.bench.results.tensors import TensorCase, TensorResult
+from kvgrpc.bench.stages.servers import Progress
+from kvgrpc.bench.stages.stores import RawStores, Stores
+
+_WARM = 2
+
+
+def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
+    """All cases of the plan, and a store at its limit."""
+    with RawStores(plan.pool_bytes) as raw:
+        for data_path in plan.data_paths:
+            for tensor_bytes in plan.block_bytes:
+                count = plan.pool_bytes // tensor_bytes
+                progress(f"{data_path}: {count} tensors of {tensor_bytes >> 10} KB")
+                with Stores(data_path, tensor_bytes, count, room=count) as stores:
+                    stores.check()
+                    found.cases += _cases(plan, data_path, tensor_bytes, stores, raw)
+    for data_path in plan.data_paths:
+        progress(f"{data_path}: a store at its limit")
+        found.full_ratio[data_path] = _full(plan, data_path)
+
+
+def _cases(plan: TensorsPlan, data_path: str, tensor_bytes: int, stores: Stores, raw: RawStores) -> list[TensorCase]:
+    one_by_one = partial(raw.move_s, tensor_bytes, 1)
+    at_once = partial(raw.move_s, tensor_bytes, plan.gets_at_once)
+    ways: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
+        "put_async": (partial(stores.put_s, at_once=True), at_once),
+        "get": (partial(stores.fetch_s, plan.gets_at_once), at_once),
+        "put": (partial(stores.put_s, at_once=False), one_by_one),
+    }
+    return [
+        _case(plan, f"{data_path} {way} {tensor_bytes >> 10} KB", data_path, way, tensor_bytes, *both)
+        for way, both in ways.items()
+    ]
+
+
+def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
+    plan: TensorsPlan,
+    name: str,
+    data_path: str,
+    way: str,
+    tensor_bytes: int,
+    ours: Callable[[], float],
+    gloo: Callable[[], float],
+) -> TensorCase:
+    for _ in range(_WARM):
+        ours(), gloo()
+    times = timed_pairs(plan.repeats, ours, gloo)
+    return TensorCase(
+        name=name,
+        datapath=data_path,
+        way=way,
+        tensor_bytes=tensor_bytes,
+        tensors=plan.pool_bytes // tensor_bytes,
+        gbps=plan.pool_bytes / statistics.median(own for own, _ in times) / 1e9,
+        gloo_gbps=plan.pool_bytes / statistics.median(raw for _, raw in times) / 1e9,
+        ratio_gloo=statistics.median(raw / own for own, raw in times),
+    )
+
+
+def _full(plan: TensorsPlan, data_path: str) -> float:
+    """How fast tensors go into a store that is full nearly all the time, over one that has room for all of them."""
+    tensor_bytes = plan.block_bytes[len(plan.block_bytes) // 2]
+    count = plan.pool_bytes // tensor_bytes
+    room = min(plan.full_tensors, max(count // 2, 1))
+    with (
+        Stores(data_path, tensor_bytes, count, room=room) as full,
+        Stores(data_path, tensor_bytes, count, room=count) as ample,
+    ):
+        into_full, into_ample = partial(full.put_s, at_once=True), partial(ample.put_s, at_once=True)
+        for _ in range(_WARM):
+            into_full(), into_ample()
+        return statistics.median(b / a for a, b in timed_pairs(plan.repeats, into_full, into_ample))

@@ -1,0 +1,103 @@
+"""Role "store" of a child process: an engine that moves named tensors, with a lead of its own."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.bench.plan import path_of
+from kvgrpc.bench.roles.role import Answer
+from kvgrpc.bench.stages.memory import fill
+from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.errors import InternalError, Reason
+
+
+class Storing:
+    """The commands of this role: its public methods. Tensors are named by their number."""
+
+    def __init__(self) -> None:
+        self._store: TensorStore | None = None
+        self._tensors: list[NDArray[np.uint8]] = []
+
+    async def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Answer:  # noqa: ARG002
+        """Performs one command."""
+        method: Callable[..., dict[str, Any]] = getattr(self, command)
+        return await asyncio.to_thread(method, **arguments), []
+
+    async def close(self) -> None:
+        self.stop()
+
+    def start(self, data_path: str, store_bytes: int, tensor_bytes: int, count: int) -> dict[str, Any]:
+        """A store, and tensors to put. Gives the address of its lead."""
+        self.stop()
+        flags = ["--data-paths", path_of(data_path)]
+        self._store = TensorStore.launch(store_bytes=store_bytes, flags=flags, weights_revision="bench")
+        whole = np.empty(tensor_bytes * count, dtype=np.uint8)
+        fill(whole)
+        self._tensors = list(whole.reshape(count, tensor_bytes))
+        return {"address": self._store.address}
+
+    def stop(self) -> dict[str, Any]:
+        """Ends it."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        return {}
+
+    def put(self, key: str, to: str, at_once: bool) -> dict[str, Any]:
+        """Puts all of them, one after the other or `at_once`. Gives when it began."""
+        store = self._started()
+        began_ns = time.monotonic_ns()
+        puts = []
+        for number, tensor in enumerate(self._tensors):
+            put = store.put_async(bytes.fromhex(key), number, tensor, to=[to])
+            if at_once:
+                puts.append(put)
+            else:
+                put.result()
+        for put in puts:
+            put.result()
+        return {"began_ns": began_ns}
+
+    def keep(self, key: str) -> dict[str, Any]:
+        """Puts all of them, for one consumer to fetch."""
+        store = self._started()
+        for put in [store.put_async(bytes.fromhex(key), number, tensor) for number, tensor in enumerate(self._tensors)]:
+            put.result()
+        return {}
+
+    def get(self, key: str, source: str, threads: int) -> dict[str, Any]:
+        """Gets all of them, and gives each back at once. Gives when it began, and when it had the last one."""
+        store, began_ns = self._started(), time.monotonic_ns()
+
+        def take(number: int) -> None:
+            with store.get(bytes.fromhex(key), number, source=source) as found:
+                if found.description.nbytes != self._tensors[number].nbytes:
+                    raise InternalError(Reason.INTERNAL, f"another tensor came for tensor {number}")
+
+        with ThreadPoolExecutor(threads) as getters:
+            list(getters.map(take, range(len(self._tensors))))
+        return {"began_ns": began_ns, "ended_ns": time.monotonic_ns()}
+
+    def check(self, key: str, source: str) -> dict[str, Any]:
+        """Whether what comes is what this process has itself: both fill alike."""
+        store = self._started()
+        equal = True
+        for number, tensor in enumerate(self._tensors):
+            with store.get(bytes.fromhex(key), number, source=source) as found:
+                equal &= np.array_equal(found.numpy(), tensor)
+        return {"equal": bool(equal)}
+
+    def release(self, key: str) -> dict[str, Any]:
+        """The request is over."""
+        self._started().release(bytes.fromhex(key))
+        return {}
+
+    def _started(self) -> TensorStore:
+        if self._store is None:
+            raise InternalError(Reason.INTERNAL, "start comes first")
+        return self._store
