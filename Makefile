@@ -212,6 +212,10 @@ vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some
 bench-vllm: vllm ## Measure the vLLM connector against vLLM's own NixlConnector (ARGS=--json; VLLM_VENV as above)
 	@PYTHONPATH=. timeout -k 60 2400 $(VLLM_VENV)/bin/python -m bench.connectors $(ARGS)
 
+.PHONY: bench-transformers
+bench-transformers: vllm ## Measure a Hugging Face cache moved as named tensors, by layers and whole (ARGS=--json; VLLM_VENV as above)
+	@PYTHONPATH=. timeout -k 60 1200 $(VLLM_VENV)/bin/python -m bench.transformers_cache $(ARGS)
+
 # Two processors and 6 GB. By default for minutes; it sends nothing any more after an hour with each connector.
 .PHONY: storm
 storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--json --requests 200 --seed 1", ARGS=--help)

@@ -22,7 +22,7 @@ class RemoteStores:
 
     def __init__(self, options: list[tuple[str, Any]]) -> None:
         self._options = options
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, tuple[grpc.aio.Channel, tensor_pb2_grpc.TensorServiceAsyncStub]] = {}
         self._calls: dict[str, int] = {}
         """Under way, by address."""
 
@@ -43,7 +43,7 @@ class RemoteStores:
     async def stop(self) -> None:
         """Ends all channels, and what is under way."""
         channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        for channel, _ in channels.values():
             await channel.close()
 
     async def _call(self, place: Place, method: str, request: Any, timeout_s: float, trace: str) -> Any:
@@ -52,9 +52,7 @@ class RemoteStores:
         self._calls[address] = self._calls.get(address, 0) + 1
         error: KVGrpcError | None = None
         try:
-            call: Callable[..., Awaitable[Any]] = getattr(
-                tensor_pb2_grpc.TensorServiceStub(self._channel(address)), method
-            )
+            call: Callable[..., Awaitable[Any]] = getattr(self._stub(address), method)
             reply = await call(request, timeout=timeout_s + GRACE_S, metadata=telemetry.metadata(traceparent))
             return _checked(bounded(reply, address), place)
         except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
@@ -65,11 +63,12 @@ class RemoteStores:
             ended(error)
         raise error
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
-        return channel
+    def _stub(self, address: str) -> "tensor_pb2_grpc.TensorServiceAsyncStub":
+        known = self._channels.get(address)
+        if known is None:
+            channel = grpc.aio.insecure_channel(address, options=self._options)
+            known = self._channels[address] = channel, tensor_pb2_grpc.TensorServiceStub(channel)
+        return known[1]
 
     def _done(self, address: str) -> None:
         self._calls[address] -= 1
