@@ -190,7 +190,7 @@ def test_many_threads_put_and_get_through_one_store(pair: Pair, key: bytes) -> N
     d.release(key)
 
 
-@pytest.mark.parametrize("path", ["shm", "cma", "nixl"])
+@pytest.mark.parametrize("path", ["shm", "cma", "nixl", "collective"])
 def test_tensors_move_over_every_data_path(launch: Launch, key: bytes, path: str) -> None:
     p, d = launch("--data-paths", path), launch("--data-paths", path)
     sent = torch.randn(9, 1000)
