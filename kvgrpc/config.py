@@ -28,7 +28,7 @@ DTYPE_BYTES = {
 }  # fmt: skip
 HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
-DATA_PATHS = ("shm", "cma", "nixl", "collective")
+DATA_PATHS = ("shm", "cma", "cuda_vmm", "nixl", "collective")
 """All that can be chosen, best first."""
 NAMES_BYTES_MAX = 140
 """Engine id and address together: a grant carries both twice and has at most 512 bytes."""

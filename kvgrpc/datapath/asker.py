@@ -199,12 +199,12 @@ class Asker:
     def _receive(self, asking: Asking) -> None:
         assert asking.socket is not None
         try:
-            payload, fd = _receive(asking.socket)
+            payload, fds = _receive(asking.socket, asking.question.descriptors)
         except (OSError, ValueError) as error:
             self._tell(asking, str(error))
             return
         end, asking.end = asking.end, None
-        self._tell(asking, Answer(asking.question, asking.pid, end, payload, fd))
+        self._tell(asking, Answer(asking.question, asking.pid, end, payload, fds))
 
     def _tell(self, asking: Asking, outcome: Answer | str) -> None:
         self._end(asking)
@@ -251,19 +251,22 @@ def listener(connected: socket.socket) -> tuple[int, int, ProcessEnd | None]:
         return pid, uid, None
 
 
-def _receive(connected: socket.socket) -> tuple[bytes, int]:
-    """(payload, descriptor or -1). Raises ValueError for a refusal, and for anything but an answer."""
+def _receive(connected: socket.socket, most: int) -> tuple[bytes, tuple[int, ...]]:
+    """(payload, at most so many descriptors). Raises ValueError for a refusal, and for anything but an answer."""
     fds = array.array("i")
-    room = socket.CMSG_SPACE(fds.itemsize)
+    room = socket.CMSG_SPACE(most * fds.itemsize)
     size = 1 + max(REASON_BYTES_MAX, PAYLOAD_BYTES_MAX)
-    answer, messages, _, _ = connected.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    answer, messages, flags, _ = connected.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in messages:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if answer[:1] == ANSWERED and len(fds) <= 1 and len(answer) <= 1 + PAYLOAD_BYTES_MAX:
-        return answer[1:], fds[0] if fds else -1
-    for fd in fds:  # the room is for one, yet alignment may leave space for a second
+    all_came = len(fds) <= most and not flags & socket.MSG_CTRUNC
+    if answer[:1] == ANSWERED and all_came and len(answer) <= 1 + PAYLOAD_BYTES_MAX:
+        return answer[1:], tuple(fds)
+    for fd in fds:  # alignment may leave space for one more than there is to be
         os.close(fd)
     if answer[:1] == REFUSED:
         raise ValueError(f"the peer refused: {answer[1:].decode(errors='replace')}")
+    if not all_came:
+        raise ValueError(f"not all of the peer's descriptors came: more than {most}, or than this process may open")
     raise ValueError("the peer answered with something else than it was asked for")

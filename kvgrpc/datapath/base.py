@@ -305,3 +305,13 @@ class LoadsLibrary(Protocol):
     def load(self) -> None:
         """Loads it now: where no other path comes before this one."""
         ...
+
+
+@runtime_checkable
+class SaysWhy(Protocol):
+    """A data path of which what is to be said depends on this rank's memory."""
+
+    @property
+    def why(self) -> str:
+        """One sentence, for people."""
+        ...

@@ -11,6 +11,7 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     CollectiveEndpoint,
+    CudaVmmEndpoint,
     LoopbackEndpoint,
     NixlEndpoint,
     RankEndpoint,
@@ -367,7 +368,7 @@ def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
     """
     part = getattr(endpoint, path, None)
     match part:
-        case ShmEndpoint() | CollectiveEndpoint() | LoopbackEndpoint():
+        case ShmEndpoint() | CudaVmmEndpoint() | CollectiveEndpoint() | LoopbackEndpoint():
             return part.nbytes
         case CmaEndpoint() | NixlEndpoint():
             return memory_bytes(part.segments)

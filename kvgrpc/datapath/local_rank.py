@@ -8,7 +8,7 @@ from kvgrpc.core.actions import AnswerSend, Operation, Post, Send
 from kvgrpc.core.events import Event
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
-from kvgrpc.datapath.base import DataPath, DataPathUnavailable, LoadsLibrary
+from kvgrpc.datapath.base import DataPath, DataPathUnavailable, LoadsLibrary, SaysWhy
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.own_host import LOOPBACK
@@ -27,7 +27,7 @@ DataPathStatus = tuple[str, bool, str]
 OwnReport = events.ChecksumsComputed | events.CopiedOut
 """What a rank reports of its own memory, beside what its mover reports."""
 
-UNAIDED = frozenset({"shm", "cma", "collective", "loopback"})
+UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "loopback"})
 """Data paths over which peers read without turns of the mover of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
@@ -50,7 +50,7 @@ def make_paths(
             status.append((name, False, error.message))
         else:
             paths.append(path)
-            status.append((name, True, _WHY[name]))
+            status.append((name, True, path.why if isinstance(path, SaysWhy) else _WHY[name]))
     if paths and isinstance(paths[0], LoadsLibrary):
         paths[0].load()
     return paths, status
@@ -75,6 +75,10 @@ def _make(
         from kvgrpc.datapath.paths.cma import CmaPath
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
+    if name == "cuda_vmm":
+        from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
+
+        return CudaVmmPath(memory, socket=socket)
     if name == "collective":
         from kvgrpc.datapath.collective.path import CollectivePath
 

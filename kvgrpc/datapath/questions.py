@@ -17,6 +17,8 @@ RANKS_MAX = 4096
 """Numbers of asking ranks are below."""
 REASON_BYTES_MAX = 200
 PAYLOAD_BYTES_MAX = 64
+DESCRIPTORS_MAX = 253
+"""What the kernel lets one packet carry (SCM_MAX_FD)."""
 ANSWERED, REFUSED = b"\0", b"\1"
 """What an answer begins with."""
 
@@ -52,6 +54,8 @@ class Question:
     socket_path: str
     token: bytes
     challenge: bytes = field(default_factory=lambda: secrets.token_bytes(CHALLENGE_BYTES))
+    descriptors: int = 1
+    """How many may come with the answer, at most DESCRIPTORS_MAX; an answer with more is none."""
 
 
 @dataclass
@@ -64,12 +68,12 @@ class Answer:
     end: ProcessEnd | None
     """Held from before the process was asked. None where it cannot be."""
     payload: bytes
-    fd: int = -1
+    fds: tuple[int, ...] = ()
 
-    def take_fd(self) -> int:
-        """The descriptor that came with it, for the caller to close; -1: none."""
-        fd, self.fd = self.fd, -1
-        return fd
+    def take_fds(self) -> tuple[int, ...]:
+        """The descriptors that came with it, for the caller to close."""
+        fds, self.fds = self.fds, ()
+        return fds
 
     def take_end(self) -> ProcessEnd | None:
         """The process, for the caller to close."""
@@ -80,5 +84,5 @@ class Answer:
         """Lets go of what was not taken. Idempotent."""
         if self.end is not None:
             self.end.close()
-        if (fd := self.take_fd()) >= 0:
+        for fd in self.take_fds():
             os.close(fd)

@@ -154,6 +154,8 @@ class _DataPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataPath.Val
     """NCCL or Gloo."""
     DATA_PATH_LOOPBACK: _DataPath.ValueType  # 5
     """Within one process; for tests."""
+    DATA_PATH_CUDA_VMM: _DataPath.ValueType  # 6
+    """Memory of a GPU, exported as file descriptors: the destination maps it read-only on one host."""
 
 class DataPath(_DataPath, metaclass=_DataPathEnumTypeWrapper):
     """How bytes move between two ranks."""
@@ -170,6 +172,8 @@ DATA_PATH_COLLECTIVE: DataPath.ValueType  # 4
 """NCCL or Gloo."""
 DATA_PATH_LOOPBACK: DataPath.ValueType  # 5
 """Within one process; for tests."""
+DATA_PATH_CUDA_VMM: DataPath.ValueType  # 6
+"""Memory of a GPU, exported as file descriptors: the destination maps it read-only on one host."""
 Global___DataPath: _TypeAlias = DataPath  # noqa: Y015
 
 class _TransferPhase:

@@ -596,6 +596,113 @@ class CollectiveEndpoint(_message.Message):
 Global___CollectiveEndpoint: _TypeAlias = CollectiveEndpoint  # noqa: Y015
 
 @_typing.final
+class DeviceAllocation(_message.Message):
+    """An allocation of a GPU's memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Length."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceAllocation: _TypeAlias = DeviceAllocation  # noqa: Y015
+
+@_typing.final
+class AllocationSpan(_message.Message):
+    """A part of an allocation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOCATION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    allocation: _builtins.int
+    """Which of the endpoint's allocations, from 0."""
+    offset: _builtins.int
+    """Where it begins there, in bytes."""
+    size_bytes: _builtins.int
+    """Length."""
+    def __init__(
+        self,
+        *,
+        allocation: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "offset", b"offset", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllocationSpan: _TypeAlias = AllocationSpan  # noqa: Y015
+
+@_typing.final
+class CudaVmmEndpoint(_message.Message):
+    """Memory of a GPU that was allocated with CUDA's virtual memory management, for peers on one host, of the same user,
+    whose GPU is the same one or has peer access. The descriptors of its allocations come over a unix socket; readers map
+    them read-only.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOCKET_PATH_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    DEVICE_UUID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    ALLOCATIONS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_REASON_FIELD_NUMBER: _builtins.int
+    socket_path: _builtins.str
+    """The socket's path; "@" begins an abstract name."""
+    token: _builtins.bytes
+    """Shown once at the socket. Secret."""
+    device_uuid: _builtins.bytes
+    """The GPU's UUID, 16 bytes."""
+    nonce: _builtins.bytes
+    """What one more allocation, whose descriptor comes last, begins with: read through its mapping to prove the same host.
+    32 bytes. Secret.
+    """
+    unavailable_reason: _builtins.str
+    """Why no descriptors of the rank's memory can be given; then nothing else is set."""
+    @_builtins.property
+    def allocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceAllocation]:
+        """The other allocations, in the order of the descriptors; at most 252."""
+
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllocationSpan]:
+        """The rank's memory, in order; at most 8,192 spans of all ranks."""
+
+    def __init__(
+        self,
+        *,
+        socket_path: _builtins.str = ...,
+        token: _builtins.bytes = ...,
+        device_uuid: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+        allocations: _abc.Iterable[Global___DeviceAllocation] | None = ...,
+        spans: _abc.Iterable[Global___AllocationSpan] | None = ...,
+        unavailable_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "device_uuid", b"device_uuid", "nonce", b"nonce", "socket_path", b"socket_path", "spans", b"spans", "token", b"token", "unavailable_reason", b"unavailable_reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CudaVmmEndpoint: _TypeAlias = CudaVmmEndpoint  # noqa: Y015
+
+@_typing.final
 class LoopbackEndpoint(_message.Message):
     """Memory in the same process; for tests and simulators."""
 
@@ -633,6 +740,7 @@ class RankEndpoint(_message.Message):
     NIXL_FIELD_NUMBER: _builtins.int
     LOOPBACK_FIELD_NUMBER: _builtins.int
     COLLECTIVE_FIELD_NUMBER: _builtins.int
+    CUDA_VMM_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     @_builtins.property
@@ -655,6 +763,10 @@ class RankEndpoint(_message.Message):
     def collective(self) -> Global___CollectiveEndpoint:
         """Process groups."""
 
+    @_builtins.property
+    def cuda_vmm(self) -> Global___CudaVmmEndpoint:
+        """Memory of a GPU as descriptors."""
+
     def __init__(
         self,
         *,
@@ -664,10 +776,11 @@ class RankEndpoint(_message.Message):
         nixl: Global___NixlEndpoint | None = ...,
         loopback: Global___LoopbackEndpoint | None = ...,
         collective: Global___CollectiveEndpoint | None = ...,
+        cuda_vmm: Global___CudaVmmEndpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,35 +1,19 @@
-"""Engines, pools and endpoints."""
-
-from collections.abc import Sequence
+"""Engines, pools and peers."""
 
 from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.endpoints import (
-    CmaEndpoint,
-    CollectiveEndpoint,
-    LoopbackEndpoint,
-    MemoryKind,
-    NixlEndpoint,
-    ProcessEndpoint,
-    RankEndpoint,
-    Segment,
-    ShmEndpoint,
-)
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Strides, TensorKind
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
-    ENDPOINTS_MAX,
     GROUPS_MAX,
     NAMES_MAX,
     REGIONS_MAX,
-    SEGMENTS_MAX,
     TEXT_BYTES_MAX,
     check_count,
-    check_counts,
     text,
 )
 from kvgrpc.wire.values import data_path, duration
@@ -62,11 +46,6 @@ FEATURES = {
     "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
     "checksums": handshake_pb2.FEATURE_CHECKSUMS,
 }
-MEMORY_KINDS = {
-    MemoryKind.HOST: pool_types_pb2.MEMORY_KIND_HOST,
-    MemoryKind.PINNED_HOST: pool_types_pb2.MEMORY_KIND_PINNED_HOST,
-    MemoryKind.CUDA: pool_types_pb2.MEMORY_KIND_CUDA,
-}
 PEER_STATES = {
     PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
     PeerState.CONNECTED: handshake_pb2.PEER_STATE_CONNECTED,
@@ -74,8 +53,6 @@ PEER_STATES = {
     PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
 }
 ENGINE_ID_BYTES_MAX = 255
-SOCKET_PATH_BYTES_MAX = 108
-"""What the kernel takes."""
 PATHS_SHOWN_MAX = 256
 """Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
 _STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes"
@@ -85,7 +62,6 @@ _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
 _CORE_ORDERS = {int(v): k for k, v in ORDERS.items()} | {0: "token_major"}
 _CORE_FEATURES = {int(v): k for k, v in FEATURES.items()}
-_CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
 
 
 def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDescription:
@@ -221,81 +197,6 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
     )
 
 
-def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
-    """How to reach a rank's memory."""
-    made = pool_types_pb2.RankEndpoint(rank=value.rank)
-    if value.shm:
-        shm = value.shm
-        made.shm.CopyFrom(
-            pool_types_pb2.ShmEndpoint(
-                socket_path=shm.socket_path,
-                token=shm.token,
-                size_bytes=shm.nbytes,
-                nonce=shm.nonce,
-                nonce_offset=shm.nonce_offset,
-            )
-        )
-    if value.cma:
-        cma = value.cma
-        made.cma.CopyFrom(
-            pool_types_pb2.CmaEndpoint(process=_process(cma.process), segments=[_segment(s) for s in cma.segments])
-        )
-    if value.nixl:
-        nixl = value.nixl
-        made.nixl.CopyFrom(
-            pool_types_pb2.NixlEndpoint(
-                agent=nixl.agent,
-                metadata=nixl.metadata,
-                backend=nixl.backend,
-                segments=[_segment(s) for s in nixl.segments],
-                process=_process(nixl.process) if nixl.process else None,
-            )
-        )
-    if value.collective:
-        collective = value.collective
-        made.collective.CopyFrom(
-            pool_types_pb2.CollectiveEndpoint(
-                backend=collective.backend, size_bytes=collective.nbytes, framing=collective.framing
-            )
-        )
-    if value.loopback:
-        made.loopback.CopyFrom(
-            pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, size_bytes=value.loopback.nbytes)
-        )
-    return made
-
-
-def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple[RankEndpoint, ...]:
-    """How a peer says that its ranks can be reached. Raises OutOfRange for too many rows."""
-    check_count("endpoints", len(values), ENDPOINTS_MAX)
-    check_counts("endpoints.cma.segments", (value.cma.segments for value in values), SEGMENTS_MAX)
-    check_counts("endpoints.nixl.segments", (value.nixl.segments for value in values), SEGMENTS_MAX)
-    return tuple(endpoint_from_proto(value) for value in values)
-
-
-def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
-    """How a peer says that its rank can be reached. Raises InvalidRequest for a long text."""
-    shm = cma = nixl = collective = loopback = None
-    if value.HasField("shm"):
-        s = value.shm
-        path = text("endpoints.shm.socket_path", s.socket_path, SOCKET_PATH_BYTES_MAX)
-        shm = ShmEndpoint(path, s.token, s.size_bytes, s.nonce, s.nonce_offset)
-    if value.HasField("cma"):
-        c = value.cma
-        cma = CmaEndpoint(_core_process(c.process), tuple(_core_segment(x) for x in c.segments))
-    if value.HasField("nixl"):
-        n = value.nixl
-        process = _core_process(n.process) if n.HasField("process") else None
-        agent, backend = text("endpoints.nixl.agent", n.agent), text("endpoints.nixl.backend", n.backend)
-        nixl = NixlEndpoint(agent, n.metadata, backend, tuple(_core_segment(x) for x in n.segments), process)
-    if value.HasField("collective"):
-        backend = text("endpoints.collective.backend", value.collective.backend)
-        collective = CollectiveEndpoint(backend, value.collective.size_bytes, value.collective.framing)
-    if value.HasField("loopback"):
-        loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.size_bytes)
-    return RankEndpoint(value.rank, shm, cma, nixl, collective, loopback)
-
-
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:
     """One field in which two engines differ."""
     return handshake_pb2.FieldDifference(
@@ -365,22 +266,3 @@ def _printable(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
     if not text(field, value, most).isprintable():
         raise invalid(field, "has printable characters only")
     return value
-
-
-def _segment(value: Segment) -> pool_types_pb2.Segment:
-    return pool_types_pb2.Segment(
-        address=value.address, size_bytes=value.nbytes, kind=MEMORY_KINDS[value.kind], device=value.device
-    )
-
-
-def _process(value: ProcessEndpoint) -> pool_types_pb2.ProcessEndpoint:
-    return pool_types_pb2.ProcessEndpoint(socket_path=value.socket_path, token=value.token)
-
-
-def _core_process(value: pool_types_pb2.ProcessEndpoint) -> ProcessEndpoint:
-    return ProcessEndpoint(value.socket_path, value.token)
-
-
-def _core_segment(value: pool_types_pb2.Segment) -> Segment:
-    kind = _CORE_MEMORY_KINDS.get(value.kind, MemoryKind.HOST)
-    return Segment(value.address, value.size_bytes, kind, value.device)

@@ -83,7 +83,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.BLOCKS, bounds.BLOCKS_MAX, "counts"),
     Bound(Kind.ROWS, bounds.GROUPS_MAX, "groups group_block_counts"),
     Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
-    Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments"),
+    Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments spans CudaVmmEndpoint.allocations"),
     Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
     Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
     Bound(Kind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
@@ -105,13 +105,13 @@ TABLE: tuple[Bound, ...] = (
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
-        "peer_address",
+        "peer_address unavailable_reason",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
         Kind.BYTES, bounds.SECRET_BYTES_MAX,
         "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket "
-        "content_digest",
+        "content_digest device_uuid",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
@@ -136,7 +136,7 @@ TABLE: tuple[Bound, ...] = (
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
-        "total_kv_head_count stage layer shape_sizes page_count",
+        "total_kv_head_count stage layer shape_sizes page_count allocation",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

@@ -15,7 +15,7 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire import sends
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
+from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import ids, packed_checksums, put_columns, unpacked_checksums
 from kvgrpc.wire.strips import put_repack, repack_from_proto
 from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges

@@ -50,6 +50,7 @@ DATA_PATHS: dict[str, "common_pb2.DataPath.ValueType"] = {
     "": common_pb2.DATA_PATH_UNSPECIFIED,
     "shm": common_pb2.DATA_PATH_SHM,
     "cma": common_pb2.DATA_PATH_CMA,
+    "cuda_vmm": common_pb2.DATA_PATH_CUDA_VMM,
     "nixl": common_pb2.DATA_PATH_NIXL,
     "collective": common_pb2.DATA_PATH_COLLECTIVE,
     "loopback": common_pb2.DATA_PATH_LOOPBACK,

@@ -24,6 +24,7 @@ from kvgrpc.core.values.sends import SendAsk
 from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.paths.loopback import LoopbackPath
@@ -76,6 +77,26 @@ def make_loopback(memory: Memory, key: str) -> DataPath:
     return LoopbackPath(memory, key)
 
 
+def make_cuda_vmm(memory: Memory, _: str) -> DataPath:
+    from tests.datapath.cuda_vmm.fake_driver import DRIVER
+
+    return CudaVmmPath(memory, DRIVER)
+
+
+def exported(sizes: tuple[int, ...]) -> tuple[Any, list[Bytes]]:
+    """Of a GPU that is none, by allocations of which there are descriptors."""
+    from tests.datapath.cuda_vmm import fake_driver
+
+    return fake_driver.exported(sizes)
+
+
+def plain(sizes: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
+    """Of the same GPU, without."""
+    from tests.datapath.cuda_vmm import fake_driver
+
+    return fake_driver.plain(sizes)
+
+
 def make_nixl(memory: Memory, key: str) -> DataPath:
     from kvgrpc.datapath.nixl.path import NixlPath
 
@@ -108,6 +129,8 @@ CASES = [
     Case("shm-loop", make_shm_loop, shared, private, method=CopyMethod.LOOP),
     Case("cma", make_cma, private, private),
     Case("cma-pools", make_cma, shared, shared),
+    Case("cuda_vmm", make_cuda_vmm, exported, plain),
+    Case("cuda_vmm-pools", make_cuda_vmm, exported, exported),
     Case("collective", make_collective, private, private),
     Case("collective-pools", make_collective, shared, shared),
     *([Case("nixl", make_nixl, private, private, writes=True)] if HAS_NIXL else []),

@@ -14,7 +14,7 @@ from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
-from kvgrpc.wire.description import endpoint_to_proto
+from kvgrpc.wire.endpoints import endpoint_to_proto
 from tests.service.engines import BLOCK_TOKENS, Engine
 from tests.service.values import dur, group
 

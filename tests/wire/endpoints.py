@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     CollectiveEndpoint,
+    CudaVmmEndpoint,
     LoopbackEndpoint,
     MemoryKind,
     NixlEndpoint,
@@ -12,6 +13,7 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
+    Span,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -24,6 +26,17 @@ ENDPOINTS = st.builds(
     rank=U32,
     shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
     cma=st.none() | st.builds(CmaEndpoint, PROCESS, SEGMENTS),
+    cuda_vmm=st.none()
+    | st.builds(
+        CudaVmmEndpoint,
+        TEXT,
+        st.binary(max_size=32),
+        st.binary(max_size=16),
+        st.binary(max_size=32),
+        st.lists(U64, max_size=3).map(tuple),
+        st.lists(st.builds(Span, U32, U64, U64), max_size=3).map(tuple),
+        TEXT,
+    ),
     nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
     collective=st.none() | st.builds(CollectiveEndpoint, TEXT, U64, U32),
     loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),

@@ -21,6 +21,7 @@ from kvgrpc.v1 import (
     transfer_pb2,
 )
 from kvgrpc.wire import accesses, answers, bounds, description, peer_requests, requests, values
+from kvgrpc.wire.endpoints import endpoints_from_proto
 
 LIMIT = 65_536
 CALL = events.Call(1, "test")
@@ -93,14 +94,33 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "pool.regions": lambda: description.pool_from_proto(
         pool_types_pb2.PoolDescription(regions=[pool_types_pb2.Region()] * (bounds.REGIONS_MAX + 1)), "pool"
     ),
-    "endpoints": lambda: description.endpoints_from_proto([pool_types_pb2.RankEndpoint()] * (bounds.ENDPOINTS_MAX + 1)),
-    "endpoints.cma.segments": lambda: description.endpoints_from_proto(
+    "endpoints": lambda: endpoints_from_proto([pool_types_pb2.RankEndpoint()] * (bounds.ENDPOINTS_MAX + 1)),
+    "endpoints.cma.segments": lambda: endpoints_from_proto(
         [
             pool_types_pb2.RankEndpoint(
                 cma=pool_types_pb2.CmaEndpoint(segments=[pool_types_pb2.Segment()] * (bounds.SEGMENTS_MAX // 2 + 1))
             )
         ]
         * 2
+    ),
+    "endpoints.cuda_vmm.spans": lambda: endpoints_from_proto(
+        [
+            pool_types_pb2.RankEndpoint(
+                cuda_vmm=pool_types_pb2.CudaVmmEndpoint(
+                    spans=[pool_types_pb2.AllocationSpan()] * (bounds.SEGMENTS_MAX // 2 + 1)
+                )
+            )
+        ]
+        * 2
+    ),
+    "endpoints.cuda_vmm.allocations": lambda: endpoints_from_proto(
+        [
+            pool_types_pb2.RankEndpoint(
+                cuda_vmm=pool_types_pb2.CudaVmmEndpoint(
+                    allocations=[pool_types_pb2.DeviceAllocation()] * (bounds.SEGMENTS_MAX + 1)
+                )
+            )
+        ]
     ),
 }
 
@@ -157,6 +177,9 @@ TOO_LONG: dict[str, Callable[[], object]] = {
     "engine.engine_id": lambda: description.engine_from_proto(engine(engine_id=LONG), "engine"),
     "engine.address": lambda: description.engine_from_proto(engine(address=LONG), "engine"),
     "engine.weights_revision": lambda: description.engine_from_proto(engine(weights_revision=LONG), "engine"),
+    "endpoints.cuda_vmm.unavailable_reason": lambda: endpoints_from_proto(
+        [pool_types_pb2.RankEndpoint(cuda_vmm=pool_types_pb2.CudaVmmEndpoint(unavailable_reason=LONG))]
+    ),
 }
 
 

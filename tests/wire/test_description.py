@@ -15,7 +15,8 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
-from kvgrpc.wire import description
+from kvgrpc.wire import description, endpoints
+from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.limits import limits_from_proto, limits_to_proto
 from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
@@ -81,9 +82,9 @@ def test_a_pool_says_its_fingerprint(layout: PoolLayout, kind: PoolKind) -> None
 
 @given(ENDPOINTS)
 def test_an_endpoint_comes_back_as_it_went(endpoint: RankEndpoint) -> None:
-    message = sent(description.endpoint_to_proto(endpoint))
+    message = sent(endpoint_to_proto(endpoint))
     assert isinstance(message, pool_types_pb2.RankEndpoint)
-    assert description.endpoint_from_proto(message) == endpoint
+    assert endpoint_from_proto(message) == endpoint
 
 
 @given(messages(handshake_pb2.EngineDescription))
@@ -97,7 +98,7 @@ def test_any_description_is_an_engine_or_a_typed_refusal(message: handshake_pb2.
 
 @given(messages(pool_types_pb2.RankEndpoint))
 def test_any_endpoint_can_be_read_or_is_refused(message: pool_types_pb2.RankEndpoint) -> None:
-    endpoint = outcome(lambda: description.endpoint_from_proto(message))
+    endpoint = outcome(lambda: endpoint_from_proto(message))
     if isinstance(endpoint, KVGrpcError):
         assert all(violation.field.startswith("endpoints.") for violation in endpoint.violations)
         return
@@ -116,7 +117,7 @@ def test_an_unknown_kind_of_memory_reads_as_host_memory(number: int) -> None:
     """Nothing is done with host memory that a device pointer would make dangerous: it is never dereferenced here."""
     segment = pool_types_pb2.Segment(address=1, size_bytes=2, kind=number)  # type: ignore[arg-type]
     message = pool_types_pb2.RankEndpoint(cma=pool_types_pb2.CmaEndpoint(segments=[segment]))
-    endpoint = description.endpoint_from_proto(message).cma
+    endpoint = endpoint_from_proto(message).cma
     assert endpoint is not None
     assert endpoint.segments[0].kind is MemoryKind.HOST
 
@@ -144,7 +145,7 @@ def test_an_order_that_is_not_stated_is_token_major() -> None:
         (description.POOL_KINDS, PoolKind, pool_types_pb2.PoolKind.Name),
         (description.GROUP_KINDS, GroupKind, pool_types_pb2.GroupKind.Name),
         (description.TENSOR_KINDS, TensorKind, pool_types_pb2.TensorKind.Name),
-        (description.MEMORY_KINDS, MemoryKind, pool_types_pb2.MemoryKind.Name),
+        (endpoints.MEMORY_KINDS, MemoryKind, pool_types_pb2.MemoryKind.Name),
         (description.PEER_STATES, PeerState, handshake_pb2.PeerState.Name),
     ],
 )

@@ -55,10 +55,7 @@ class DeviceEngines:
             ends.enter_context(Rank(with_device.ticket, device=device, data_paths=paths, copy_threads=case.threads))
             self._memory = ends.enter_context(Rank(shared.ticket)).memory
             self._beside.open(self._array)
-            self._lanes = {
-                True: Lane("kvgrpc-bench-out", self._beside.to_host),
-                False: Lane("kvgrpc-bench-in", self._beside.to_device),
-            }
+            self._lanes = {True: Lane("kvgrpc-bench-out"), False: Lane("kvgrpc-bench-in")}
             ends.callback(self._close_beside)
             self._ends = ends.pop_all()
 
@@ -97,8 +94,10 @@ class DeviceEngines:
     def copy_s(self, *, out: bool | None = None) -> float:
         """The copies between the device and host memory alone, in the direction of the pull unless another is named."""
         ended = threading.Event()
-        job, began = Job(self._ranges, ended.set), time.monotonic()
-        self._lanes[self._out if out is None else out].copy(job)
+        out = self._out if out is None else out
+        start = self._beside.to_host if out else self._beside.to_device
+        job, began = Job(self._ranges.copies(start), ended.set), time.monotonic()
+        self._lanes[out].copy(job)
         if not ended.wait(_COPY_S) or job.poll() is not PostingState.DONE:
             raise InternalError(Reason.INTERNAL, f"the device did not copy: {job.error or 'it does not end'}")
         return time.monotonic() - began

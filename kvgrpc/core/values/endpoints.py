@@ -82,6 +82,38 @@ class CollectiveEndpoint:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Bytes of one of the allocations that an endpoint has."""
+
+    allocation: int
+    """Which one."""
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class CudaVmmEndpoint:
+    """Memory of a GPU in allocations of which descriptors are handed out over a unix socket."""
+
+    socket_path: str = ""
+    token: bytes = b""
+    """Shown once at the socket, for the descriptors."""
+    device_uuid: bytes = b""
+    nonce: bytes = b""
+    """What one more allocation, the last one, begins with."""
+    allocations: tuple[int, ...] = ()
+    """Bytes of each, without that one."""
+    spans: tuple[Span, ...] = ()
+    """A rank's linear offsets run through them in order."""
+    why_not: str = ""
+    """Why there are no descriptors of that memory; then all else is empty."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(span.nbytes for span in self.spans)
+
+
+@dataclass(frozen=True)
 class LoopbackEndpoint:
     """Memory in this very process, found by key."""
 
@@ -96,6 +128,7 @@ class RankEndpoint:
     rank: int
     shm: ShmEndpoint | None = None
     cma: CmaEndpoint | None = None
+    cuda_vmm: CudaVmmEndpoint | None = None
     nixl: NixlEndpoint | None = None
     collective: CollectiveEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
@@ -103,6 +136,8 @@ class RankEndpoint:
     @property
     def on_device(self) -> bool:
         """Whether some of the memory is a device's, in which a rank re-packs nothing."""
+        if self.cuda_vmm is not None:
+            return True
         parts = [part.segments for part in (self.cma, self.nixl) if part is not None]
         return any(segment.kind is MemoryKind.CUDA for segments in parts for segment in segments)
 
@@ -112,6 +147,7 @@ class RankEndpoint:
             self,
             shm=self.shm if "shm" in data_paths else None,
             cma=self.cma if "cma" in data_paths else None,
+            cuda_vmm=self.cuda_vmm if "cuda_vmm" in data_paths else None,
             nixl=self.nixl if "nixl" in data_paths else None,
             collective=self.collective if "collective" in data_paths else None,
             loopback=self.loopback if "loopback" in data_paths else None,

@@ -59,8 +59,8 @@ class Reply:
     """What a peer is answered."""
 
     payload: bytes = b""
-    fd: int = -1
-    """Sent with it, and closed then."""
+    fds: tuple[int, ...] = ()
+    """Sent with it, and closed then; at most DESCRIPTORS_MAX."""
     keeps: object = None
     """Kept as long as the token would have been good."""
 
@@ -244,13 +244,13 @@ class _Server:
                 client.send(REFUSED + b"the token is unknown, used or expired")
                 return
             try:
-                if reply.fd >= 0:
-                    socket.send_fds(client, [ANSWERED + reply.payload], [reply.fd])
+                if reply.fds:
+                    socket.send_fds(client, [ANSWERED + reply.payload], reply.fds)
                 else:
                     client.send(ANSWERED + reply.payload)
             finally:
-                if reply.fd >= 0:
-                    os.close(reply.fd)
+                for fd in reply.fds:
+                    os.close(fd)
         except OSError as error:
             _log.debug("a peer that asked this process got no answer: %s", error)
             with contextlib.suppress(OSError):

@@ -1,16 +1,14 @@
-"""Copies of one direction between a device and its mirror, one job after the other, piece by piece."""
+"""Copies of a device, one job after the other, piece by piece: to its mirror, from there, or from a peer's device."""
 
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.mirror.device import Copy, CopyFailed
-from kvgrpc.datapath.mirror.ranges import Ranges
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +23,17 @@ class CopyLost(Exception):
     """A copy ended without proof that nothing of it follows."""
 
 
-class Job:
-    """Copies of some ranges; a Posting. `ended` is called once, from any thread, when it is not PENDING any more."""
+Start = Callable[[], Copy]
+"""Starts the copies of a piece."""
 
-    def __init__(self, ranges: Ranges, ended: Callable[[], None]) -> None:
-        self.ranges = ranges
+
+class Job:
+    """Copies, in pieces that the lane's thread makes and starts; a Posting. `ended` is called once, from any thread,
+    when it is not PENDING any more.
+    """
+
+    def __init__(self, pieces: Iterable[Start], ended: Callable[[], None]) -> None:
+        self.pieces = pieces
         self.lost = False
         self._ended = ended
         self._state = PostingState.PENDING
@@ -52,10 +56,9 @@ class Job:
 
 
 class Lane:
-    """The thread that starts copies and waits for them. `start` starts those of a piece, see `Device`."""
+    """The thread that starts copies and waits for them."""
 
-    def __init__(self, name: str, start: Callable[[Ids, Ids], Copy]) -> None:
-        self._start = start
+    def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closing = False
         self._lost = ""
@@ -92,17 +95,14 @@ class Lane:
         """Why a job has failed; empty when it is done."""
         flying: deque[Copy] = deque()
         error = ""
-        for piece in job.ranges.parts(PIECE_BYTES, PIECE_RUNS):
+        for start in job.pieces:
             if len(flying) == PIECES_MAX:
                 error = self._wait(job, flying.popleft().synchronize)
-            if error := error or self._refusal() or self._wait(job, partial(self._begin, piece, flying)):
+            if error := error or self._refusal() or self._wait(job, partial(_begin, start, flying)):
                 break
         while flying:
             error = self._wait(job, flying.popleft().synchronize) or error
         return error
-
-    def _begin(self, piece: Ranges, flying: deque[Copy]) -> None:
-        flying.append(self._start(piece.offsets, piece.nbytes))
 
     def _refusal(self) -> str:
         if self._lost:
@@ -116,8 +116,12 @@ class Lane:
         except CopyFailed as error:
             return error.message
         except Exception as error:  # noqa: BLE001 - logged, and nothing more is copied
-            _log.exception("a copy between a device and its mirror was lost")
+            _log.exception("a copy of a device was lost")
             job.lost = True
             self._lost = str(error) or type(error).__name__
             return self._lost
         return ""
+
+
+def _begin(start: Start, flying: deque[Copy]) -> None:
+    flying.append(start())

@@ -51,12 +51,12 @@ class Mirror:
         self._device = device
         self._report = report
         self._lock = threading.Lock()  # guards the next two
-        self._coming: set[Job] = set()
+        self._coming: dict[Job, Ranges] = {}
         """Copies out that have not ended, or were lost."""
         self._waiting: set[Callable[[], None]] = set()
         """What is called when a copy out has ended; who asks in every turn is called once."""
-        self._out = Lane(f"kvgrpc-out-{rank}", device.to_host)
-        self._in = Lane(f"kvgrpc-in-{rank}", device.to_device)
+        self._out = Lane(f"kvgrpc-out-{rank}")
+        self._in = Lane(f"kvgrpc-in-{rank}")
 
     def copy_out(self, name: str, pieces: Pieces) -> None:
         """Copies these bytes out of the device: CopiedOut of that name, always."""
@@ -65,14 +65,14 @@ class Mirror:
         except KVGrpcError as error:
             self._report(CopiedOut(self._rank, name, error.message))
             return
-        job = Job(ranges, lambda: self._copied_out(name, job))
+        job = Job(ranges.copies(self._device.to_host), lambda: self._copied_out(name, job))
         with self._lock:
-            self._coming.add(job)
+            self._coming[job] = ranges
         self._out.copy(job)
 
     def copy_in(self, ranges: Ranges, wake: Callable[[], None]) -> Posting:
         """Starts copying into the device what has arrived in the mirror."""
-        job = Job(ranges, wake)
+        job = Job(ranges.copies(self._device.to_device), wake)
         self._in.copy(job)
         return job
 
@@ -81,7 +81,7 @@ class Mirror:
         again. Raises DataPathFailed where that is never proved.
         """
         with self._lock:
-            coming = [job for job in self._coming if job.ranges.touches(ranges)]
+            coming = [job for job, filled in self._coming.items() if filled.touches(ranges)]
             if lost := [job for job in coming if job.lost]:
                 raise DataPathFailed(f"a copy of the device was lost and may still write there: {lost[0].error}")
             if coming:
@@ -108,7 +108,7 @@ class Mirror:
     def _copied_out(self, name: str, job: Job) -> None:
         with self._lock:
             if not job.lost:
-                self._coming.discard(job)
+                self._coming.pop(job, None)
             waiting, self._waiting = self._waiting, set()
         self._report(CopiedOut(self._rank, name, job.error))
         for wake in waiting:

@@ -1,6 +1,8 @@
 """Bytes of a memory as sorted runs that do not touch each other."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -8,6 +10,8 @@ from kvgrpc.core.actions import Post
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.strips import spread
 from kvgrpc.datapath.host.addresses import check_runs, cut, groups
+from kvgrpc.datapath.mirror import lane
+from kvgrpc.datapath.mirror.device import Copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +40,11 @@ class Ranges:
         runs = cut(Runs(self.offsets, self.offsets, self.nbytes), part_bytes)
         bounds = groups(runs.nbytes, part_bytes, most)
         return [Ranges(runs.dst[first:end], runs.nbytes[first:end]) for first, end in bounds]
+
+    def copies(self, start: Callable[[Ids, Ids], Copy]) -> Iterator[lane.Start]:
+        """What a lane does to copy them: `start` is a device's `to_host` or `to_device`."""
+        for part in self.parts(lane.PIECE_BYTES, lane.PIECE_RUNS):
+            yield partial(start, part.offsets, part.nbytes)
 
     def touches(self, other: "Ranges") -> bool:
         """Whether they have a byte in common."""

@@ -64,7 +64,7 @@ class ShmPath:
         memory = self._memory
         if not isinstance(memory, SharedMemory):
             raise DataPathUnavailable("this rank's memory is not in a pool that can be shared")
-        path, token = self._socket.mint(peer, self.name, lambda *_: Reply(fd=memory.reopen_read_only()))
+        path, token = self._socket.mint(peer, self.name, lambda *_: Reply(fds=(memory.reopen_read_only(),)))
         part = ShmEndpoint(path, token, memory.nbytes, memory.nonce, memory.nonce_offset)
         return replace(endpoint, shm=part)
 
@@ -79,9 +79,10 @@ class ShmPath:
         part = self._part(endpoint)
         if isinstance(answer, str):
             raise DataPathUnavailable(answer)
-        fd = answer.take_fd()
-        if fd < 0:
+        fds = answer.take_fds()
+        if not fds:
             raise DataPathUnavailable("the peer answered with something else than a descriptor")
+        (fd,) = fds
         try:
             mapping = _map_read_only(fd, part)
         finally:

@@ -7,7 +7,7 @@ from kvgrpc.core.actions import AnswerSend, Operation, Send
 from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire import sends, session as wire
-from kvgrpc.wire.description import endpoint_from_proto
+from kvgrpc.wire.endpoints import endpoint_from_proto
 
 
 def perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:

@@ -43,6 +43,7 @@ from kvgrpc.v1 import (
     handshake_pb2_grpc,
 )
 from kvgrpc.wire import accesses, description, sends
+from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -176,7 +177,7 @@ class PeerChannels:
         channel.caller.CopyFrom(peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation))
         request = handshake_pb2.HandshakeRequest(
             engine=description.engine_to_proto(here),
-            endpoints=[description.endpoint_to_proto(endpoint) for endpoint in action.endpoints],
+            endpoints=[endpoint_to_proto(endpoint) for endpoint in action.endpoints],
             expected_engine_id=action.expected_engine_id,
         )
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
@@ -195,7 +196,7 @@ class PeerChannels:
         ended(None)
         try:
             peer = description.engine_from_proto(reply.engine, "engine")
-            endpoints = description.endpoints_from_proto(reply.endpoints)
+            endpoints = endpoints_from_proto(reply.endpoints)
         except KVGrpcError as error:
             raise PreconditionFailed(
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"

@@ -13,6 +13,7 @@ from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
+from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
 from kvgrpc.wire.limits import limits_to_proto
 from kvgrpc.wire.values import data_path, seconds
 
@@ -75,7 +76,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
         lead = self._lead
         peer = description.engine_from_proto(request.engine, "engine")
-        endpoints = description.endpoints_from_proto(request.endpoints)
+        endpoints = endpoints_from_proto(request.endpoints)
         header, answer = await lead.ask(
             actions.Introduced,
             "Handshake",
@@ -86,7 +87,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         return handshake_pb2.HandshakeResponse(
             header=header,
             engine=description.engine_to_proto(answer.engine),
-            endpoints=[description.endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
+            endpoints=[endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
             protocol=answer.protocol,
             differences=[description.difference_to_proto(difference) for difference in compare(answer.engine, peer)],
         )

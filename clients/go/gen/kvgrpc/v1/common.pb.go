@@ -242,6 +242,8 @@ const (
 	DataPath_DATA_PATH_COLLECTIVE DataPath = 4
 	// Within one process; for tests.
 	DataPath_DATA_PATH_LOOPBACK DataPath = 5
+	// Memory of a GPU, exported as file descriptors: the destination maps it read-only on one host.
+	DataPath_DATA_PATH_CUDA_VMM DataPath = 6
 )
 
 // Enum value maps for DataPath.
@@ -253,6 +255,7 @@ var (
 		3: "DATA_PATH_NIXL",
 		4: "DATA_PATH_COLLECTIVE",
 		5: "DATA_PATH_LOOPBACK",
+		6: "DATA_PATH_CUDA_VMM",
 	}
 	DataPath_value = map[string]int32{
 		"DATA_PATH_UNSPECIFIED": 0,
@@ -261,6 +264,7 @@ var (
 		"DATA_PATH_NIXL":        3,
 		"DATA_PATH_COLLECTIVE":  4,
 		"DATA_PATH_LOOPBACK":    5,
+		"DATA_PATH_CUDA_VMM":    6,
 	}
 )
 
@@ -1891,14 +1895,15 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\fTransferMode\x12\x1d\n" +
 	"\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TRANSFER_MODE_PULL\x10\x01\x12\x16\n" +
-	"\x12TRANSFER_MODE_PUSH\x10\x02*\x91\x01\n" +
+	"\x12TRANSFER_MODE_PUSH\x10\x02*\xa9\x01\n" +
 	"\bDataPath\x12\x19\n" +
 	"\x15DATA_PATH_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rDATA_PATH_SHM\x10\x01\x12\x11\n" +
 	"\rDATA_PATH_CMA\x10\x02\x12\x12\n" +
 	"\x0eDATA_PATH_NIXL\x10\x03\x12\x18\n" +
 	"\x14DATA_PATH_COLLECTIVE\x10\x04\x12\x16\n" +
-	"\x12DATA_PATH_LOOPBACK\x10\x05*\x8c\x02\n" +
+	"\x12DATA_PATH_LOOPBACK\x10\x05\x12\x16\n" +
+	"\x12DATA_PATH_CUDA_VMM\x10\x06*\x8c\x02\n" +
 	"\rTransferPhase\x12\x1e\n" +
 	"\x1aTRANSFER_PHASE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19TRANSFER_PHASE_RENDEZVOUS\x10\x01\x12\x1c\n" +

@@ -1164,6 +1164,219 @@ func (x *CollectiveEndpoint) GetFraming() uint32 {
 	return 0
 }
 
+// An allocation of a GPU's memory.
+type DeviceAllocation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Length.
+	SizeBytes     uint64 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceAllocation) Reset() {
+	*x = DeviceAllocation{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceAllocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceAllocation) ProtoMessage() {}
+
+func (x *DeviceAllocation) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceAllocation.ProtoReflect.Descriptor instead.
+func (*DeviceAllocation) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *DeviceAllocation) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+// A part of an allocation.
+type AllocationSpan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which of the endpoint's allocations, from 0.
+	Allocation uint32 `protobuf:"varint,1,opt,name=allocation,proto3" json:"allocation,omitempty"`
+	// Where it begins there, in bytes.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Length.
+	SizeBytes     uint64 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocationSpan) Reset() {
+	*x = AllocationSpan{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocationSpan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocationSpan) ProtoMessage() {}
+
+func (x *AllocationSpan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocationSpan.ProtoReflect.Descriptor instead.
+func (*AllocationSpan) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AllocationSpan) GetAllocation() uint32 {
+	if x != nil {
+		return x.Allocation
+	}
+	return 0
+}
+
+func (x *AllocationSpan) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *AllocationSpan) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+// Memory of a GPU that was allocated with CUDA's virtual memory management, for peers on one host, of the same user,
+// whose GPU is the same one or has peer access. The descriptors of its allocations come over a unix socket; readers map
+// them read-only.
+type CudaVmmEndpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The socket's path; "@" begins an abstract name.
+	SocketPath string `protobuf:"bytes,1,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
+	// Shown once at the socket. Secret.
+	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// The GPU's UUID, 16 bytes.
+	DeviceUuid []byte `protobuf:"bytes,3,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`
+	// What one more allocation, whose descriptor comes last, begins with: read through its mapping to prove the same host.
+	// 32 bytes. Secret.
+	Nonce []byte `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// The other allocations, in the order of the descriptors; at most 252.
+	Allocations []*DeviceAllocation `protobuf:"bytes,5,rep,name=allocations,proto3" json:"allocations,omitempty"`
+	// The rank's memory, in order; at most 8,192 spans of all ranks.
+	Spans []*AllocationSpan `protobuf:"bytes,6,rep,name=spans,proto3" json:"spans,omitempty"`
+	// Why no descriptors of the rank's memory can be given; then nothing else is set.
+	UnavailableReason string `protobuf:"bytes,7,opt,name=unavailable_reason,json=unavailableReason,proto3" json:"unavailable_reason,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *CudaVmmEndpoint) Reset() {
+	*x = CudaVmmEndpoint{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CudaVmmEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CudaVmmEndpoint) ProtoMessage() {}
+
+func (x *CudaVmmEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CudaVmmEndpoint.ProtoReflect.Descriptor instead.
+func (*CudaVmmEndpoint) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CudaVmmEndpoint) GetSocketPath() string {
+	if x != nil {
+		return x.SocketPath
+	}
+	return ""
+}
+
+func (x *CudaVmmEndpoint) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *CudaVmmEndpoint) GetDeviceUuid() []byte {
+	if x != nil {
+		return x.DeviceUuid
+	}
+	return nil
+}
+
+func (x *CudaVmmEndpoint) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *CudaVmmEndpoint) GetAllocations() []*DeviceAllocation {
+	if x != nil {
+		return x.Allocations
+	}
+	return nil
+}
+
+func (x *CudaVmmEndpoint) GetSpans() []*AllocationSpan {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
+func (x *CudaVmmEndpoint) GetUnavailableReason() string {
+	if x != nil {
+		return x.UnavailableReason
+	}
+	return ""
+}
+
 // Memory in the same process; for tests and simulators.
 type LoopbackEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1177,7 +1390,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1402,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1415,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -1233,14 +1446,16 @@ type RankEndpoint struct {
 	// In process.
 	Loopback *LoopbackEndpoint `protobuf:"bytes,5,opt,name=loopback,proto3" json:"loopback,omitempty"`
 	// Process groups.
-	Collective    *CollectiveEndpoint `protobuf:"bytes,6,opt,name=collective,proto3" json:"collective,omitempty"`
+	Collective *CollectiveEndpoint `protobuf:"bytes,6,opt,name=collective,proto3" json:"collective,omitempty"`
+	// Memory of a GPU as descriptors.
+	CudaVmm       *CudaVmmEndpoint `protobuf:"bytes,7,opt,name=cuda_vmm,json=cudaVmm,proto3" json:"cuda_vmm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1467,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1480,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1306,6 +1521,13 @@ func (x *RankEndpoint) GetLoopback() *LoopbackEndpoint {
 func (x *RankEndpoint) GetCollective() *CollectiveEndpoint {
 	if x != nil {
 		return x.Collective
+	}
+	return nil
+}
+
+func (x *RankEndpoint) GetCudaVmm() *CudaVmmEndpoint {
+	if x != nil {
+		return x.CudaVmm
 	}
 	return nil
 }
@@ -1390,11 +1612,31 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x18\n" +
-	"\aframing\x18\x03 \x01(\rR\aframing\"C\n" +
+	"\aframing\x18\x03 \x01(\rR\aframing\"1\n" +
+	"\x10DeviceAllocation\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"g\n" +
+	"\x0eAllocationSpan\x12\x1e\n" +
+	"\n" +
+	"allocation\x18\x01 \x01(\rR\n" +
+	"allocation\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x9e\x02\n" +
+	"\x0fCudaVmmEndpoint\x12\x1f\n" +
+	"\vsocket_path\x18\x01 \x01(\tR\n" +
+	"socketPath\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token\x12\x1f\n" +
+	"\vdevice_uuid\x18\x03 \x01(\fR\n" +
+	"deviceUuid\x12\x14\n" +
+	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12=\n" +
+	"\vallocations\x18\x05 \x03(\v2\x1b.kvgrpc.v1.DeviceAllocationR\vallocations\x12/\n" +
+	"\x05spans\x18\x06 \x03(\v2\x19.kvgrpc.v1.AllocationSpanR\x05spans\x12-\n" +
+	"\x12unavailable_reason\x18\a \x01(\tR\x11unavailableReason\"C\n" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\x9b\x02\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xd2\x02\n" +
 	"\fRankEndpoint\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12(\n" +
 	"\x03shm\x18\x02 \x01(\v2\x16.kvgrpc.v1.ShmEndpointR\x03shm\x12(\n" +
@@ -1403,7 +1645,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\bloopback\x18\x05 \x01(\v2\x1b.kvgrpc.v1.LoopbackEndpointR\bloopback\x12=\n" +
 	"\n" +
 	"collective\x18\x06 \x01(\v2\x1d.kvgrpc.v1.CollectiveEndpointR\n" +
-	"collective*a\n" +
+	"collective\x125\n" +
+	"\bcuda_vmm\x18\a \x01(\v2\x1a.kvgrpc.v1.CudaVmmEndpointR\acudaVmm*a\n" +
 	"\bPoolKind\x12\x19\n" +
 	"\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18POOL_KIND_SERVER_MANAGED\x10\x01\x12\x1c\n" +
@@ -1448,7 +1691,7 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),              // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),             // 1: kvgrpc.v1.GroupKind
@@ -1465,8 +1708,11 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(*CmaEndpoint)(nil),        // 12: kvgrpc.v1.CmaEndpoint
 	(*NixlEndpoint)(nil),       // 13: kvgrpc.v1.NixlEndpoint
 	(*CollectiveEndpoint)(nil), // 14: kvgrpc.v1.CollectiveEndpoint
-	(*LoopbackEndpoint)(nil),   // 15: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),       // 16: kvgrpc.v1.RankEndpoint
+	(*DeviceAllocation)(nil),   // 15: kvgrpc.v1.DeviceAllocation
+	(*AllocationSpan)(nil),     // 16: kvgrpc.v1.AllocationSpan
+	(*CudaVmmEndpoint)(nil),    // 17: kvgrpc.v1.CudaVmmEndpoint
+	(*LoopbackEndpoint)(nil),   // 18: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),       // 19: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
@@ -1481,16 +1727,19 @@ var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	9,  // 9: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
 	9,  // 10: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
 	11, // 11: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	10, // 12: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	12, // 13: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	13, // 14: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	15, // 15: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	14, // 16: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	15, // 12: kvgrpc.v1.CudaVmmEndpoint.allocations:type_name -> kvgrpc.v1.DeviceAllocation
+	16, // 13: kvgrpc.v1.CudaVmmEndpoint.spans:type_name -> kvgrpc.v1.AllocationSpan
+	10, // 14: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	12, // 15: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	13, // 16: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	18, // 17: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	14, // 18: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
+	17, // 19: kvgrpc.v1.RankEndpoint.cuda_vmm:type_name -> kvgrpc.v1.CudaVmmEndpoint
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1504,7 +1753,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

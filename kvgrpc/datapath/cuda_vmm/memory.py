@@ -1,0 +1,32 @@
+"""Memory of a GPU in one allocation that peers can be given descriptors of."""
+
+from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.datapath.cuda_vmm.driver import Driver
+from kvgrpc.datapath.host.memory import PrivateMemory
+
+
+class VmmMemory(PrivateMemory):
+    """`nbytes` bytes of a device, mapped writable here; what they are is not said. Raises DriverError.
+
+    After `close` the addresses mean nothing, and the memory is the device's again once no peer has it mapped.
+    """
+
+    def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
+        self.driver = driver
+        self._device = device
+        unit = driver.granularity(device)
+        self._whole = -(-nbytes // unit) * unit
+        self._handle = driver.create(device, self._whole)
+        try:
+            self._address = driver.map(device, self._handle, self._whole, writable=True)
+        except BaseException:
+            driver.release(self._handle)
+            raise
+        super().__init__([Segment(self._address, nbytes, MemoryKind.CUDA, device)])
+
+    def close(self) -> None:
+        super().close()
+        if self._address:
+            address, self._address = self._address, 0
+            self.driver.unmap(self._device, address, self._whole)
+            self.driver.release(self._handle)
