@@ -1,7 +1,8 @@
 """The ranks of a server, in its own process: of memory that it shares with a worker, and of its own pool.
 
 The server's own pool may lie on a device. NIXL moves it from there where it can register that memory, which it refuses
-where its UCX knows no such device; checksums need host memory. Else the rank keeps a mirror, as an engine's does.
+where its UCX knows no such device, and `cuda_vmm` to and from other GPUs of this host; checksums need host memory. Else
+the rank keeps a mirror, as an engine's does.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 from kvgrpc.config import HOST, Config
 from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.base import DataPath
+from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.device_memory import DeviceMemory, MakeDeviceMemory
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.own_host import own_host
@@ -24,8 +26,9 @@ from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.ranks import Rank
 
 _log = logging.getLogger(__name__)
-DIRECT = "nixl"
-"""The data path that reaches devices."""
+VMM, NIXL = "cuda_vmm", "nixl"
+DIRECT = (VMM, NIXL)
+"""The data paths that reach devices."""
 
 _KEPT: list[DeviceMemory] = []
 """What a copy or a data path may still use although its rank was closed."""
@@ -116,7 +119,8 @@ class RankMaker:
         if self._config.pool.device == HOST:
             rank, status = self.shared(0, nbytes, None)
         else:
-            pool = self._device_memory(self._config.pool.device, nbytes)
+            exported = VMM in self._config.data_paths
+            pool = self._device_memory(self._config.pool.device, nbytes, exported=exported)
             try:
                 rank, status = self._on_device(pool)
             except BaseException:
@@ -128,10 +132,10 @@ class RankMaker:
 
     def _on_device(self, pool: DeviceMemory) -> tuple[SharedRank, list[DataPathStatus]]:
         names = self._config.data_paths
-        paths, why_not = self._direct(pool)
+        paths, rows, why_not = self._direct(pool)
         if paths:
-            why = {DIRECT: f"NIXL has registered the memory of {pool.name}; UCX chooses the transport"}
-            status = [(name, name in why, why.get(name, f"the pool is on {pool.name}")) for name in names]
+            said = {row[0]: row for row in rows}
+            status = [said.get(name, (name, False, f"the pool is on {pool.name}")) for name in names]
             return self._wired(DeviceRank(pool, pool.memory, None, *self._rest(paths))), status
         _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
         device = pool.device()
@@ -147,15 +151,22 @@ class RankMaker:
             raise
         return self._wired(rank), [(name, ok, f"of a mirror of {pool.name}: {why}") for name, ok, why in found]
 
-    def _direct(self, pool: DeviceMemory) -> tuple[list[DataPath], str]:
-        """The data path that reaches the device, or why none may."""
+    def _direct(self, pool: DeviceMemory) -> tuple[list[DataPath], list[DataPathStatus], str]:
+        """The data paths that reach the device and what is to be said of them, or why none may."""
+        names = tuple(name for name in self._config.data_paths if name in DIRECT)
         if self._config.checksums:
-            return [], "checksums are of host memory"
-        if DIRECT not in self._config.data_paths:
-            return [], f"{DIRECT} is not among data_paths"
+            return [], [], "checksums are of host memory"
+        if not names:
+            return [], [], f"neither {' nor '.join(DIRECT)} is among data_paths"
         pool.use()
-        paths, ((_, _, why),) = make_paths(pool.memory, (DIRECT,), self._config.copy_threads)
-        return paths, why
+        paths, rows = make_paths(pool.memory, names, self._config.copy_threads)
+        alone = self._config.data_paths[0] == VMM and any(isinstance(p, CudaVmmPath) and p.exports for p in paths)
+        if alone or any(path.name == NIXL for path in paths):
+            return paths, rows, ""
+        for path in paths:
+            path.close()
+        # By cuda_vmm alone no engine without a GPU of this host reaches the pool: only who puts it first wants that.
+        return [], [], "; ".join(f"{name}: {why}" for name, _, why in rows)
 
     def _rest(self, paths: list[DataPath]) -> tuple[Any, ...]:
         config = self._config
@@ -166,8 +177,8 @@ class RankMaker:
         return rank
 
 
-def make_device_memory(device: str, nbytes: int) -> DeviceMemory:
+def make_device_memory(device: str, nbytes: int, *, exported: bool) -> DeviceMemory:
     """Of a CUDA device, with torch. See `MakeDeviceMemory`."""
     from kvgrpc.engine.cuda_memory import CudaMemory
 
-    return CudaMemory(device, nbytes)
+    return CudaMemory(device, nbytes, exported=exported)

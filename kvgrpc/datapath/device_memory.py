@@ -1,6 +1,6 @@
 """The seam between a server and the device on which its own pool lies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvgrpc.datapath.host.memory import PrivateMemory
@@ -39,7 +39,13 @@ class DeviceMemory(Protocol):
         ...
 
 
-MakeDeviceMemory = Callable[[str, int], DeviceMemory]
-"""By the name of a device, and bytes. Raises InvalidRequest where there is no such device, PreconditionFailed where its
-memory cannot be used from here, Exhausted where there is not so much of it.
-"""
+class MakeDeviceMemory(Protocol):
+    """Makes memory of a device."""
+
+    def __call__(self, device: str, nbytes: int, *, exported: bool) -> DeviceMemory:
+        """`exported`: so that peers on this host can be given descriptors of it, if the driver has such memory.
+
+        Raises InvalidRequest where there is no such device, PreconditionFailed where its memory cannot be used from
+        here, Exhausted where there is not so much of it.
+        """
+        ...

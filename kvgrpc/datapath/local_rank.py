@@ -59,7 +59,7 @@ def make_paths(
 _WHY = {
     "shm": "shared pools of peers on this host are mapped read-only and copied",
     "cma": "memory of this user's processes on one host is read with process_vm_readv",
-    "nixl": "NIXL is installed; UCX chooses the transport",
+    "nixl": "NIXL has registered this memory; UCX chooses the transport",
     "collective": "torch is installed; Gloo sends over TCP",
 }
 

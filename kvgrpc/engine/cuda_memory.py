@@ -1,10 +1,18 @@
-"""Memory of a CUDA device for a server's own pool, made with torch."""
+"""Memory of a CUDA device: for a server's own pool, and for engines that want peers on their host to read theirs.
+
+Made with torch, or by the driver so that descriptors of it can be given to peers (data path `cuda_vmm`).
+"""
 
 import itertools
+import logging
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.cuda_vmm import libcuda
+from kvgrpc.datapath.cuda_vmm.driver import DriverError
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror.device import CopyFailed, Device
 from kvgrpc.errors import Exhausted, FieldViolation, InvalidRequest, PreconditionFailed, Reason
@@ -12,32 +20,53 @@ from kvgrpc.errors import Exhausted, FieldViolation, InvalidRequest, Preconditio
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
 _INSTEAD = "or set pool.device to host"
 
 
 class CudaMemory:
-    """A `DeviceMemory`: one tensor of `nbytes` bytes on `device`, which is "cuda:" and a number.
+    """A `DeviceMemory`: one tensor of `nbytes` bytes on `device`, which is "cuda:" and a number. With `exported` it is
+    an allocation of its own, of which descriptors can be given to peers, where the driver makes such.
 
     Raises PreconditionFailed (FEATURE_UNAVAILABLE) without torch or a driver that it can use, InvalidRequest for a
     device that this machine lacks, Exhausted (POOL_EXHAUSTED) where the device has not so much memory left.
     """
 
-    def __init__(self, device: str, nbytes: int) -> None:
+    tensor: "torch.Tensor"
+    """Shape [nbytes], uint8, zeros at first. Nothing may use it once this is closed."""
+
+    def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
         self.name = device
         self._torch = _torch(device)
         self._lock = threading.Lock()  # who reads, or closes
         self._closed = False
+        self._exported = self._export(nbytes) if exported else None
         try:
-            self._tensor: torch.Tensor = self._torch.zeros(nbytes, dtype=self._torch.uint8, device=device)
+            self.tensor = self._made(nbytes)
             # Before any other stream, or NIXL, touches what this one fills.
             self._torch.cuda.synchronize(device)
-        except self._torch.OutOfMemoryError as error:
+        except self._torch.OutOfMemoryError as error:  # never of what the driver has made
             raise Exhausted(
                 Reason.POOL_EXHAUSTED, f"a pool of {nbytes} bytes does not fit {device}: {_first_line(error)}"
             ) from error
         except RuntimeError as error:
+            if self._exported is not None:
+                self._exported.free()
             raise _unusable(device, f"it cannot be used: {_first_line(error)}") from error
-        self.memory = PrivateMemory.of(self._tensor)
+        self.memory = self._exported or PrivateMemory.of(self.tensor)
+
+    def _made(self, nbytes: int) -> "torch.Tensor":
+        if self._exported is None:
+            return self._torch.zeros(nbytes, dtype=self._torch.uint8, device=self.name)  # type: ignore[no-any-return]
+        return self._torch.as_tensor(self._exported, device=self.name).zero_()  # type: ignore[no-any-return]
+
+    def _export(self, nbytes: int) -> VmmMemory | None:
+        """None where the driver has no such memory; torch's answer counts then."""
+        try:
+            return VmmMemory(libcuda.load(), int(self.name.removeprefix("cuda:")), nbytes)
+        except (DriverError, DataPathUnavailable) as error:
+            _log.warning("no descriptors of memory of %s can be given to peers: %s", self.name, error.message)
+            return None
 
     def use(self) -> None:
         self._torch.cuda.set_device(self.name)
@@ -45,7 +74,7 @@ class CudaMemory:
     def device(self) -> Device:
         from kvgrpc.engine.cuda import CudaDevice
 
-        return CudaDevice([self._tensor])
+        return CudaDevice([self.tensor])
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
         """Gathers on the device, and copies once."""
@@ -55,7 +84,7 @@ class CudaMemory:
                     raise CopyFailed(f"the pool on {self.name} was given back")
                 if not runs:
                     return []
-                whole = self._torch.cat([self._tensor[offset : offset + nbytes] for offset, nbytes in runs])
+                whole = self._torch.cat([self.tensor[offset : offset + nbytes] for offset, nbytes in runs])
                 data = whole.cpu().numpy().tobytes()
         except RuntimeError as error:
             raise CopyFailed(f"{self.name} cannot be read: {_first_line(error)}") from error
@@ -68,8 +97,12 @@ class CudaMemory:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                if self._exported is not None:
+                    self._torch.cuda.synchronize(self.name)
+                    self._exported.free()
+                    return
                 # Whoever still refers to the tensor: torch would keep its memory for itself.
-                self._tensor.untyped_storage().resize_(0)
+                self.tensor.untyped_storage().resize_(0)
                 self._torch.cuda.empty_cache()
 
 

@@ -2,15 +2,20 @@
 
 import mmap
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
+from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.server import Server
+from tests.datapath.cuda_vmm.fake_driver import DRIVER, view
 from tests.engine.mirrored.fake_device import FakeDevice
 from tests.service.engines import LAYER_BYTES, Engine
 from tests.service.forks import INSIDE
@@ -21,8 +26,8 @@ REACHED = "TESTS_DEVICE_IS_REACHED"
 class UnreachedMemory:
     """No data path reaches it: the real NIXL refuses memory of a GPU where its UCX knows none."""
 
-    def __init__(self, name: str, nbytes: int) -> None:
-        self.name = name
+    def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
+        self.name = device
         self._device = FakeDevice(nbytes=nbytes)
         self.memory = self._as_known()
         self.closed = False
@@ -59,16 +64,47 @@ class ReachedMemory(UnreachedMemory):
         return PrivateMemory.of(np.frombuffer(mmap.mmap(self._device.fd, self._device.nbytes), dtype=np.uint8))
 
 
+class ExportedPool:
+    """Made by a driver of GPUs that are none, of which peers get descriptors. No mirror can be made of it."""
+
+    def __init__(self, device: str, nbytes: int, *, exported: bool) -> None:
+        assert exported, "the configuration has the data path"
+        self.name = device
+        self.memory = VmmMemory(DRIVER, int(device.removeprefix("cuda:")), nbytes)
+        (segment,) = self.memory.segments
+        self._bytes = view(segment.address, segment.nbytes)
+
+    def use(self) -> None:
+        """Nothing works on it."""
+
+    def device(self) -> NoReturn:
+        raise AssertionError("its data path reaches it")
+
+    def close(self) -> None:
+        self.memory.free()
+
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self._bytes[offset : offset + nbytes].tobytes() for offset, nbytes in runs]
+
+
+POOLS: dict[str, MakeDeviceMemory] = {"": UnreachedMemory, "reached": ReachedMemory, "exported": ExportedPool}
+"""By what REACHED says."""
+
+
 def install() -> None:
     """Every server of this process has such devices from now on."""
     defaults: dict[str, Any] = Server.__init__.__kwdefaults__ or {}
     assert "device_memory" in defaults
-    defaults["device_memory"] = ReachedMemory if os.environ.get(REACHED) else UnreachedMemory
+    kind = os.environ.get(REACHED, "")
+    defaults["device_memory"] = POOLS[kind]
+    if kind == "exported":  # threads are set to the device of their memory with torch, which finds none here
+        sys.modules["torch"] = ModuleType("torch")
+        sys.modules["torch"].cuda = SimpleNamespace(set_device=lambda _: None)  # type: ignore[attr-defined]
 
 
-def environment(*, reached: bool) -> dict[str, str]:
-    """Of a server that has them."""
-    return {INSIDE: __name__, REACHED: "1" if reached else ""}
+def environment(reached: str) -> dict[str, str]:
+    """Of a server that has those: see POOLS."""
+    return {INSIDE: __name__, REACHED: reached}
 
 
 class DeviceEngine(Engine):

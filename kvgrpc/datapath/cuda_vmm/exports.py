@@ -35,7 +35,7 @@ class Exports:
             self.spans = tuple(span for segment in segments for span in self._spans(device, segment))
             self._check_rest(driver.granularity(device))
             self._page = VmmMemory(driver, device, NONCE_BYTES)
-            undo.callback(self._page.close)
+            undo.callback(self._page.free)
             written = np.frombuffer(self.nonce, dtype=np.uint8)
             row = (self._page.segments[0].address, written.ctypes.data, NONCE_BYTES)
             driver.copy(device, np.array([row], dtype=np.int64)).synchronize()
@@ -65,7 +65,7 @@ class Exports:
         """Gives out no more. Idempotent."""
         if self._found:
             self._release()
-            self._page.close()
+            self._page.free()
 
     def _spans(self, device: int, segment: Segment) -> list[Span]:
         spans = []

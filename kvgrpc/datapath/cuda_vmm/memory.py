@@ -8,7 +8,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 class VmmMemory(PrivateMemory):
     """`nbytes` bytes of a device, mapped writable here; what they are is not said. Raises DriverError.
 
-    After `close` the addresses mean nothing, and the memory is the device's again once no peer has it mapped.
+    After `free` the addresses mean nothing, and the memory is the device's again once no peer has it mapped.
     """
 
     def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
@@ -24,8 +24,14 @@ class VmmMemory(PrivateMemory):
             raise
         super().__init__([Segment(self._address, nbytes, MemoryKind.CUDA, device)])
 
-    def close(self) -> None:
-        super().close()
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """So that torch makes a tensor of bytes of it, without a copy."""
+        segment = self.segments[0]
+        return {"shape": (segment.nbytes,), "typestr": "|u1", "data": (segment.address, False), "version": 3}
+
+    def free(self) -> None:
+        """Unmaps it; no copy of it is under way. Idempotent."""
         if self._address:
             address, self._address = self._address, 0
             self.driver.unmap(self._device, address, self._whole)

@@ -77,6 +77,11 @@ class CudaVmmPath:
             self._why_not = f"the driver refuses ({error.message}); nixl may reach this memory"
 
     @property
+    def exports(self) -> bool:
+        """Whether peers can be given this rank's memory."""
+        return self._exports is not None
+
+    @property
     def why(self) -> str:
         """How this rank's memory is reached, for people."""
         reads = "memory of GPUs that peers on this host export is mapped read-only and copied"

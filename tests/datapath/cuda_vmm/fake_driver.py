@@ -30,6 +30,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FIXED = 0x10  # <bits/mman.h>
 _NOT_MAPPED = ctypes.c_void_p(-1).value
 
 
@@ -147,9 +148,15 @@ class FakeDriver:
         """Handles and mappings that there are."""
         return len(self._fds), len(self._mapped)
 
-    def mapped(self, *, besides: frozenset[int] = frozenset()) -> list[int]:
-        """Addresses of mappings."""
-        return [address for address in self._mapped if address not in besides]
+    def adjoining(self, count: int) -> int:
+        """Where `count` allocations of a unit each are mapped, one after the other, as segments that grow have them."""
+        whole = _LIBC.mmap(None, count * self.unit, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        for i in range(count):
+            address, handle = whole + i * self.unit, self.create(0, self.unit)
+            allowed, fixed = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+            assert _LIBC.mmap(address, self.unit, allowed, fixed, self._fds[handle], 0) == address
+            self._mapped[address] = handle, self.unit
+        return int(whole)
 
     def _new(self, fd: int) -> int:
         with self._lock:
@@ -182,7 +189,7 @@ class ExportedMemory(PrivateMemory):
     def close(self) -> None:
         super().close()
         for part in self._parts:
-            part.close()
+            part.free()
 
     def views(self) -> list[Bytes]:
         return [view(segment.address, segment.nbytes) for segment in self.segments]

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.local_ranks import RankMaker
 from kvgrpc.server import Server
 from kvgrpc.service.runner import Runner
-from kvgrpc.v1 import handshake_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
 from tests.engine.mirrored.fake_device import FakeDevice
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.device_pools import DeviceEngine, UnreachedMemory, environment
@@ -42,7 +43,7 @@ class Pair:
 
     def __init__(self, folder: Path, kind: str) -> None:
         flags, reached = KINDS[kind]
-        made = environment(reached=reached)
+        made = environment("reached" if reached else "")
         self.processes = [
             ServeProcess(folder / "device", *SHARED, *flags, *ON_DEVICE, settings=SETTINGS, environment=made),
             ServeProcess(folder / "host", *SHARED, *flags, settings=SETTINGS),
@@ -54,6 +55,20 @@ class Pair:
             engine.api.close()
         for process in self.processes:
             process.end()
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Iterator[tuple[DeviceEngine, DeviceEngine]]:
+    """Two servers whose pools are on one GPU, and which have no other data path than by descriptors of its memory."""
+    flags = (*SHARED, "--data-paths", "cuda_vmm", *ON_DEVICE)
+    with ExitStack() as ends:
+        engines = []
+        for name in ("one", "other"):
+            process = ServeProcess(tmp_path / name, *flags, settings=SETTINGS, environment=environment("exported"))
+            ends.callback(process.end)
+            engines.append(DeviceEngine(process))
+            ends.callback(engines[-1].api.close)
+        yield engines[0], engines[1]
 
 
 @pytest.fixture(params=KINDS)
@@ -93,6 +108,22 @@ def test_what_came_from_one_peer_goes_on_to_another(pair: Pair) -> None:
     assert pair.host.read(target) == written
 
 
+def test_pulls_and_pushes_between_pools_of_one_gpu_go_by_descriptors(
+    exported: tuple[DeviceEngine, DeviceEngine],
+) -> None:
+    one, other = exported
+    taken, written = pulled(one, other, seed=6)
+    assert other.on_device(taken, LAYERS) == written
+    assert other.read(taken) == written
+    taken, written = pulled(other, one, seed=7)
+    assert one.on_device(taken, LAYERS) == written
+    check_a_good_push(one, other, seed=8)
+    check_a_good_push(other, one, seed=9)
+    (peer,) = other.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
+    assert {path.data_path for path in peer.paths} == {common_pb2.DATA_PATH_CUDA_VMM}
+    assert all("mapped read-only and copied on the same GPU" in path.why for path in peer.paths)
+
+
 def test_status_says_by_what_the_device_is_reached(pair: Pair, request: pytest.FixtureRequest) -> None:
     kind = request.node.callspec.params["pair"]
     rows = pair.device.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).data_paths
@@ -118,8 +149,8 @@ def test_a_device_that_is_not_there_stops_the_start_and_says_what_to_do() -> Non
 class Made(list[UnreachedMemory]):
     """Makes memory, and keeps what it made."""
 
-    def __call__(self, name: str, nbytes: int) -> UnreachedMemory:
-        self.append(UnreachedMemory(name, nbytes))
+    def __call__(self, device: str, nbytes: int, *, exported: bool) -> UnreachedMemory:
+        self.append(UnreachedMemory(device, nbytes))
         return self[-1]
 
 
@@ -156,8 +187,8 @@ async def test_a_mirror_that_the_device_refuses_stops_the_start() -> None:
 
     made = Made()
 
-    def make(name: str, nbytes: int) -> UnreachedMemory:
-        made(name, nbytes).put(Refuses(nbytes=nbytes))
+    def make(device: str, nbytes: int, *, exported: bool) -> UnreachedMemory:
+        made(device, nbytes, exported=exported).put(Refuses(nbytes=nbytes))
         return made[0]
 
     with pytest.raises(PreconditionFailed, match="page-locked"):
