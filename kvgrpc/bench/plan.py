@@ -22,7 +22,10 @@ TCP = "-tcp"
 OVER_TCP = {"UCX_TLS": "tcp"}
 WRITES = "-writes"
 """Ends the name of a data path over which the source writes what it pushes (setting `source_writes`)."""
-PUSH_PATHS = (*DATA_PATHS, f"nixl{TCP}")
+CUDA_VMM = "cuda_vmm"
+HOST_PATHS = tuple(name for name in DATA_PATHS if name != CUDA_VMM)
+"""Those by which pools in host memory move."""
+PUSH_PATHS = (*HOST_PATHS, f"nixl{TCP}")
 WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
 SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
 """The variable of that setting, and what it is over such a data path."""
@@ -78,7 +81,7 @@ class Case:
 class Plan:
     """What every run has. `--quick` shrinks everything until it fits a test suite."""
 
-    data_paths: tuple[str, ...] = DATA_PATHS
+    data_paths: tuple[str, ...] = HOST_PATHS
     block_bytes: tuple[int, ...] = BLOCK_BYTES
     layouts: tuple[str, ...] = LAYOUTS
     pool_bytes: int = 256 << 20

@@ -37,7 +37,9 @@ Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a
 
 @bench.command()
 def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
-    data_paths: DataPaths = "shm,cma,nixl,collective",
+    data_paths: Annotated[
+        str | None, typer.Option(help="Data paths to measure. Default shm,cma,nixl,collective; of cuda also cuda_vmm.")
+    ] = None,
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate.")] = None,
@@ -48,7 +50,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         ),
     ] = False,
     device: Annotated[
-        str, typer.Option(help="host, or cuda: the memory of one of two engines, behind a mirror.")
+        str, typer.Option(help="host, or cuda: the memory of one of two engines, behind a mirror; of both by cuda_vmm.")
     ] = "host",
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
@@ -63,16 +65,19 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     Over collective beside raw Gloo and raw NIXL over TCP, which are what else moves bytes between hosts. Takes some
     minutes, and memory for two pools. Every ratio is the median over pairs that were measured one right after the
     other, so that it holds on a machine that does other things, too; single times do not: the load is printed beside
-    them. With --device cuda bandwidth is measured out of the memory of a GPU and into it, beside the copies alone.
+    them. With --device cuda bandwidth is measured out of the memory of a GPU and into it, by way of a mirror, and by
+    cuda_vmm between two engines on that GPU, beside the copies alone.
 
     Exit codes: 0 measured, or skipped since there is no such device; 1 something broke; 2 an option is not usable.
     """
     from kvgrpc.bench.measures.devices import DEVICES, missing
-    from kvgrpc.bench.plan import LAYOUTS, PARTS, PULL_QUICK, PullPlan
+    from kvgrpc.bench.plan import HOST_PATHS, LAYOUTS, PARTS, PULL_QUICK, PullPlan
     from kvgrpc.bench.run import run_devices, run_pull
     from kvgrpc.config import DATA_PATHS
 
-    plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
+    known = HOST_PATHS if device == "host" else DATA_PATHS
+    paths = ",".join(known) if data_paths is None else data_paths
+    plan = _plan(PULL_QUICK if quick else PullPlan(), paths, known, sizes, pool_mb, repeats, copy_threads)
     if checksum and parts is not None:
         _fail("--parts: not with --checksum, which measures bandwidth")
     chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)
@@ -162,12 +167,11 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
     """
     from kvgrpc.bench.geometries import NAMES
-    from kvgrpc.bench.plan import GEOMETRY_QUICK, GeometryPlan
+    from kvgrpc.bench.plan import GEOMETRY_QUICK, HOST_PATHS, GeometryPlan
     from kvgrpc.bench.run import run_geometry
-    from kvgrpc.config import DATA_PATHS
 
     base = GEOMETRY_QUICK if quick else GeometryPlan()
-    plan = _plan(base, data_paths, DATA_PATHS, None, pool_mb, repeats, copy_threads)
+    plan = _plan(base, data_paths, HOST_PATHS, None, pool_mb, repeats, copy_threads)
     names = NAMES if cases is None else _choice("cases", cases, NAMES)
     _measure(run_geometry(replace(plan, names=names), _progress), json_=json_, output=output)
 

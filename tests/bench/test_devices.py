@@ -4,22 +4,28 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from kvgrpc.bench.measures import devices
 from kvgrpc.bench.plan import PULL_QUICK
+from kvgrpc.bench.results.devices import DEVICE_BASELINES, DeviceResult
 from kvgrpc.bench.run import run_devices
 from kvgrpc.bench.stages import devices as stage
 from kvgrpc.bench.stages.devices import DeviceEngines
 from kvgrpc.cli.app import app
 from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.datapath.cuda_vmm import libcuda
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.mirror.lane import Lane
 from kvgrpc.engine import Device
 from kvgrpc.errors import InternalError
+from tests.datapath.cuda_vmm.fake_driver import DRIVER, view
 
 CASE = PULL_QUICK.cases("shm", 16 << 10)[0]
 
@@ -138,3 +144,66 @@ def test_another_device_is_an_option_that_is_not_usable() -> None:
     result = CliRunner().invoke(app, ["bench", "pull", "--device", "tpu"])
     assert result.exit_code == 2
     assert "choose from host, cuda" in result.output
+
+
+class Tensor:
+    """Memory of a GPU that is none, as an engine would have it."""
+
+    is_cuda, device = True, SimpleNamespace(type="cuda", index=0)
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = VmmMemory(DRIVER, 0, nbytes)
+        self.shape = (nbytes,)
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+    def numel(self) -> int:
+        return self.shape[0]
+
+    def element_size(self) -> int:
+        return 1
+
+    def data_ptr(self) -> int:
+        return self.memory.segments[0].address
+
+
+class Exported:
+    """A pool of it."""
+
+    driver = DRIVER
+
+    def __init__(self, nbytes: int) -> None:
+        self.tensor = Tensor(nbytes)
+        self._bytes = view(self.tensor.data_ptr(), nbytes)
+
+    def write(self, whole: NDArray[np.uint8]) -> None:
+        self._bytes[:] = whole
+
+    def read(self) -> NDArray[np.uint8]:
+        return self._bytes.copy()
+
+    def close(self) -> None:
+        self.tensor.memory.free()
+
+
+@pytest.mark.timeout(180)
+def test_pulls_between_engines_on_one_device_are_measured_beside_the_copies_of_its_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libcuda, "load", lambda: DRIVER)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    plan = replace(PULL_QUICK, data_paths=("cuda_vmm",), layouts=("scattered",))
+    found = DeviceResult(plan.quick, plan.repeats, {}, {}, DEVICE_BASELINES, "a driver of none")
+    devices.measure(plan, found, arrays, lambda _: None, Exported)
+    (case,) = found.cases
+    assert (case.direction, case.datapath, case.blocks, case.block_bytes) == ("between", "cuda_vmm", 256, 16 << 10)
+    assert case.gbps > 0
+    assert case.copy_gbps > 0
+    assert DRIVER.left == (0, 0)
+
+
+def test_memory_of_a_gpu_is_no_data_path_of_host_memory() -> None:
+    result = CliRunner().invoke(app, ["bench", "pull", "--data-paths", "cuda_vmm"])
+    assert result.exit_code == 2
+    assert "--data-paths" in result.output

@@ -1,16 +1,20 @@
-"""Pulls out of a device's memory and into it, by way of its mirror, beside the copies alone."""
+"""Pulls out of a device's memory and into it, by way of its mirror, or between two engines on it, beside the copies
+alone.
+"""
 
 import statistics
+from collections.abc import Callable
 
 from kvgrpc.bench.measures.timed_pairs import timed_pairs
-from kvgrpc.bench.plan import Case, PullPlan
+from kvgrpc.bench.plan import CUDA_VMM, Case, PullPlan
 from kvgrpc.bench.results.devices import DeviceCase, DeviceResult
 from kvgrpc.bench.stages.devices import DeviceEngines, MakeDevices
+from kvgrpc.bench.stages.gpus import CudaPool, GpuEngines, GpuPool
 from kvgrpc.bench.stages.servers import Progress
 from kvgrpc.engine import Device
 
 _WARM = 2
-OUT, IN = "out", "in"
+OUT, IN, BETWEEN = "out", "in", "between"
 DEVICES = ("host", "cuda")
 
 
@@ -35,18 +39,33 @@ def cuda(nbytes: int) -> tuple[Device, Device]:
     return CudaDevice(tensors), CudaDevice(tensors)
 
 
-def measure(plan: PullPlan, found: DeviceResult, make: MakeDevices, progress: Progress) -> None:
-    """All cases of the plan, in both directions."""
+def cuda_pool(nbytes: int) -> CudaPool:
+    """As much memory of the first CUDA device, of which peers get descriptors."""
+    return CudaPool(nbytes)
+
+
+def measure(
+    plan: PullPlan,
+    found: DeviceResult,
+    make: MakeDevices,
+    progress: Progress,
+    make_pool: Callable[[int], GpuPool] = cuda_pool,
+) -> None:
+    """All cases of the plan: in both directions by way of a mirror, and between two engines by cuda_vmm."""
     for data_path in plan.data_paths:
         for block_bytes in plan.block_bytes:
             for case in plan.cases(data_path, block_bytes):
-                for direction in (OUT, IN):
+                for direction in (BETWEEN,) if data_path == CUDA_VMM else (OUT, IN):
                     progress(f"{case.title}, {direction}")
-                    found.cases.append(_case(plan, case, direction, make))
+                    if direction == BETWEEN:
+                        stage: DeviceEngines | GpuEngines = GpuEngines(case, make_pool)
+                    else:
+                        stage = DeviceEngines(case, make, out=direction == OUT)
+                    found.cases.append(_case(plan, case, direction, stage))
 
 
-def _case(plan: PullPlan, case: Case, direction: str, make: MakeDevices) -> DeviceCase:
-    with DeviceEngines(case, make, out=direction == OUT) as engines:
+def _case(plan: PullPlan, case: Case, direction: str, stage: DeviceEngines | GpuEngines) -> DeviceCase:
+    with stage as engines:
         engines.check()
         for _ in range(_WARM):
             engines.pull_s(), engines.copy_s()

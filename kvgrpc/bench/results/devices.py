@@ -9,12 +9,15 @@ DEVICE_BASELINES = {
     "copies": "those between the device and page-locked host memory alone, of the same blocks, by as many streams",
     "out": "from a device to an engine with shared memory, from the hand-over to the woken destination",
     "in": "from an engine with shared memory to a device",
+    "between": "by cuda_vmm between two engines on one device; the copies are those of the same runs by the driver",
 }
 
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """Pulls out of a device or into one. The ratio is the median over pairs: how much of the time the copies take."""
+    """Pulls out of a device, into one, or between two engines on one. The ratio is the median over pairs: how much of
+    the time the copies take.
+    """
 
     direction: str
     datapath: str

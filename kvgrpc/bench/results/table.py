@@ -189,7 +189,7 @@ def _tensors(cases: Sequence[TensorCase]) -> Table:
 
 def _devices(found: DeviceResult) -> Table:
     table = _table(
-        f"Pulls between shared memory and a device ({found.device}), by way of its mirror",
+        f"Pulls out of a device ({found.device}) and into it, by way of its mirror; or between engines on it",
         ("path", "blocks", "layout", "direction"),
         ("GB/s", "copies", "ratio"),
     )

@@ -26,6 +26,21 @@ MakeDevices = Callable[[int], tuple[Device, Device]]
 """Two views of one device's memory, of so many bytes: one for the rank, and one for what is measured beside it."""
 
 
+def pull_s(source: Engine, destination: Engine, blocks: tuple[Ids, Ids]) -> float:
+    """From the hand-over of these blocks of the source, into those of the destination, to the event Received."""
+    given, taken = map(lists, blocks)
+    what = content(opaque_id=b"kvgrpc bench", tokens=len(blocks[0]) * BLOCK_TOKENS)
+    began = time.monotonic()
+    handed = source.finished_blocks(given, what, transfer_key=secrets.token_bytes(16))
+    source.flush()
+    destination.pull(handed.grant, what).start(taken)
+    destination.flush()
+    next_event(destination, Received)
+    woken = time.monotonic()
+    next_event(source, BlocksReturned)
+    return woken - began
+
+
 class DeviceEngines:
     """The device is the source's (`out`) or the destination's; the other engine has shared memory. Use it as a context
     manager.
@@ -35,7 +50,6 @@ class DeviceEngines:
         layout = pool(case.block_bytes, case.blocks).layout()
         self._out = out
         self._blocks = case.ids("source"), case.ids("destination")
-        self._content = content(opaque_id=b"kvgrpc bench", tokens=case.blocks * BLOCK_TOKENS)
         device, self._beside = make(layout.total_bytes)
         self._array = np.zeros(layout.total_bytes, dtype=np.uint8)
         mine = self._blocks[0 if out else 1] * case.block_bytes
@@ -80,16 +94,7 @@ class DeviceEngines:
 
     def pull_s(self) -> float:
         """From the hand-over to the event Received."""
-        given, taken = map(lists, self._blocks)
-        began = time.monotonic()
-        handed = self._source.finished_blocks(given, self._content, transfer_key=secrets.token_bytes(16))
-        self._source.flush()
-        self._destination.pull(handed.grant, self._content).start(taken)
-        self._destination.flush()
-        next_event(self._destination, Received)
-        woken = time.monotonic()
-        next_event(self._source, BlocksReturned)
-        return woken - began
+        return pull_s(self._source, self._destination, self._blocks)
 
     def copy_s(self, *, out: bool | None = None) -> float:
         """The copies between the device and host memory alone, in the direction of the pull unless another is named."""
