@@ -1,0 +1,173 @@
+"""Peers that say what is not so of their memory of a GPU, or send other descriptors: nothing of theirs stays mapped."""
+
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.values.endpoints import CudaVmmEndpoint, RankEndpoint, Span
+from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX
+from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from tests.datapath.cuda_vmm.fake_driver import GPU, OTHER_GPU, UNIT, FakeDriver
+from tests.datapath.cuda_vmm.ranks import Rank, destination, source
+from tests.datapath.movers import until
+from tests.datapath.peers import (
+    GUARD,
+    open_descriptors,
+    reach,
+)
+
+
+def test_a_gpu_that_this_process_does_not_see_is_refused() -> None:
+    with source(FakeDriver([OTHER_GPU])) as rank, destination(FakeDriver([GPU])) as (reader, _):
+        assert "which this process does not see" in reader.refusal(rank.offer())
+
+
+def test_a_gpu_without_peer_access_is_refused() -> None:
+    with source(device=1) as rank, destination(FakeDriver(reaches=False)) as (reader, _):
+        assert "has no peer access to GPU-02020202" in reader.refusal(rank.offer())
+
+
+ODD: dict[str, Callable[[CudaVmmEndpoint], CudaVmmEndpoint]] = {
+    "no nonce": lambda part: replace(part, nonce=b""),
+    "no allocations": lambda part: replace(part, allocations=()),
+    "too many allocations": lambda part: replace(part, allocations=(UNIT,) * (ALLOCATIONS_MAX + 1)),
+    "an empty one": lambda part: replace(part, allocations=(0, UNIT)),
+    "an endless one": lambda part: replace(part, allocations=(1 << 63, UNIT)),
+    "no spans": lambda part: replace(part, spans=()),
+    "a span of another allocation": lambda part: replace(part, spans=(Span(2, 0, 1),)),
+    "a span beyond its allocation": lambda part: replace(part, spans=(Span(1, 1, UNIT),)),
+    "a span that wraps around": lambda part: replace(part, spans=(Span(1, (1 << 64) - 1, 2),)),
+    "an empty span": lambda part: replace(part, spans=(Span(0, 0, 0),)),
+    "spans without end": lambda part: replace(part, spans=(Span(0, 0, 1),) * ((1 << 16) + 1)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_description_that_contradicts_itself_is_refused(odd: str) -> None:
+    with source() as rank, destination() as (reader, _):
+        assert "contradicts itself" in reader.refusal(ODD[odd](rank.offer()))
+
+
+def test_a_peer_that_offers_nothing_of_it_is_refused() -> None:
+    with destination() as (reader, _):
+        assert reader.refusal(None) == "the peer offers no memory of a GPU"
+
+
+class Liar:
+    """A peer whose process answers with other descriptors than those that it spoke of."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._socket = ProcessSocket()
+
+    def offer(self, change: Callable[[list[int]], None]) -> CudaVmmEndpoint:
+        def answer(*_: Any) -> Reply:
+            exports = self._rank.path._exports
+            assert exports is not None
+            fds = list(exports.descriptors().fds)
+            change(fds)
+            return Reply(fds=tuple(fds))
+
+        path, token = self._socket.mint("", "cuda_vmm", answer)
+        return replace(self._rank.offer(), socket_path=path, token=token)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def liar() -> Iterator[Liar]:
+    with source() as rank:
+        made = Liar(rank)
+        yield made
+        made.close()
+
+
+def instead(fds: list[int], index: int, made: int) -> None:
+    os.close(fds[index])
+    fds[index] = made
+
+
+def memfd(nbytes: int) -> int:
+    fd = os.memfd_create("no allocation")
+    os.ftruncate(fd, nbytes)
+    return fd
+
+
+def end_of_pair() -> int:
+    ends = socket.socketpair()
+    ends[0].close()
+    return ends[1].detach()
+
+
+def swap(fds: list[int]) -> None:
+    fds[0], fds[1] = fds[1], fds[0]
+
+
+def drop(fds: list[int]) -> None:
+    os.close(fds.pop())
+
+
+LIES: dict[str, tuple[Callable[[list[int]], None], str]] = {
+    "a socket": (lambda fds: instead(fds, 0, end_of_pair()), "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID"),
+    "a device": (lambda fds: instead(fds, 1, os.open("/dev/null", os.O_RDWR)), "cuMemImportFromShareableHandle"),
+    "a file that may shrink": (lambda fds: instead(fds, 0, memfd(4 * UNIT)), "cuMemImportFromShareableHandle"),
+    "a nonce that is none": (lambda fds: instead(fds, 2, os.open("/dev/zero", os.O_RDWR)), "cuMemImportFromShareable"),
+    "a shorter allocation": (swap, "cuMemMap: CUDA_ERROR_INVALID_VALUE"),
+    "other memory's nonce": (lambda fds: instead(fds, 2, os.dup(fds[0])), "other memory than the peer spoke of"),
+    "too few": (drop, "sent 2 descriptors for 2 allocations and a nonce"),
+    "one too many": (lambda fds: fds.append(os.dup(fds[0])), "not all of the peer's descriptors came"),
+    "far too many": (lambda fds: fds.extend(os.dup(fds[0]) for _ in range(200)), "not all of the peer's descriptors"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_other_descriptors_than_those_spoken_of_are_refused_and_nothing_is_left(lie: str, liar: Liar) -> None:
+    change, said = LIES[lie]
+    with destination() as (reader, array):
+        liar.offer(change)  # opens the socket
+        gc.collect()  # what earlier tests left
+        before = open_descriptors()
+        for _ in range(5):
+            with pytest.raises(DataPathUnavailable) as refused:
+                reach(reader.path, RankEndpoint(0, cuda_vmm=liar.offer(change)))
+            assert said in refused.value.message
+            assert reader.driver.left == (0, 0)
+        assert (array == GUARD).all()
+        until(lambda: open_descriptors() <= before)  # the thread that answers closes its own, too
+
+
+@pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemcpyAsync"])
+def test_where_the_driver_maps_nothing_the_peer_is_refused_and_nothing_left(call: str) -> None:
+    with source() as rank, destination() as (reader, _):
+        part = rank.offer()
+        reader.driver.failing[call] = "CUDA_ERROR_NOT_SUPPORTED"
+        with pytest.raises(DataPathUnavailable) as refused:
+            reach(reader.path, RankEndpoint(0, cuda_vmm=part))
+        assert refused.value.message == f"the peer's descriptors cannot be mapped: {call}: CUDA_ERROR_NOT_SUPPORTED"
+        assert reader.driver.left == (0, 0)
+
+
+def test_a_source_whose_driver_gives_no_descriptor_says_so() -> None:
+    with source() as rank, destination() as (reader, _):
+        rank.driver.failing["cuMemExportToShareableHandle"] = "CUDA_ERROR_NOT_PERMITTED"
+        with pytest.raises(DataPathUnavailable, match="cuMemExportToShareableHandle: CUDA_ERROR_NOT_PERMITTED"):
+            reader.reach(rank.offer())
+
+
+def test_each_rank_of_a_peer_is_given_the_descriptors_once_and_none_after_withdrawal() -> None:
+    with source() as rank, destination() as (reader, _):
+        part = rank.offer()
+        remote = reader.reach(part)
+        assert remote.process is not None
+        remote.process.close()
+        for refused in (part, rank.offer()):
+            rank.path.withdraw("")
+            with pytest.raises(DataPathUnavailable, match="unknown, used or expired"):
+                reader.reach(refused)
