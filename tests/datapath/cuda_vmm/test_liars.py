@@ -131,10 +131,11 @@ LIES: dict[str, tuple[Callable[[list[int]], None], str]] = {
 def test_other_descriptors_than_those_spoken_of_are_refused_and_nothing_is_left(lie: str, liar: Liar) -> None:
     change, said = LIES[lie]
     with destination() as (reader, array):
-        liar.offer(change)  # opens the socket
+        with pytest.raises(DataPathUnavailable):  # then the thread that answers has what it needs
+            reach(reader.path, RankEndpoint(0, cuda_vmm=liar.offer(change)))
         gc.collect()  # what earlier tests left
         before = open_descriptors()
-        for _ in range(5):
+        for _ in range(8):
             with pytest.raises(DataPathUnavailable) as refused:
                 reach(reader.path, RankEndpoint(0, cuda_vmm=liar.offer(change)))
             assert said in refused.value.message

@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,11 @@ from kvgrpc.local_ranks import RankMaker
 from kvgrpc.server import Server
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
+from tests.e2e.slow_pulls import LIMITS, SLOW, begin_slow_pull
 from tests.engine.mirrored.fake_device import FakeDevice
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.device_pools import DeviceEngine, UnreachedMemory, environment
-from tests.service.engines import LAYERS, SUCCEEDED, Engine, ServeProcess, blocks_for
+from tests.service.engines import FAILED, LAYERS, RETURNED, SUCCEEDED, Engine, ServeProcess, blocks_for
 from tests.service.pushes import check_a_good_push
 from tests.service.values import prompt
 
@@ -57,18 +58,29 @@ class Pair:
             process.end()
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Iterator[tuple[DeviceEngine, DeviceEngine]]:
-    """Two servers whose pools are on one GPU, and which have no other data path than by descriptors of its memory."""
+@contextmanager
+def on_one_gpu(
+    folder: Path, settings: str = SETTINGS, slow: tuple[str, ...] = ()
+) -> Iterator[tuple[DeviceEngine, DeviceEngine]]:
+    """Two servers whose pools are on one GPU, and which have no other data path than by descriptors of its memory.
+    `slow`: more flags of the second one.
+    """
     flags = (*SHARED, "--data-paths", "cuda_vmm", *ON_DEVICE)
     with ExitStack() as ends:
         engines = []
-        for name in ("one", "other"):
-            process = ServeProcess(tmp_path / name, *flags, settings=SETTINGS, environment=environment("exported"))
+        for name, more in (("one", ()), ("other", slow)):
+            made = environment("exported")
+            process = ServeProcess(folder / name, *flags, *more, settings=settings, environment=made)
             ends.callback(process.end)
             engines.append(DeviceEngine(process))
             ends.callback(engines[-1].api.close)
         yield engines[0], engines[1]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Iterator[tuple[DeviceEngine, DeviceEngine]]:
+    with on_one_gpu(tmp_path) as engines:
+        yield engines
 
 
 @pytest.fixture(params=KINDS)
@@ -122,6 +134,15 @@ def test_pulls_and_pushes_between_pools_of_one_gpu_go_by_descriptors(
     (peer,) = other.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
     assert {path.data_path for path in peer.paths} == {common_pb2.DATA_PATH_CUDA_VMM}
     assert all("mapped read-only and copied on the same GPU" in path.why for path in peer.paths)
+
+
+def test_a_source_that_is_killed_while_its_gpu_is_read_fails_the_pull_and_its_reader_serves_on(tmp_path: Path) -> None:
+    with on_one_gpu(tmp_path, LIMITS, SLOW) as (source, destination):
+        _, pulled = begin_slow_pull(source, destination)
+        source.process.kill()
+        end = destination.wait(pulled.transfer_id)
+        assert (end.state, end.memory) == (FAILED, RETURNED)
+        assert destination.counts().pinned_block_count == 0
 
 
 def test_status_says_by_what_the_device_is_reached(pair: Pair, request: pytest.FixtureRequest) -> None:
