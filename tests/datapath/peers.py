@@ -139,6 +139,8 @@ CASES = [
 
 BY_MOVERS = [case for case in CASES if case.make is not make_collective]
 """Those that a mover has without leads."""
+IN_HOSTS = [case for case in BY_MOVERS if case.make is not make_cuda_vmm]
+"""Those of memory that the processor reads, too."""
 
 
 def ask(question: Question, rank: int | None = None) -> Answer | str:

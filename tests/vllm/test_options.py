@@ -40,7 +40,8 @@ def test_every_option_is_documented_with_its_default() -> None:
     assert rows.keys() == defaults.keys() - of_vllm
     said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
                 "serve_flags": "none",
-            "weights_revision": "model and revision", "data_paths": '["cma", "cuda_vmm", "nixl", "collective"]'}  # fmt: skip
+            "weights_revision": "model and revision",
+            "data_paths": '["cma", "cuda_vmm", "nixl", "collective"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
 
 

@@ -20,7 +20,6 @@ from kvgrpc.datapath.host.addresses import Rows
 LIBRARY = "libcuda.so.1"
 UUID_BYTES = 16
 # <cuda.h>
-_INVALID_VALUE = 1
 _PINNED, _ON_DEVICE, _FILE_DESCRIPTOR = 1, 1, 1
 _READ, _READ_WRITE = 1, 3
 _RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED

@@ -20,9 +20,9 @@ from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.datapath.mover import BEST_FIRST
 from tests.datapath.movers import AT_SOURCE, Held, post_of
 from tests.datapath.peers import (
-    BY_MOVERS,
     DEADLINE_S,
     GUARD,
+    IN_HOSTS,
     Bytes,
     Case,
     LocalPeer,
@@ -92,7 +92,7 @@ def sums_of(memory: Bytes, pieces: Pieces) -> list[int]:
     return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends][:-1], ends, strict=True)]
 
 
-@pytest.fixture(scope="module", params=BY_MOVERS, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=IN_HOSTS, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     chosen: Case = request.param
     return chosen
