@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 VMM, NIXL = "cuda_vmm", "nixl"
 DIRECT = (VMM, NIXL)
 """The data paths that reach devices."""
+ALONE = "only engines on GPUs of this host would reach the pool by it: who wants that puts it first in data_paths"
 
 _KEPT: list[DeviceMemory] = []
 """What a copy or a data path may still use although its rank was closed."""
@@ -133,8 +134,8 @@ class RankMaker:
     def _on_device(self, pool: DeviceMemory) -> tuple[SharedRank, list[DataPathStatus]]:
         names = self._config.data_paths
         paths, rows, why_not = self._direct(pool)
+        said = {row[0]: row for row in rows}
         if paths:
-            said = {row[0]: row for row in rows}
             status = [said.get(name, (name, False, f"the pool is on {pool.name}")) for name in names]
             return self._wired(DeviceRank(pool, pool.memory, None, *self._rest(paths))), status
         _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
@@ -149,7 +150,8 @@ class RankMaker:
             device.close()
             memory.close()
             raise
-        return self._wired(rank), [(name, ok, f"of a mirror of {pool.name}: {why}") for name, ok, why in found]
+        of_mirror = [(name, ok, f"of a mirror of {pool.name}: {why}") for name, ok, why in found]
+        return self._wired(rank), [said[VMM] if row[0] == VMM and VMM in said else row for row in of_mirror]
 
     def _direct(self, pool: DeviceMemory) -> tuple[list[DataPath], list[DataPathStatus], str]:
         """The data paths that reach the device and what is to be said of them, or why none may."""
@@ -160,13 +162,13 @@ class RankMaker:
             return [], [], f"neither {' nor '.join(DIRECT)} is among data_paths"
         pool.use()
         paths, rows = make_paths(pool.memory, names, self._config.copy_threads)
-        alone = self._config.data_paths[0] == VMM and any(isinstance(p, CudaVmmPath) and p.exports for p in paths)
-        if alone or any(path.name == NIXL for path in paths):
+        exports = any(isinstance(path, CudaVmmPath) and path.exports for path in paths)
+        if (exports and self._config.data_paths[0] == VMM) or any(path.name == NIXL for path in paths):
             return paths, rows, ""
         for path in paths:
             path.close()
-        # By cuda_vmm alone no engine without a GPU of this host reaches the pool: only who puts it first wants that.
-        return [], [], "; ".join(f"{name}: {why}" for name, _, why in rows)
+        rows = [(name, False, ALONE if exports and name == VMM else why) for name, _, why in rows]
+        return [], rows, "; ".join(f"{name}: {why}" for name, _, why in rows)
 
     def _rest(self, paths: list[DataPath]) -> tuple[Any, ...]:
         config = self._config

@@ -30,6 +30,7 @@ from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
+from tests.datapath.cuda_vmm.fake_driver import DRIVER, exported, plain
 from tests.datapath.pumped import LONG_S, LOST, PumpedPath, Said
 
 Bytes = NDArray[np.uint8]
@@ -78,23 +79,7 @@ def make_loopback(memory: Memory, key: str) -> DataPath:
 
 
 def make_cuda_vmm(memory: Memory, _: str) -> DataPath:
-    from tests.datapath.cuda_vmm.fake_driver import DRIVER
-
     return CudaVmmPath(memory, DRIVER)
-
-
-def exported(sizes: tuple[int, ...]) -> tuple[Any, list[Bytes]]:
-    """Of a GPU that is none, by allocations of which there are descriptors."""
-    from tests.datapath.cuda_vmm import fake_driver
-
-    return fake_driver.exported(sizes)
-
-
-def plain(sizes: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
-    """Of the same GPU, without."""
-    from tests.datapath.cuda_vmm import fake_driver
-
-    return fake_driver.plain(sizes)
 
 
 def make_nixl(memory: Memory, key: str) -> DataPath:

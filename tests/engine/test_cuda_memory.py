@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from kvgrpc.datapath.cuda_vmm import libcuda
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.engine import CopyFailed
 from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed, Reason
+from tests.datapath.cuda_vmm.fake_driver import FakeDriver, view
 
 
 class Full:
@@ -82,6 +85,10 @@ class OfTheHost:
         assert device == "cuda:0"
         return torch.zeros(nbytes, dtype=dtype)
 
+    def as_tensor(self, memory: VmmMemory, *, device: str) -> torch.Tensor:
+        (segment,) = memory.segments
+        return torch.from_numpy(view(segment.address, segment.nbytes))
+
     def _empty(self) -> None:
         self.emptied += 1
 
@@ -102,3 +109,39 @@ def test_runs_are_read_as_asked_until_the_memory_is_given_back_once(monkeypatch:
     assert library.emptied == 1
     with pytest.raises(CopyFailed, match="given back"):
         pool.read(runs)
+
+
+def test_exported_memory_is_an_allocation_of_the_drivers_until_it_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "torch", OfTheHost())
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    pool = CudaMemory("cuda:0", 100_000, exported=True)
+    assert isinstance(pool.memory, VmmMemory)
+    assert [segment.nbytes for segment in pool.memory.segments] == [100_000]
+    assert driver.left == (1, 1)
+    pool.tensor[7] = 9
+    assert pool.read([(6, 3)]) == [b"\0\t\0"]
+    pool.memory.close()
+    assert pool.read([(7, 1)]) == [b"\t"], "its rank has let go, and others may look still"
+    for _ in range(2):
+        pool.close()
+    assert driver.left == (0, 0)
+    with pytest.raises(CopyFailed, match="given back"):
+        pool.read([(7, 1)])
+
+
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_where_the_driver_has_no_such_memory_it_is_torchs_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    driver = FakeDriver()
+    driver.failing[call] = "CUDA_ERROR_NOT_SUPPORTED"
+    monkeypatch.setitem(sys.modules, "torch", OfTheHost())
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    pool = CudaMemory("cuda:0", 4096, exported=True)
+    assert not isinstance(pool.memory, VmmMemory)
+    assert f"no descriptors of memory of cuda:0 can be given to peers: {call}: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
+    assert driver.left == (0, 0)
+    pool.close()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.cuda_vmm.driver import DriverError, Found
@@ -20,8 +21,8 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import Rows
 from kvgrpc.datapath.host.memory import PrivateMemory
-from tests.datapath.peers import Bytes
 
+Bytes = NDArray[np.uint8]
 UNIT = 1 << 16
 GPU, OTHER_GPU = b"\x01" * 16, b"\x02" * 16
 INVALID = "CUDA_ERROR_INVALID_VALUE"

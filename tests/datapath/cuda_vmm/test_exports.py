@@ -1,17 +1,24 @@
 """Memory of GPUs of which there are descriptors, or why there are none."""
 
+import queue
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from kvgrpc.core.values.endpoints import CudaVmmEndpoint, MemoryKind, Segment
+from kvgrpc.core.events import PeerMapped
+from kvgrpc.core.values.endpoints import CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.reports import Report
 from tests.datapath.cuda_vmm.fake_driver import UNIT, ExportedMemory, FakeDriver, plain
 from tests.datapath.cuda_vmm.ranks import SIZES, Rank, destination, source
+from tests.datapath.movers import Held
+from tests.datapath.peers import DEADLINE_S
 
 
 def why_not(memory: PrivateMemory, driver: FakeDriver) -> str:
@@ -105,3 +112,18 @@ def test_without_a_driver_there_is_no_such_path_and_it_says_so() -> None:
     memory, _ = plain((UNIT,))
     with pytest.raises(DataPathUnavailable, match="the driver of GPUs cannot be used"):
         CudaVmmPath(memory)
+
+
+def test_the_next_data_path_is_taken_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    why = "memory of cudaMalloc cannot be exported as descriptors; nixl reaches it"
+    memory, _ = plain((UNIT,))
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    mover = Mover(0, memory, [CudaVmmPath(memory, FakeDriver()), Held()], reports.put)
+    mover.start()
+    mover.connect("peer", RankEndpoint(0, cuda_vmm=CudaVmmEndpoint(why_not=why)), ["cuda_vmm", "held"])
+    mapped = reports.get(timeout=DEADLINE_S)
+    assert isinstance(mapped, PeerMapped)
+    assert mapped.data_path == "held"
+    assert mapped.rejected == (("cuda_vmm", f"the peer offers nothing: {why}"),)
+    assert mover.close(0.0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,14 @@ import pytest
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
+from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.errors import PreconditionFailed, Reason
-from kvgrpc.local_ranks import RankMaker
+from kvgrpc.local_ranks import ALONE, RankMaker
 from kvgrpc.server import Server
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
+from tests.datapath.cuda_vmm.fake_driver import DRIVER
 from tests.e2e.slow_pulls import LIMITS, SLOW, begin_slow_pull
 from tests.engine.mirrored.fake_device import FakeDevice
 from tests.service.conftest import SETTINGS, SHARED
@@ -32,6 +36,7 @@ KINDS = {
     "a mirror by shm": (("--data-paths", "shm"), False),
     "a mirror by cma": (("--data-paths", "cma"), False),
     "a mirror by nixl, which refuses the device": (("--data-paths", "nixl"), False),
+    "a mirror where no driver exports the device": (("--data-paths", "cuda_vmm,shm"), False),
     "a mirror with checksums": (("--data-paths", "shm,nixl", "--checksums"), False),
     "the device itself by nixl": (("--data-paths", "shm,nixl"), True),
     "a mirror for checksums though nixl reaches the device": (("--data-paths", "nixl", "--checksums"), True),
@@ -187,6 +192,37 @@ async def test_each_life_has_memory_of_its_own_on_the_device() -> None:
     assert [memory.closed for memory in made] == [True, False]
     await server.stop()
     assert made[1].closed
+
+
+class Both(UnreachedMemory):
+    """Peers get descriptors of it, and a mirror can be made, too."""
+
+    def _as_known(self) -> PrivateMemory:
+        return VmmMemory(DRIVER, int(self.name.removeprefix("cuda:")), self._device.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("data_paths", "mirrored"), [(("cuda_vmm", "shm"), False), (("shm", "cuda_vmm"), True), (("shm",), True)]
+)
+def test_descriptors_alone_are_enough_only_where_they_come_first(data_paths: tuple[str, ...], mirrored: bool) -> None:
+    asked = []
+
+    def make(device: str, nbytes: int, *, exported: bool) -> Both:
+        asked.append(exported)
+        return Both(device, nbytes, exported=exported)
+
+    before = DRIVER.left
+    config = replace(CONFIG, data_paths=data_paths, pool=PoolConfig(blocks=8, layers=1, device="cuda:1"))
+    rank, status = RankMaker(config, Runner(Node()), make, lambda: "127.0.0.1:1").of_own_pool(4096)
+    assert asked == ["cuda_vmm" in data_paths]
+    assert rank.mirrored is mirrored
+    said = {name: (ok, why) for name, ok, why in status}
+    assert said["shm"][0] is mirrored
+    if mirrored and "cuda_vmm" in data_paths:
+        assert said["cuda_vmm"] == (False, ALONE)
+    rank.retired = True
+    assert rank.close(0.0)
+    assert DRIVER.left == (before[0] + 1, before[1] + 1), "the pool's, which is this test's to free"
 
 
 async def test_after_a_copy_that_was_lost_the_memory_of_its_device_is_not_at_rest() -> None:
