@@ -194,12 +194,11 @@ def tensors(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
     """
-    from kvgrpc.bench.plan import TENSORS_QUICK, TensorsPlan
+    from kvgrpc.bench.plan import HOST_PATHS, TENSORS_QUICK, TensorsPlan
     from kvgrpc.bench.run import run_tensors
-    from kvgrpc.config import DATA_PATHS
 
     base = TENSORS_QUICK if quick else TensorsPlan()
-    plan = _plan(base, data_paths, DATA_PATHS, sizes, pool_mb, repeats, base.copy_threads)
+    plan = _plan(base, data_paths, HOST_PATHS, sizes, pool_mb, repeats, base.copy_threads)
     _measure(run_tensors(plan, _progress), json_=json_, output=output)
 
 
