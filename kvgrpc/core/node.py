@@ -234,6 +234,7 @@ class Node:
             events.CloseAnswered: (self._closes.answered,),
             events.RenewAnswered: (self._pulls.renew_answered,),
             events.EndpointOffered: (self._handshakes.endpoint_offered,),
+            events.MeetingBegan: (self._handshakes.meeting_began,),
             events.PeerMapped: (self._handshakes.mapped,),
             events.PostingEnded: (self._moves.posting_ended, self._serving.posting_ended),
             events.StepDone: (self._step_done,),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.events import PeerMapped, ProcessEnded
+from kvgrpc.core.events import MeetingBegan, PeerMapped, ProcessEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
@@ -221,6 +221,7 @@ class Links:
                 reaching = reach(path, self._rank, attempt.peer, attempt.endpoint, reached)
                 if not isinstance(reaching, str):
                     attempt.reaching = reaching
+                    self._report(MeetingBegan(self._rank, attempt.peer, attempt.number, attempt.endpoint.rank))
                     return
                 attempt.rejected.append((name, reaching))
                 continue

@@ -22,6 +22,8 @@ from kvgrpc.wire.bounds import (
 )
 from kvgrpc.wire.packed import ids, put_columns
 
+Report = events.SendWanted | events.SendPosted | events.MeetingBegan
+
 
 def post_send_request(caller: peer_pb2.Caller, access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
     """PostSend."""
@@ -116,11 +118,14 @@ def put_report(event: events.Event, into: rank_pb2.RankReport) -> None:
             posted = into.send_posted
             posted.name, posted.message = event.name, event.message
             posted.values.extend(_send_values(event.values))
+        case events.MeetingBegan():
+            into.meeting.peer, into.meeting.peer_rank = event.peer, event.peer_rank
+            into.meeting.attempt = event.attempt
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
 
 
-def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.SendWanted | events.SendPosted | None:
+def report_to_event(rank: int, report: rank_pb2.RankReport) -> Report | None:
     """The inverse of `put_report`; None for a report of a newer worker."""
     match report.WhichOneof("report"):
         case "send_wanted":
@@ -140,6 +145,9 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.SendWanted
             posted = report.send_posted
             check_count("values", len(posted.values), SEND_VALUES_MAX)
             return events.SendPosted(rank, posted.name, _values(posted.values), note(posted.message))
+        case "meeting":
+            meeting = report.meeting
+            return events.MeetingBegan(rank, meeting.peer, meeting.attempt, meeting.peer_rank)
     return None
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import grpc
 import pytest
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
 from tests.e2e.conftest import Pair, scattered
 from tests.engine.ranks import hosts
 from tests.service.conftest import SETTINGS
-from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess, wait_until
+from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess
 from tests.service.pushes import finish, register, reserve
 from tests.service.values import new_key, prompt
 
@@ -43,17 +42,7 @@ def test_between_hosts_the_handshake_chooses_collective_and_says_why_not_the_oth
     source, destination = far_apart
     request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=source.address))
 
-    def connects() -> bool:
-        """The first handshake has both ranks load torch, which may take longer than a handshake may."""
-        try:
-            destination.api.handshake.ConnectPeer(request)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            return False
-        return True
-
-    wait_until(connects)
+    destination.api.handshake.ConnectPeer(request)
     (peer,) = destination.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
     (path,) = peer.paths
     assert path.data_path == common_pb2.DATA_PATH_COLLECTIVE

@@ -34,6 +34,7 @@ REPORTS = st.one_of(
         U63,
         RANK,
     ),
+    st.builds(events.MeetingBegan, st.just(3), TEXT, U63, RANK),
     st.builds(events.ProcessEnded, st.just(3), TEXT, st.booleans(), RANK),
     st.builds(
         events.PostingEnded,

@@ -57,6 +57,7 @@ from kvgrpc.core.events.ranks import (
     ChecksumsComputed,
     CopiedOut,
     EndpointOffered,
+    MeetingBegan,
     PeerMapped,
     PostingEnded,
     ProcessEnded,
@@ -72,10 +73,10 @@ Event = (
     | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
     | AcknowledgeTransfers | AllocateBlocks | ReclaimBlocks | FreeBlocks | ConnectPeer | HandshakeReceived
     | PeerAnswered | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
-    | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
-    | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan
-    | MemoryGone | Tick
+    | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded
+    | StepDone | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded
+    | Rekeyed | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided
+    | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -107,6 +108,7 @@ __all__ = [
     "LeaseRef",
     "LeasesVoided",
     "LifeBegan",
+    "MeetingBegan",
     "MemoryGone",
     "OpenAccess",
     "Opened",

@@ -31,6 +31,19 @@ class PeerMapped:
 
 
 @dataclass(frozen=True)
+class MeetingBegan:
+    """A rank that reaches for a rank of a peer waits until both have made their half of what joins them: PeerMapped may
+    take longer, since either may have to load a library first.
+    """
+
+    rank: int
+    peer: str
+    attempt: int
+    """The one that it is at."""
+    peer_rank: int
+
+
+@dataclass(frozen=True)
 class PostingEnded:
     """A posting is over: no access of it follows, unless it is not `quiesced`."""
 
@@ -127,6 +140,7 @@ __all__ = [
     "ChecksumsComputed",
     "CopiedOut",
     "EndpointOffered",
+    "MeetingBegan",
     "PeerMapped",
     "PostingEnded",
     "ProcessEnded",

@@ -10,6 +10,7 @@ from kvgrpc.core.events import (
     DialFailed,
     EndpointOffered,
     HandshakeReceived,
+    MeetingBegan,
     PeerAnswered,
     PeerMapped,
 )
@@ -35,6 +36,10 @@ GONE = DeadlineExceeded(
 )
 ADMISSIONS_OF_A_LIFE = 4
 """That wait for our ranks at once."""
+MEETING_S = 30.0
+"""How much longer a handshake may take where ranks meet: loading a library, which either may have to, takes seconds on
+an idle machine, and many on a busy one.
+"""
 RETRY_DELAY_S = 1.0
 """A handshake that failed for what may pass is worth another one after that."""
 
@@ -138,6 +143,8 @@ class Handshakes:
         peer.told = dial.told
         self._liveness.alive(peer)
         self._liveness.map(peer)
+        if peer.meets and peer.mapping:
+            self._wait_longer(dial)
         self._finish(dial, peer)
 
     def dial_failed(self, event: DialFailed) -> None:
@@ -169,6 +176,14 @@ class Handshakes:
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
             self._state.reply(shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol))
+
+    def meeting_began(self, event: MeetingBegan) -> None:
+        """The time that loading a library takes is not the handshake's."""
+        peer = self._liveness.meets(event)
+        if peer is None:
+            return
+        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
+            self._wait_longer(dial)
 
     def mapped(self, event: PeerMapped) -> None:
         """A rank tried to reach its peer."""
@@ -273,6 +288,10 @@ class Handshakes:
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
+
+    def _wait_longer(self, dial: Dialling) -> None:
+        due = self._state.now + self._state.limits.connect_timeout_s + MEETING_S
+        self._state.timers.set(Timer.CONNECT, dial.address, due)
 
     def _new_key(self) -> str:
         self._shaken += 1

@@ -7,7 +7,7 @@ handshake makes a new object. What a death means for other rooms is in the table
 from dataclasses import replace
 
 from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
-from kvgrpc.core.events import PeerAlive, PeerMapped, PeerSilent
+from kvgrpc.core.events import MeetingBegan, PeerAlive, PeerMapped, PeerSilent
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
@@ -136,23 +136,38 @@ class PeerLiveness:
         if peer.paths:
             self.unmap(peer)  # a rank that reaches it refuses to reach for it again
         self._attempts += 1
+        peer.meets = False
         peer.attempt, peer.tried = self._attempts, peer.endpoints
         peer.mapping.update(peer.bridges.pairs)
         endpoints = {endpoint.rank: endpoint for endpoint in peer.endpoints}
         for rank, peer_rank in peer.bridges.pairs:
             self._state.emit(MapPeer(rank, peer.key, endpoints[peer_rank], peer.attempt))
 
+    def meets(self, event: MeetingBegan) -> Peer | None:
+        """A rank of ours and one of a peer, which is returned, meet. None: that is known, or not asked for any more."""
+        peer = self._reached_for(event)
+        if peer is None or peer.meets:
+            return None
+        peer.meets = True
+        return peer
+
     def mapped(self, event: PeerMapped) -> Peer | None:
         """A rank tried to reach one of a peer, which is returned. None: it was not asked to, or not any more."""
-        peer = self._state.peers.get(event.peer)
-        pair = event.rank, event.peer_rank
-        if peer is None or pair not in peer.mapping or event.attempt not in (0, peer.attempt):
+        peer = self._reached_for(event)
+        if peer is None:
             return None
+        pair = event.rank, event.peer_rank
         peer.mapping.discard(pair)
         peer.paths[pair] = RankPath(*pair, event.data_path, event.why, event.rejected)
         if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
             self.map(peer)
         return peer
+
+    def _reached_for(self, event: PeerMapped | MeetingBegan) -> Peer | None:
+        peer = self._state.peers.get(event.peer)
+        if peer is None or (event.rank, event.peer_rank) not in peer.mapping:
+            return None
+        return peer if event.attempt in (0, peer.attempt) else None
 
     def map_anew(self, key: str) -> None:
         """A posting failed: some transports are of no use after that, so the next use handshakes and maps again.

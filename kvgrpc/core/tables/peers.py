@@ -51,6 +51,8 @@ class Peer:
     """Of a rank of ours and one of its ranks."""
     mapping: set[tuple[int, int]] = field(default_factory=set)
     """Our ranks that are reaching for the memory of its ranks."""
+    meets: bool = False
+    """Of these one waits for its half, and for the peer's: see `MeetingBegan`."""
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that they were given."""
     attempt: int = 0

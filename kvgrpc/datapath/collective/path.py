@@ -34,6 +34,10 @@ END_S = 15.0
 """How long `close` waits for what the library is at: longer than it lets a message stand still."""
 
 
+def _load_torch() -> None:
+    import kvgrpc.datapath.collective.store  # noqa: F401
+
+
 @dataclass(eq=False)
 class _Sender:
     """This rank as the source of one rank of a peer."""
@@ -47,14 +51,14 @@ class _Sender:
 
 class CollectivePath:
     """Sends this rank's memory to ranks of peers that ask for it, and receives from those that it asks. `host`: the
-    address of this host by which peers reach it.
+    address of this host by which peers reach it. `load` loads the library, from any thread.
     """
 
     name = "collective"
     needs_polling = False
     peers_need_turns = False
 
-    def __init__(self, memory: SharedMemory | PrivateMemory, host: str) -> None:
+    def __init__(self, memory: SharedMemory | PrivateMemory, host: str, load: Callable[[], None] = _load_torch) -> None:
         if importlib.util.find_spec("torch") is None:
             raise DataPathUnavailable("torch is not installed: pip install 'kvgrpc[server]'")
         self._backend = GLOO if is_host(memory.segments) else NCCL
@@ -62,6 +66,7 @@ class CollectivePath:
         self._nbytes = memory_bytes(memory.segments)
         self._keeps = memory
         self._host = host
+        self._load = load
         self._later: Callable[[Callable[[], None]], None] = lambda act: act()
         self._want: Callable[[str, str, SendAsk], None] = lambda *_: None
         self._senders: dict[tuple[str, int], _Sender] = {}
@@ -75,7 +80,7 @@ class CollectivePath:
         self._later, self._want = later, want
 
     def load(self) -> None:
-        import kvgrpc.datapath.collective.store  # noqa: F401
+        self._load()
 
     def offer(self, endpoint: RankEndpoint, _: str = "") -> RankEndpoint:
         return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes, FRAMING))
@@ -192,7 +197,10 @@ class CollectivePath:
         return Group(partial(self._library, sends), told=later(told), ready=later(ready))
 
     def _library(self, sends: bool, rendezvous: Rendezvous) -> Library:
-        """Made by the thread of its group: to load the library takes seconds."""
+        """Made by the thread of its group: to load the library takes seconds. The leads of both sides have their ranks
+        reach for the other's at one handshake, so that both load at once, before either asks the other one.
+        """
+        self._load()
         if self._backend == NCCL:
             from kvgrpc.datapath.collective.nccl import NcclGroup
 

@@ -708,6 +708,7 @@ class RankReport(_message.Message):
     COPY_OUT_FIELD_NUMBER: _builtins.int
     SEND_WANTED_FIELD_NUMBER: _builtins.int
     SEND_POSTED_FIELD_NUMBER: _builtins.int
+    MEETING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferReport:
         """An endpoint."""
@@ -748,6 +749,10 @@ class RankReport(_message.Message):
     def send_posted(self) -> Global___SendPostedReport:
         """A send is under way, or will not be."""
 
+    @_builtins.property
+    def meeting(self) -> Global___MeetingReport:
+        """A rank of a peer is reached only if both act."""
+
     def __init__(
         self,
         *,
@@ -761,12 +766,13 @@ class RankReport(_message.Message):
         copy_out: Global___CopyOutReport | None = ...,
         send_wanted: Global___SendWantedReport | None = ...,
         send_posted: Global___SendPostedReport | None = ...,
+        meeting: Global___MeetingReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "meeting", b"meeting", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "copy_out", b"copy_out", "meeting", b"meeting", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "send_posted", b"send_posted", "send_wanted", b"send_wanted", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum", "copy_out", "send_wanted", "send_posted"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum", "copy_out", "send_wanted", "send_posted", "meeting"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -845,6 +851,38 @@ class ConnectReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___ConnectReport: _TypeAlias = ConnectReport  # noqa: Y015
+
+@_typing.final
+class MeetingReport(_message.Message):
+    """The rank waits until it and a rank of a peer have made their halves of a process group, for which either may have to
+    load a library. The lead waits longer for the ConnectReport.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer."""
+    peer_rank: _builtins.int
+    """Its rank."""
+    attempt: _builtins.int
+    """The attempt of the command."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        peer_rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeetingReport: _TypeAlias = MeetingReport  # noqa: Y015
 
 @_typing.final
 class RejectedPath(_message.Message):

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import Dial, HangUp, MakeOffer, MapPeer, PeerConnected, SendOpen
-from kvgrpc.core.events import DialFailed, EndpointOffered, Event, PeerAnswered, PeerMapped, PeerSilent
+from kvgrpc.core.actions import Dial, HangUp, MakeOffer, MapPeer, PeerConnected, SendOpen, UnmapPeer
+from kvgrpc.core.events import DialFailed, EndpointOffered, Event, MeetingBegan, PeerAnswered, PeerMapped, PeerSilent
+from kvgrpc.core.peers.handshakes import MEETING_S
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -228,6 +229,63 @@ def test_a_handshake_ends_after_its_timeout_wherever_it_hangs(lead: Lead, stage:
     again = connect(lead)
     lead.connect(P)
     assert isinstance(lead.answer(again), PeerConnected)
+
+
+def began(rank: int = 0, attempt: int = 1, peer: EngineDescription = P) -> MeetingBegan:
+    return MeetingBegan(rank, key_of(peer), attempt, rank)
+
+
+def test_loading_a_library_takes_none_of_a_handshake_s_time(lead: Lead) -> None:
+    """Neither of its time before, which may have been all but over, nor twice of the time that it may take at most."""
+    call = connect(lead)
+    lead._offer()
+    lead.tick(9.0)
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    assert lead.feed(began()) == []
+    lead.tick(MEETING_S)
+    lead.feed(began())
+    lead.tick(9.9)
+    assert lead.answer(call) is None
+    lead.tick(0.1)
+    with refused(Reason.PEER_UNREACHABLE, Unavailable):
+        lead.answer(call)
+    assert lead.seen(UnmapPeer) == [UnmapPeer(0, key_of(P))]
+
+
+def test_ranks_that_met_in_time_are_connected(lead: Lead) -> None:
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.feed(began())
+    lead.tick(15.0)
+    lead.feed(PeerMapped(0, key_of(P), "collective", "", attempt=1))
+    assert isinstance(lead.answer(call), PeerConnected)
+    assert lead.state.timers.next_deadline() is None
+
+
+def test_a_handshake_waits_longer_for_ranks_that_met_before_it_as_well(lead: Lead) -> None:
+    """The peer dialled us first, and we it while our rank was at it."""
+    introduce(lead, P)
+    lead.feed(began())
+    call = connect(lead)
+    for offer in lead.seen(MakeOffer):
+        lead.feed(EndpointOffered(offer.rank, offer.key, endpoint()))
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.tick(15.0)
+    assert lead.answer(call) is None
+    lead.feed(PeerMapped(0, key_of(P), "collective", "", attempt=1))
+    assert isinstance(lead.answer(call), PeerConnected)
+
+
+@pytest.mark.parametrize("said", [began(attempt=2), began(rank=1), began(peer=describe("q", 1))])
+def test_what_a_rank_says_of_another_mapping_lengthens_no_handshake(lead: Lead, said: MeetingBegan) -> None:
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    assert lead.feed(said) == []
+    lead.tick(10.0)
+    with refused(Reason.PEER_UNREACHABLE, Unavailable):
+        lead.answer(call)
 
 
 def test_a_half_mapped_peer_is_not_reachable_after_the_timeout() -> None:

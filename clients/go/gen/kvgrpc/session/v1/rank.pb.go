@@ -1383,6 +1383,7 @@ type RankReport struct {
 	//	*RankReport_CopyOut
 	//	*RankReport_SendWanted
 	//	*RankReport_SendPosted
+	//	*RankReport_Meeting
 	Report        isRankReport_Report `protobuf_oneof:"report"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1515,6 +1516,15 @@ func (x *RankReport) GetSendPosted() *SendPostedReport {
 	return nil
 }
 
+func (x *RankReport) GetMeeting() *MeetingReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_Meeting); ok {
+			return x.Meeting
+		}
+	}
+	return nil
+}
+
 type isRankReport_Report interface {
 	isRankReport_Report()
 }
@@ -1569,6 +1579,11 @@ type RankReport_SendPosted struct {
 	SendPosted *SendPostedReport `protobuf:"bytes,10,opt,name=send_posted,json=sendPosted,proto3,oneof"`
 }
 
+type RankReport_Meeting struct {
+	// A rank of a peer is reached only if both act.
+	Meeting *MeetingReport `protobuf:"bytes,11,opt,name=meeting,proto3,oneof"`
+}
+
 func (*RankReport_Offer) isRankReport_Report() {}
 
 func (*RankReport_Connect) isRankReport_Report() {}
@@ -1588,6 +1603,8 @@ func (*RankReport_CopyOut) isRankReport_Report() {}
 func (*RankReport_SendWanted) isRankReport_Report() {}
 
 func (*RankReport_SendPosted) isRankReport_Report() {}
+
+func (*RankReport_Meeting) isRankReport_Report() {}
 
 // The endpoint asked for.
 type OfferReport struct {
@@ -1735,6 +1752,71 @@ func (x *ConnectReport) GetAttempt() uint64 {
 	return 0
 }
 
+// The rank waits until it and a rank of a peer have made their halves of a process group, for which either may have to
+// load a library. The lead waits longer for the ConnectReport.
+type MeetingReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer.
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Its rank.
+	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
+	// The attempt of the command.
+	Attempt       uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeetingReport) Reset() {
+	*x = MeetingReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeetingReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeetingReport) ProtoMessage() {}
+
+func (x *MeetingReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeetingReport.ProtoReflect.Descriptor instead.
+func (*MeetingReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MeetingReport) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *MeetingReport) GetPeerRank() uint32 {
+	if x != nil {
+		return x.PeerRank
+	}
+	return 0
+}
+
+func (x *MeetingReport) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 // A path that could not be used.
 type RejectedPath struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1748,7 +1830,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1842,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1855,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -1815,7 +1897,7 @@ type PostingReport struct {
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1909,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1922,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -1906,7 +1988,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2000,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2013,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1963,7 +2045,7 @@ type ProcessReport struct {
 
 func (x *ProcessReport) Reset() {
 	*x = ProcessReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2057,7 @@ func (x *ProcessReport) String() string {
 func (*ProcessReport) ProtoMessage() {}
 
 func (x *ProcessReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2070,7 @@ func (x *ProcessReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
 func (*ProcessReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ProcessReport) GetPeer() string {
@@ -2023,7 +2105,7 @@ type RekeyReport struct {
 
 func (x *RekeyReport) Reset() {
 	*x = RekeyReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2117,7 @@ func (x *RekeyReport) String() string {
 func (*RekeyReport) ProtoMessage() {}
 
 func (x *RekeyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2130,7 @@ func (x *RekeyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
 func (*RekeyReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RekeyReport) GetMessage() string {
@@ -2073,7 +2155,7 @@ type SumReport struct {
 
 func (x *SumReport) Reset() {
 	*x = SumReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2167,7 @@ func (x *SumReport) String() string {
 func (*SumReport) ProtoMessage() {}
 
 func (x *SumReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[23]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2180,7 @@ func (x *SumReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SumReport.ProtoReflect.Descriptor instead.
 func (*SumReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SumReport) GetName() string {
@@ -2135,7 +2217,7 @@ type CopyOutReport struct {
 
 func (x *CopyOutReport) Reset() {
 	*x = CopyOutReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2229,7 @@ func (x *CopyOutReport) String() string {
 func (*CopyOutReport) ProtoMessage() {}
 
 func (x *CopyOutReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[24]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2242,7 @@ func (x *CopyOutReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyOutReport.ProtoReflect.Descriptor instead.
 func (*CopyOutReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{24}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CopyOutReport) GetName() string {
@@ -2202,7 +2284,7 @@ type SendWantedReport struct {
 
 func (x *SendWantedReport) Reset() {
 	*x = SendWantedReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2296,7 @@ func (x *SendWantedReport) String() string {
 func (*SendWantedReport) ProtoMessage() {}
 
 func (x *SendWantedReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[25]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2309,7 @@ func (x *SendWantedReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendWantedReport.ProtoReflect.Descriptor instead.
 func (*SendWantedReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{25}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SendWantedReport) GetPeer() string {
@@ -2301,7 +2383,7 @@ type SendPostedReport struct {
 
 func (x *SendPostedReport) Reset() {
 	*x = SendPostedReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2395,7 @@ func (x *SendPostedReport) String() string {
 func (*SendPostedReport) ProtoMessage() {}
 
 func (x *SendPostedReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[26]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2408,7 @@ func (x *SendPostedReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SendPostedReport.ProtoReflect.Descriptor instead.
 func (*SendPostedReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{26}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SendPostedReport) GetName() string {
@@ -2450,7 +2532,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06values\x18\x05 \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12\x18\n" +
 	"\aunknown\x18\a \x01(\bR\aunknown\x12\x18\n" +
-	"\aregroup\x18\b \x01(\bR\aregroup\"\xf6\x04\n" +
+	"\aregroup\x18\b \x01(\bR\aregroup\"\xb4\x05\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
@@ -2465,7 +2547,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"sendWanted\x12F\n" +
 	"\vsend_posted\x18\n" +
 	" \x01(\v2#.kvgrpc.session.v1.SendPostedReportH\x00R\n" +
-	"sendPostedB\b\n" +
+	"sendPosted\x12<\n" +
+	"\ameeting\x18\v \x01(\v2 .kvgrpc.session.v1.MeetingReportH\x00R\ameetingB\b\n" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
@@ -2478,7 +2561,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x05 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\x04R\aattemptB\f\n" +
 	"\n" +
-	"_peer_rank\"=\n" +
+	"_peer_rank\"Z\n" +
+	"\rMeetingReport\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
+	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
 	"\tdata_path\x18\x01 \x01(\tR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\"\xdf\x01\n" +
@@ -2544,7 +2631,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -2565,18 +2652,19 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*RankReport)(nil),          // 16: kvgrpc.session.v1.RankReport
 	(*OfferReport)(nil),         // 17: kvgrpc.session.v1.OfferReport
 	(*ConnectReport)(nil),       // 18: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 19: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 20: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 21: kvgrpc.session.v1.StepReport
-	(*ProcessReport)(nil),       // 22: kvgrpc.session.v1.ProcessReport
-	(*RekeyReport)(nil),         // 23: kvgrpc.session.v1.RekeyReport
-	(*SumReport)(nil),           // 24: kvgrpc.session.v1.SumReport
-	(*CopyOutReport)(nil),       // 25: kvgrpc.session.v1.CopyOutReport
-	(*SendWantedReport)(nil),    // 26: kvgrpc.session.v1.SendWantedReport
-	(*SendPostedReport)(nil),    // 27: kvgrpc.session.v1.SendPostedReport
-	(*v1.RankEndpoint)(nil),     // 28: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 29: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 30: kvgrpc.v1.LayerRange
+	(*MeetingReport)(nil),       // 19: kvgrpc.session.v1.MeetingReport
+	(*RejectedPath)(nil),        // 20: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 21: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 22: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 23: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 24: kvgrpc.session.v1.RekeyReport
+	(*SumReport)(nil),           // 25: kvgrpc.session.v1.SumReport
+	(*CopyOutReport)(nil),       // 26: kvgrpc.session.v1.CopyOutReport
+	(*SendWantedReport)(nil),    // 27: kvgrpc.session.v1.SendWantedReport
+	(*SendPostedReport)(nil),    // 28: kvgrpc.session.v1.SendPostedReport
+	(*v1.RankEndpoint)(nil),     // 29: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 30: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 31: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
@@ -2590,7 +2678,7 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	12, // 8: kvgrpc.session.v1.RankCommand.copy_out:type_name -> kvgrpc.session.v1.CopyOutCommand
 	13, // 9: kvgrpc.session.v1.RankCommand.send:type_name -> kvgrpc.session.v1.SendCommand
 	15, // 10: kvgrpc.session.v1.RankCommand.send_answer:type_name -> kvgrpc.session.v1.SendAnswerCommand
-	28, // 11: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	29, // 11: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
 	0,  // 12: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
 	11, // 13: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
 	6,  // 14: kvgrpc.session.v1.PostCommand.repack:type_name -> kvgrpc.session.v1.RepackCommand
@@ -2599,25 +2687,26 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	14, // 17: kvgrpc.session.v1.SendAnswerCommand.values:type_name -> kvgrpc.session.v1.SendValue
 	17, // 18: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
 	18, // 19: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	20, // 20: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	21, // 21: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	22, // 22: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	23, // 23: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	24, // 24: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
-	25, // 25: kvgrpc.session.v1.RankReport.copy_out:type_name -> kvgrpc.session.v1.CopyOutReport
-	26, // 26: kvgrpc.session.v1.RankReport.send_wanted:type_name -> kvgrpc.session.v1.SendWantedReport
-	27, // 27: kvgrpc.session.v1.RankReport.send_posted:type_name -> kvgrpc.session.v1.SendPostedReport
-	28, // 28: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	19, // 29: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	29, // 30: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	30, // 31: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	14, // 32: kvgrpc.session.v1.SendWantedReport.values:type_name -> kvgrpc.session.v1.SendValue
-	14, // 33: kvgrpc.session.v1.SendPostedReport.values:type_name -> kvgrpc.session.v1.SendValue
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	21, // 20: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	22, // 21: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	23, // 22: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	24, // 23: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	25, // 24: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	26, // 25: kvgrpc.session.v1.RankReport.copy_out:type_name -> kvgrpc.session.v1.CopyOutReport
+	27, // 26: kvgrpc.session.v1.RankReport.send_wanted:type_name -> kvgrpc.session.v1.SendWantedReport
+	28, // 27: kvgrpc.session.v1.RankReport.send_posted:type_name -> kvgrpc.session.v1.SendPostedReport
+	19, // 28: kvgrpc.session.v1.RankReport.meeting:type_name -> kvgrpc.session.v1.MeetingReport
+	29, // 29: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	20, // 30: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	30, // 31: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	31, // 32: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	14, // 33: kvgrpc.session.v1.SendWantedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	14, // 34: kvgrpc.session.v1.SendPostedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -2652,16 +2741,17 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankReport_CopyOut)(nil),
 		(*RankReport_SendWanted)(nil),
 		(*RankReport_SendPosted)(nil),
+		(*RankReport_Meeting)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[17].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[21].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,108 @@
+"""Two ranks that reach for each other, as the leads of both have them do at a handshake: each has a library to load."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.events import EndpointOffered, MeetingBegan, PeerMapped, SendPosted, SendWanted
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.base import DataPath
+from kvgrpc.datapath.collective.path import CollectivePath
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.reports import Report
+from tests.datapath.leads import Leads
+from tests.datapath.movers import until
+from tests.datapath.peers import DEADLINE_S
+from tests.datapath.pumped import HOST, LONG_S
+
+NBYTES = 1 << 20
+PEER = "the other one"
+ORDER = ("loopback", "collective")
+Pair = tuple["SlowRank", "SlowRank"]
+
+
+class SlowRank:
+    """A rank whose library is there when a test says so."""
+
+    def __init__(self, leads: Leads, engine: str) -> None:
+        self.name = engine, 0
+        self.begun, self.loaded = threading.Event(), threading.Event()
+        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        memory = PrivateMemory.of(np.zeros(NBYTES, dtype=np.uint8))
+        paths: list[DataPath] = [LoopbackPath(memory, engine), CollectivePath(memory, HOST, self._load)]
+        self.mover = Mover(0, memory, paths, leads.reports_of(self.name, self.reports))
+        leads.add(self.name, self.mover)
+        self.mover.start()
+        self.mover.offer("a handshake", PEER)
+        offered = self.reports.get(timeout=DEADLINE_S)
+        assert isinstance(offered, EndpointOffered)
+        self.endpoint = offered.endpoint
+
+    def _load(self) -> None:
+        self.begun.set()
+        assert self.loaded.wait(LONG_S)
+
+    def reach(self, endpoint: RankEndpoint) -> None:
+        self.mover.connect(PEER, endpoint, ORDER)
+
+    def mapped(self) -> str:
+        """The data path by which the other one was reached."""
+        mapped = self.reports.get(timeout=LONG_S)
+        assert isinstance(mapped, PeerMapped)
+        return mapped.data_path
+
+
+@pytest.fixture
+def leads() -> Leads:
+    return Leads(PEER)
+
+
+@pytest.fixture
+def both(leads: Leads) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        ranks = []
+        for engine in ("P", "D"):
+            ranks.append(SlowRank(leads, engine))
+            stack.callback(ranks[-1].mover.close, DEADLINE_S)
+            stack.callback(ranks[-1].loaded.set)
+        yield ranks[0], ranks[1]
+
+
+def only_collective(rank: SlowRank) -> RankEndpoint:
+    """As on another host."""
+    return RankEndpoint(0, collective=rank.endpoint.collective)
+
+
+@pytest.mark.parametrize("faster", [0, 1])
+def test_both_load_at_once_and_neither_waits_for_the_other_to_begin(both: Pair, leads: Leads, faster: int) -> None:
+    first, second = both[faster], both[1 - faster]
+    first.reach(only_collective(second))
+    second.reach(only_collective(first))
+    for rank in both:
+        assert rank.begun.wait(DEADLINE_S)
+        until(partial(leads.heard_of, rank.name, MeetingBegan))
+        assert leads.kinds(rank.name) == [MeetingBegan], "nobody was asked yet"
+    first.loaded.set()
+    until(partial(leads.heard_of, first.name, SendWanted))
+    assert leads.kinds(second.name) == [MeetingBegan]
+    second.loaded.set()
+    assert [rank.mapped() for rank in both] == ["collective", "collective"]
+    for rank in both:
+        assert sorted(kind.__name__ for kind in leads.kinds(rank.name)) == ["MeetingBegan", "SendPosted", "SendWanted"]
+        assert leads.kinds(rank.name)[0] is MeetingBegan
+    assert SendPosted in leads.kinds(second.name)
+
+
+def test_a_peer_that_a_better_path_reaches_has_nobody_load(both: Pair, leads: Leads) -> None:
+    first, second = both
+    first.reach(second.endpoint)
+    assert first.mapped() == "loopback"
+    assert not first.begun.is_set()
+    assert leads.kinds(first.name) == []
