@@ -20,6 +20,7 @@ class DataPath(StrEnum):
     SHM = "shm"
     CMA = "cma"
     NIXL = "nixl"
+    COLLECTIVE = "collective"
 
 
 class Mode(StrEnum):
