@@ -6,7 +6,8 @@
         destination.ask("move", endpoints, posts)
         destination.ask("end")      # what is in its memories now
 
-Ranks are made when they are first needed, and stay: also what connects them.
+Ranks are made when they are first needed, and stay: also what connects them. In this process they have leads between
+them, where the data path needs those.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
+from tests.datapath.leads import Leads
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, Case
+from tests.datapath.pumped import LONG_S
 
 NBYTES = 512 << 10
 """Of the memory of a rank."""
@@ -37,19 +40,20 @@ Kind = TypeVar("Kind", bound=Report)
 class OneRank:
     """A rank, and its reports as they come."""
 
-    def __init__(self, case: Case, engine: str, number: int) -> None:
+    def __init__(self, case: Case, engine: str, number: int, leads: Leads) -> None:
         self.memory, (self.bytes,) = (case.peer_memory if engine == "source" else case.own_memory)((NBYTES,))
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         path = case.make(self.memory, f"{engine}-{number}")
         settings = MoverSettings(staging_bytes=STAGING_BYTES)
-        self.mover = Mover(number, self.memory, [path], self.reports.put, settings)
+        self.mover = Mover(number, self.memory, [path], leads.reports_of((engine, number), self.reports), settings)
+        leads.add((engine, number), self.mover)
         self.mover.start()
         self.mover.offer(engine, PEER)
         self.endpoint = self.next(EndpointOffered).endpoint
         self.connected: set[int] = set()
 
-    def next(self, kind: type[Kind]) -> Kind:
-        report = self.reports.get(timeout=DEADLINE_S)
+    def next(self, kind: type[Kind], wait_s: float = DEADLINE_S) -> Kind:
+        report = self.reports.get(timeout=wait_s)
         assert isinstance(report, kind), report
         return report
 
@@ -58,7 +62,7 @@ class OneRank:
         if endpoint.rank not in self.connected:
             self.connected.add(endpoint.rank)
             self.mover.connect(PEER, endpoint, BEST_FIRST)
-            mapped = self.next(PeerMapped)
+            mapped = self.next(PeerMapped, LONG_S)
             assert mapped.data_path, mapped
 
     def close(self) -> None:
@@ -69,8 +73,8 @@ class OneRank:
 class Ranks:
     """The ranks of an engine in this process."""
 
-    def __init__(self, case: Case, name: str) -> None:
-        self._case, self._name = case, name
+    def __init__(self, case: Case, name: str, leads: Leads) -> None:
+        self._case, self._name, self._leads = case, name, leads
         self._ranks: list[OneRank] = []
         self._used: list[OneRank] = []
 
@@ -81,7 +85,7 @@ class Ranks:
     def begin(self, memories: Sequence[Bytes]) -> list[RankEndpoint]:
         """Each rank has these bytes from now on, and guard bytes behind them; where the other engine finds them."""
         while len(self._ranks) < len(memories):
-            self._ranks.append(OneRank(self._case, self._name, len(self._ranks)))
+            self._ranks.append(OneRank(self._case, self._name, len(self._ranks), self._leads))
         self._used = self._ranks[: len(memories)]
         for rank, data in zip(self._used, memories, strict=True):
             rank.bytes[:] = GUARD
@@ -141,7 +145,7 @@ class RanksProcess:
 
 def serve(pipe: Connection, case: Case, name: str) -> None:
     """What such a process does."""
-    ranks = Ranks(case, name)
+    ranks = Ranks(case, name, Leads(PEER))
     while True:
         method, *arguments = pipe.recv()
         if method == "close":
@@ -166,7 +170,8 @@ def engines(case: Case, environment: Mapping[str, str]) -> Iterator[tuple[Asked,
     """A source and a destination, each in a process of its own where the data path is one between processes."""
     with contextlib.ExitStack() as stack:
         both: list[Asked] = []
+        leads = Leads(PEER)
         for name in ("source", "destination"):
-            both.append(Ranks(case, name) if case.in_process else RanksProcess(case, name, environment))
+            both.append(Ranks(case, name, leads) if case.in_process else RanksProcess(case, name, environment))
             stack.callback(both[-1].close)
         yield both[0], both[1]

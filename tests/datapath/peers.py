@@ -23,6 +23,7 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.sends import SendAsk
 from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
+from kvgrpc.datapath.collective.path import CollectivePath
 from kvgrpc.datapath.copy.copying import CopyMethod
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
@@ -31,7 +32,7 @@ from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
 from tests.datapath.cuda_vmm.fake_driver import DRIVER, exported, plain
-from tests.datapath.pumped import LONG_S, LOST, PumpedPath, Said
+from tests.datapath.pumped import HOST, LONG_S, LOST, PumpedPath, Said
 
 Bytes = NDArray[np.uint8]
 GUARD = 0xA5
@@ -92,6 +93,10 @@ def make_collective(memory: Any, _: str) -> DataPath:
     return PumpedPath(memory)
 
 
+def make_sent(memory: Any, _: str) -> DataPath:
+    return CollectivePath(memory, HOST)
+
+
 @dataclass(frozen=True)
 class Case:
     """One way to move bytes: a data path, and what memory each side has."""
@@ -122,6 +127,8 @@ CASES = [
 ]
 
 
+SENT = Case("collective", make_sent, private, private, in_process=True)
+"""For movers with leads between them, as in `tests.datapath.many_ranks`; what they move goes over TCP all the same."""
 BY_MOVERS = [case for case in CASES if case.make is not make_collective]
 """Those that a mover has without leads."""
 IN_HOSTS = [case for case in BY_MOVERS if case.make is not make_cuda_vmm]

@@ -20,7 +20,7 @@ from tests.core.random_layouts import Move, moves
 from tests.core.split_kv import CANARY, SplitKV
 from tests.datapath.many_ranks import NBYTES, PEER, Asked, engines
 from tests.datapath.nixl.peer import TCP
-from tests.datapath.peers import BY_MOVERS, Bytes, Case
+from tests.datapath.peers import BY_MOVERS, SENT, Bytes, Case
 
 
 class Way(NamedTuple):
@@ -39,8 +39,9 @@ WAYS = {
         ("cma", "cma", 40, {}),
         ("nixl", "nixl", 25, {}),
         ("nixl-tcp", "nixl", 25, TCP),
+        ("collective", "collective", 40, {}),
     ]
-    for case in BY_MOVERS
+    for case in [*BY_MOVERS, SENT]
     if case.name == path
 }
 
