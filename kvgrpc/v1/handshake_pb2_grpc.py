@@ -126,6 +126,7 @@ class HandshakeServiceServicer:
     def CheckCompatibility(self, request, context):
         """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
         descriptions: no effect, no connection. Called by routers that pair engines.
+        Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.

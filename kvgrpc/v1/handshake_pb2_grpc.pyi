@@ -72,6 +72,7 @@ class HandshakeServiceStub:
     CheckCompatibility: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]
     """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
     descriptions: no effect, no connection. Called by routers that pair engines.
+    Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.
@@ -132,6 +133,7 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
     CheckCompatibility: _aio.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]  # type: ignore[assignment]
     """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
     descriptions: no effect, no connection. Called by routers that pair engines.
+    Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.
@@ -219,6 +221,7 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_handshake_pb2.CheckCompatibilityResponse, _abc.Awaitable[_handshake_pb2.CheckCompatibilityResponse]]:
         """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
         descriptions: no effect, no connection. Called by routers that pair engines.
+        Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.

@@ -69,6 +69,7 @@ type HandshakeServiceClient interface {
 	Handshake(ctx context.Context, in *HandshakeRequest, opts ...grpc.CallOption) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.
+	// Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.
@@ -202,6 +203,7 @@ type HandshakeServiceServer interface {
 	Handshake(context.Context, *HandshakeRequest) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.
+	// Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.
