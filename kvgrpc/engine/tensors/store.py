@@ -167,7 +167,11 @@ class TensorStore:
         if left:
             raise too_late(f"{len(left)} tensors are not copied yet: this store is full, or waits for the device")
 
-    def get(  # noqa: PLR0913 - by name, each with a default
+    def get(self, key: bytes, name: str | int, **options: Any) -> StoredTensor:
+        """As `get_async`, and waits for it; raises what it ends with."""
+        return self.get_async(key, name, **options).result()
+
+    def get_async(  # noqa: PLR0913 - by name, each with a default
         self,
         key: bytes,
         name: str | int,
@@ -181,12 +185,14 @@ class TensorStore:
         timeout_s: float = TIMEOUT_S,
         request_id: str = "",
         traceparent: str = "",
-    ) -> StoredTensor:
+    ) -> "Future[StoredTensor]":
         """A tensor that was put here, or will be within `timeout_s`; with `source`, an address, it is fetched from
         there. `dtype`, `shape`, `layer` and `content_digest`: what it must be, as far as they are stated.
 
-        Raises PreconditionFailed (CONTENT_MISMATCH) for another one, (TRANSFER_ENDED, CANCELLED) where the request has
-        ended, DeadlineExceeded (DEADLINE) for one that does not come, and what fails to bring it.
+        Ends with PreconditionFailed (CONTENT_MISMATCH) for another one, (TRANSFER_ENDED, CANCELLED) where the request
+        has ended, DeadlineExceeded (DEADLINE) for one that does not come, and what fails to bring it. Raises
+        InvalidRequest for an `expected` that none can be, and Unavailable. What is done with the future is done in the
+        thread of the store, which it must not hold up.
         """
         text, layer = _named(name, layer)
         expected = tensor_pb2.ExpectedTensor(
@@ -197,14 +203,15 @@ class TensorStore:
         request = tensor_pb2.GetTensorRequest(tensor=name_to_proto(id_), expected=expected, request_id=request_id)
         if source:
             request.source.address = source
-        job = self._get(id_, request, time.monotonic() + timeout_s, traceparent)
-        found: StoredTensor = self._thread.run(job).result()
-        return found
+        return self._thread.run(self._get(id_, request, time.monotonic() + timeout_s, traceparent))
 
     def release(self, key: bytes) -> int:
         """A request is over: its tensors are gone, also those that were got and those to come. How many were here."""
-        count: int = self._thread.run(self._release_all(key)).result()
-        return count
+        return self.release_async(key).result()
+
+    def release_async(self, key: bytes) -> "Future[int]":
+        """As `release`, without waiting. What is put or got under the key from now on is refused all the same."""
+        return self._thread.run(self._release_all(key))
 
     def close(self) -> None:
         """Ends the session, and with it all tensors; what was got stays readable. Idempotent."""

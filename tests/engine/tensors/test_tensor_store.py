@@ -46,6 +46,22 @@ def test_a_torch_tensor_comes_as_it_was(pair: Pair, key: bytes, dtype: str, shap
     d.release(key)
 
 
+def test_tensors_are_asked_for_and_let_go_without_waiting(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    coming = [d.get_async(key, name) for name in range(20)]
+    late = d.get_async(key, "late")
+    for name in range(20):
+        p.put_async(key, name, np.full(9, name), to=[d.address])
+    assert [int(one.result(20.0).numpy()[0]) for one in coming] == list(range(20))
+    assert not late.done()
+    released = d.release_async(key)
+    with pytest.raises(PreconditionFailed):
+        d.get(key, 0)
+    with pytest.raises(PreconditionFailed):
+        late.result(20.0)
+    assert released.result(20.0) == 20
+
+
 def test_an_array_that_is_no_row_of_bytes_comes_as_it_reads(pair: Pair, key: bytes) -> None:
     p, d = pair
     strided = np.arange(24_000).reshape(40, 600).T[::2]
