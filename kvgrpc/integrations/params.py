@@ -5,6 +5,7 @@ Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), o
 and the name that newer routers give a push (`transfer_id`). All other fields are relayed and ignored.
 """
 
+import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -50,9 +51,7 @@ def wanted(
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
     INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
     """
-    prefills, decodes = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
-    if prefills and decodes:
-        raise _invalid("do_remote_decode and do_remote_prefill", "cannot both be set: where is it prefilled?")
+    prefills, decodes = _flags(params)
     if not prefills and not decodes:
         return None
     intent = _intent(params)
@@ -98,6 +97,51 @@ def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
     return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
 
 
+@dataclass(frozen=True)
+class Named:
+    """What a request wants of named tensors: to give those of its prompt, or to take them."""
+
+    key: bytes
+    gives: bool
+    peer: str
+    """Address of the other engine's store; empty: not stated."""
+    ttl_s: float | None
+    label: str
+
+
+def named(params: Params, ttl_s: float | None = None) -> Named | None:
+    """What a request with these params wants of named tensors; None: nothing. `ttl_s`: where they do not say.
+
+    Raises InvalidRequest (INVALID_FIELD) for an intent that is none, for both flags at once, and for tensors that are
+    to be taken under no name.
+    """
+    prefills, decodes = _flags(params)
+    if not prefills and not decodes:
+        return None
+    intent = _intent(params)
+    if decodes and not intent.transfer_key and not params.get("transfer_id"):
+        raise _invalid("kvgrpc_intent.transferKey", "is required to take tensors: it is in the answer of the prefill")
+    source = _address(params, intent)
+    return Named(
+        _key(intent, params, Mode.PULL), prefills, source.address,
+        intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
+    )  # fmt: skip
+
+
+def answered_named(key: bytes, address: str) -> dict[str, Any]:
+    """The object of a prefill for the decode engine: under which key the tensors are, and whose they are."""
+    intent = {"transferKey": base64.b64encode(key).decode(), "peer": {"address": address}}
+    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent}
+
+
+def _flags(params: Params) -> tuple[bool, bool]:
+    """Whether it is to be prefilled for another engine, and whether it was, or is, by another one."""
+    prefills, decodes = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
+    if prefills and decodes:
+        raise _invalid("do_remote_decode and do_remote_prefill", "cannot both be set: where is it prefilled?")
+    return prefills, decodes
+
+
 def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> Mode:
     if intent.mode == TRANSFER_MODE_UNSPECIFIED:
         return Mode.PUSH if pushes else defaults.mode
@@ -121,6 +165,11 @@ def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer |
         if not token:
             raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant: nothing can be pulled")
         return Offer(token)
+    return _address(params, intent)
+
+
+def _address(params: Params, intent: Intent) -> Source:
+    """Where the other engine serves; an empty address: not stated."""
     peer, keep = intent.peer, intent.on_abort == ON_ABORT_KEEP
     if peer.address:
         return Source(peer.address, peer.engine_id, keep)

@@ -9,7 +9,7 @@ from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.params import Defaults, answered, offered, wanted
+from kvgrpc.integrations.params import Defaults, Named, answered, answered_named, named, offered, wanted
 from tests.engine.support import refused
 
 KEY = b"k" * 16
@@ -168,3 +168,33 @@ def test_everything_else_that_an_intent_says_is_taken_over() -> None:
 def test_params_that_make_no_sense_are_refused_with_their_field(params: dict[str, Any], reason: Reason) -> None:
     with refused(reason, InvalidRequest):
         wanted("r", PROMPT, params, Defaults())
+
+
+def test_an_answer_of_named_tensors_is_what_decode_takes_with_whatever_a_router_adds() -> None:
+    prefill = named({"do_remote_decode": True, "kvgrpc_intent": {"ttl": "2.5s", "requestId": "r"}}, 9.0)
+    assert prefill is not None
+    assert (prefill.gives, prefill.peer, prefill.ttl_s, prefill.label) == (True, "", 2.5, "r")
+    relayed = {**answered_named(prefill.key, "10.0.0.1:50051"), "router": "added"}
+    assert named(json.loads(json.dumps(relayed)), 9.0) == Named(prefill.key, False, "10.0.0.1:50051", 9.0, "")
+
+
+def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:
+    params = {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "10.0.0.1", "remote_port": 50051}
+    found = named(params)
+    assert found is not None
+    assert (found.peer, found.ttl_s) == ("10.0.0.1:50051", None)
+    assert named({**params, "do_remote_decode": False}) == found
+    assert named({}) is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": True, "do_remote_decode": True},
+        {"do_remote_decode": True, "kvgrpc_intent": 7},
+    ],
+)
+def test_tensors_without_a_name_or_with_wrong_params_are_refused(params: dict[str, Any]) -> None:
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        named(params)
