@@ -9,6 +9,8 @@ a `kvgrpc.engine.Rank` over vLLM's own KV tensors. Steps are numbered: what was 
 computed in one is sent, only once all workers have reported it done. All sides are in vLLM's processes; scheduler and
 worker meet in a folder that only this user can read.
 
+With `"mode": "tensors"` a prompt's KV goes as named tensors, by way of a store; that is `tensors/`.
+
 For tensor-parallel ranks and pipeline stages on one host, each replica of a data-parallel engine by itself, and groups
 of full attention, of sliding windows, of MLA and of states, whose blocks are whole in each layer's memory; others are
 refused.

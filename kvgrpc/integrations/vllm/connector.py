@@ -23,6 +23,8 @@ from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
+from kvgrpc.integrations.vllm.tensors.connector import TensorConnector
+from kvgrpc.integrations.vllm.tensors.options import MODE as TENSORS
 from kvgrpc.integrations.vllm.working import WorkerSide
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = CacheHitSource.P2P
 
+    def __new__(cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> Any:
+        """The mode says which connector it is."""
+        if (vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("mode") == TENSORS:
+            return TensorConnector(vllm_config, role, kv_cache_config)
+        return super().__new__(cls)
+
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
@@ -59,7 +67,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Layers are told of one by one only where vLLM comes by between them."""
-        return bool(extra_config.get("layers_per_part"))
+        return bool(extra_config.get("layers_per_part")) or extra_config.get("mode") == TENSORS
 
     # -- the scheduler's side
 

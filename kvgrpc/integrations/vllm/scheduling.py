@@ -1,6 +1,5 @@
 """The connector in vLLM's engine core: its hooks, on a Scheduler with a lead of its own."""
 
-import hashlib
 import json
 import logging
 import time
@@ -23,7 +22,6 @@ from kvgrpc.core.policy.values import (
     Table,
     TakeLost,
 )
-from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
@@ -33,6 +31,7 @@ from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
+from kvgrpc.integrations.vllm.prompts import items_of, named_prompt
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -129,8 +128,8 @@ class SchedulerSide:
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
             found = wanted(
-                request.request_id, _named_prompt(request), params, self._options.defaults,
-                cache_salt=request.cache_salt or "", items=_items(request), needs_all_outputs=logprobs,
+                request.request_id, named_prompt(request), params, self._options.defaults,
+                cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
                 return True
@@ -312,13 +311,6 @@ class SchedulerSide:
         self._engine.close()
 
 
-def _named_prompt(request: "Request") -> Sequence[int]:
-    """The token ids, where they are, with `_items`, all that the KV is of. Embeddings stand behind placeholder ids,
-    which are the same for others.
-    """
-    return () if request.prompt_embeds is not None else request.prompt_token_ids or ()
-
-
 def _shorten(request: "Request", tokens: int) -> None:
     """VLLM computes no more of its prompt than these tokens, as its own connectors do it; 0: it has no token ids. Its
     scheduler has not looked at the request yet, and nothing is cached under the name of a block that is not computed
@@ -328,15 +320,6 @@ def _shorten(request: "Request", tokens: int) -> None:
         request.prompt_token_ids = request.prompt_token_ids[:tokens]
         del request._all_token_ids[tokens:]  # noqa: SLF001 - what shows it elsewhere is a view of this list
         request.num_prompt_tokens = tokens
-
-
-def _items(request: "Request") -> tuple[Item, ...]:
-    """Images and the like, named by what vLLM's own prefix cache takes them for, at their placeholder ids."""
-    found = []
-    for feature in request.mm_features:
-        digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
-        found.append(Item(digest, feature.mm_position.offset, feature.mm_position.length))
-    return tuple(found)
 
 
 def blocks_of(table: tuple[list[int], ...]) -> list[int]:

@@ -1,0 +1,26 @@
+"""What the KV of one of vLLM's requests is of, beside its adapter and salt."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvgrpc.core.values.content import Item
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def named_prompt(request: "Request") -> Sequence[int]:
+    """The token ids, where they are, with `items_of`, all that the KV is of. Embeddings stand behind placeholder ids,
+    which are the same for others.
+    """
+    return () if request.prompt_embeds is not None else request.prompt_token_ids or ()
+
+
+def items_of(request: "Request") -> tuple[Item, ...]:
+    """Images and the like, named by what vLLM's own prefix cache takes them for, at their placeholder ids."""
+    found = []
+    for feature in request.mm_features:
+        digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
+        found.append(Item(digest, feature.mm_position.offset, feature.mm_position.length))
+    return tuple(found)

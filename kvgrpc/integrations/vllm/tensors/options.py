@@ -1,0 +1,123 @@
+"""What vLLM is told about kvgrpc in this mode, and which engines it serves."""
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
+from kvgrpc.core.values.content import UNIT_TOKENS
+from kvgrpc.core.values.layout import GroupKind, PoolLayout
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.integrations.vllm.geometry import unserved
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+MODE = "tensors"
+SERVED = {GroupKind.FULL_ATTENTION, GroupKind.MLA}
+OTHER_MODE = 'set "mode" to "pull" or "push"'
+SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "replicas"}
+"""Ways to split an engine that are not served in this mode."""
+
+
+class Send(Enum):
+    """How a tensor gets from the store of the prefill engine into that of the decode engine."""
+
+    PUT = "put"
+    """A step of prefill ends when decode has what it computed."""
+    PUT_ASYNC = "put_async"
+    """It ends when what it computed is in the store of its own worker."""
+    GET = "get"
+    """The same, and there it is kept until decode fetches it."""
+
+
+@dataclass(frozen=True)
+class TensorOptions:
+    """`kv_connector_extra_config`, with what vLLM itself is told."""
+
+    on_loss: OnLoss = OnLoss.FAIL
+    send: Send = Send.PUT_ASYNC
+    listen: str = "127.0.0.1:0"
+    """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
+    store_bytes: int = 1 << 30
+    page_bytes: int = PAGE_BYTES
+    waiting_bytes: int = 4 << 30
+    """A decode engine waits for no more requests at a time than have so many bytes of KV on a rank, but for one."""
+    part_tokens: int = 1024
+    timeout_s: float = 30.0
+    """So long a decode engine waits for what it takes, and a prefill engine for room for what it gives."""
+    ttl_s: float | None = None
+    """How long what nobody fetches is kept; None: the lead's default."""
+    data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective")
+    serve_flags: tuple[str, ...] = ()
+    weights_revision: str = ""
+
+    @classmethod
+    def of(cls, config: "VllmConfig") -> "TensorOptions":
+        """Raises ValueError for what is unknown, or wrong."""
+        transfer, model = config.kv_transfer_config, config.model_config
+        stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
+        stated.pop("mode")
+        unknown = stated.keys() - {field.name for field in fields(cls)} | stated.keys() & {"on_loss"}
+        if unknown:
+            raise ValueError(
+                f'kv_connector_extra_config: with "mode": "{MODE}" kvgrpc knows no {", ".join(sorted(unknown))}'
+            )
+        stated["send"] = Send(stated.get("send", cls.send.value))
+        found: dict[str, Any] = {
+            "on_loss": OnLoss(transfer.kv_load_failure_policy),
+            "weights_revision": f"{model.model}@{model.revision or ''}",
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
+        }
+        made = cls(**found)
+        try:
+            store_layout(made.store_bytes, made.page_bytes)
+        except KVGrpcError as error:
+            raise ValueError(str(error)) from error
+        if not made.timeout_s > 0:
+            raise ValueError(f"timeout_s: {made.timeout_s} is no time to wait")
+        return made
+
+    def listen_of(self, rank: int) -> str:
+        """Where the lead of a rank serves."""
+        return address_of(self.listen, rank)
+
+
+def address_of(first: str, rank: int) -> str:
+    """Where the store of a rank is, by that of rank 0; port 0 is any. Raises ValueError for what is no address."""
+    host, colon, port = first.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"{first!r} is no address: write host:port")
+    return f"{host}:{int(port) + rank}" if int(port) else first
+
+
+def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> None:
+    """Raises ValueError for an engine that is not served in this mode, with the reason and what would do. Its layout is
+    one that is served in other modes.
+    """
+    parallel = config.parallel_config
+    for split, what in SPLITS.items():
+        if (count := getattr(parallel, split)) != 1:
+            raise unserved(f"in this mode engines of one of them; this one has {count} {what}", OTHER_MODE)
+    if config.speculative_config:
+        raise unserved("in this mode engines without speculation", f"leave --speculative-config unset, or {OTHER_MODE}")
+    kinds = [group.kind for group in layout.groups]
+    if len(kinds) > 1 or kinds[0] not in SERVED:
+        raise unserved(
+            f"in this mode models whose layers all have full attention, or all MLA; this one has "
+            f"{', '.join(kind.value for kind in kinds)}",
+            OTHER_MODE,
+        )
+    if parallel.tensor_parallel_size > 1 and options.listen_of(1) == options.listen_of(0):
+        raise unserved(
+            "in this mode engines whose ranks are found by the port of the first one; with port 0 they are not",
+            "give `listen` a fixed port, with as many free ones behind it",
+        )
+    block_tokens = layout.groups[0].block_tokens
+    if options.part_tokens < 1 or options.part_tokens % block_tokens or options.part_tokens % UNIT_TOKENS:
+        raise unserved(
+            f"parts of whole blocks of {block_tokens} tokens, and of a multiple of {UNIT_TOKENS} tokens; `part_tokens` "
+            f"is {options.part_tokens}",
+            "set `part_tokens` to a multiple of both, the same for both engines",
+        )

@@ -1,0 +1,355 @@
+"""The scheduler's side: what is put, asked for and loaded.
+
+A request that takes tensors is asked for by vLLM in every step, and answers that it needs more time until all workers
+hold what it lacks: until then it has no blocks, and nothing waits for it. Then it has blocks, and its tensors are
+copied into them at the beginning of the same step. So a prefill engine that dies, or is slow, costs this request time,
+and no other one.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.tensors.store import pages_for
+from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.integrations.params import Named, answered_named, named
+from kvgrpc.integrations.vllm.adapters import Adapters
+from kvgrpc.integrations.vllm.prompts import items_of, named_prompt
+from kvgrpc.integrations.vllm.stats import KVGrpcStats
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    from kvgrpc.core.values.layout import PoolLayout
+
+_log = logging.getLogger(__name__)
+COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+
+
+@dataclass(eq=False)
+class _Giving:
+    """A request whose prompt is computed for another engine."""
+
+    request: "Request"
+    wants: Named
+    prompt: Prompt
+    put: int = 0
+    """So many parts, the first ones: also of a request that is preempted they are good."""
+
+
+@dataclass(eq=False)
+class _Taking:
+    """A request whose prompt is computed elsewhere, until it has blocks for it."""
+
+    tokens: int
+    wants: Named | None = None
+    prompt: Prompt | None = None
+    asked: range = range(0)
+    """Parts that the workers were told of."""
+    nbytes: int = 0
+    """Of these, on a rank."""
+    held: bool = False
+    """All workers hold what was asked for."""
+    lost: str = ""
+    """Why it does not come."""
+    workers: Counter[int] = field(default_factory=Counter)
+    """By number of parts: how many hold so many."""
+
+
+class TensorScheduling:
+    """One engine's."""
+
+    def __init__(self, options: TensorOptions, layout: "PoolLayout", ranks: int, address: str) -> None:
+        """`layout`: of a rank's cache. `address`: of the store of rank 0."""
+        self.stats = KVGrpcStats()
+        self.adapters = Adapters()
+        self.blocks: Any = None
+        """vLLM's KVCacheManager."""
+        self._options, self._ranks, self._address = options, ranks, address
+        self._cut = Cut(layout.groups[0].block_tokens, options.part_tokens, ranks)
+        self._block_bytes = [region.block_bytes for region in layout.regions]
+        self._pages = options.store_bytes // options.page_bytes
+        self._giving: dict[str, _Giving] = {}
+        self._taking: dict[str, _Taking] = {}
+        self._users: Counter[bytes] = Counter()
+        """Requests that take under each key: the answers of one prompt take the same tensors."""
+        self._waiting_bytes = 0
+        """Of a rank's KV, for all that is asked for at present."""
+        self._first = ""
+        """The first request for which there was no room; none is asked for before it."""
+        self._next = TensorStep()
+        """What is to be said in the next step."""
+        self._number = 0
+        self._given = False
+        """Something was put since the last reset."""
+        self._resets_in = 0
+        """The step that says so to the workers, until they have done it; 0: none."""
+        self._forgot = 0
+        """Workers that have."""
+        self._over = ""
+
+    # -- requests
+
+    def arrived(self, request: "Request") -> None:
+        """A request is there."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return
+        wants = None
+        try:
+            wants = named(params, self._options.ttl_s)
+            if wants is not None:
+                self._check(wants)
+                self._admit(request, wants)
+        except KVGrpcError as error:
+            if request.abort_immediately:  # vLLM's API refused it
+                return
+            self.stats.refused()
+            _log.warning("request %s moves no KV: %s", request.request_id, error.message)
+            if params.get("do_remote_prefill") is True:
+                taking = self._taking.setdefault(request.request_id, _Taking(request.num_tokens))
+                taking.lost = error.message
+            elif wants is not None and not self._gives(wants.key):
+                self._next.ended.append(wants.key)  # the decode engine may wait for it
+
+    def _admit(self, request: "Request", wants: Named) -> None:
+        """Raises KVGrpcError."""
+        taking = _Taking(request.num_tokens, wants)
+        if not wants.gives:
+            self._users[wants.key] += 1
+            self._taking[request.request_id] = taking
+        if request.abort_immediately:  # vLLM's API refused it, and shows it without its prompt
+            self.finished(request)
+            return
+        if self._over:
+            raise PreconditionFailed(Reason.ENGINE_LOST, f"kvgrpc is over in this engine: {self._over}")
+        ids = named_prompt(request)
+        if not ids:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "its prompt is more than token ids, and has no name")
+        adapter, salt = self.adapters.name(request.lora_request), request.cache_salt or ""
+        prompt = Prompt(self._cut, ids, adapter=adapter, cache_salt=salt, items=items_of(request))
+        if wants.gives:
+            self._give(request, wants, prompt)
+        elif self._options.send is Send.GET and not wants.peer:
+            raise _no_peer("tensors are fetched from")
+        else:
+            taking.prompt = prompt
+
+    def _check(self, wants: Named) -> None:
+        """What comes from a router."""
+        check_transfer_key(wants.key)
+        if wants.ttl_s is not None and wants.ttl_s <= 0:
+            raise InvalidRequest(Reason.TTL_INVALID, f"kv_transfer_params: a ttl of {wants.ttl_s} s keeps nothing")
+        try:
+            address_of(wants.peer or self._address, self._ranks)
+        except ValueError as error:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"kv_transfer_params: kvgrpc_intent.peer: {error}") from error
+
+    def _give(self, request: "Request", wants: Named, prompt: Prompt) -> None:
+        if self._gives(wants.key):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, "another request gives tensors under its transfer key")
+        if self._options.send is Send.GET:
+            self._check_room(prompt)
+        elif not wants.peer:
+            raise _no_peer('tensors are put; with "send": "get" they are kept')
+        request.max_tokens = 1
+        self._giving[request.request_id] = _Giving(request, wants, prompt)
+
+    def _gives(self, key: bytes) -> bool:
+        return any(giving.wants.key == key for giving in self._giving.values())
+
+    def _check_room(self, prompt: Prompt) -> None:
+        """All of it is kept in this engine's stores."""
+        counts, page_bytes = [len(prompt.blocks(number)) for number in range(prompt.parts)], self._options.page_bytes
+        pages = sum(pages_for(count * layer, page_bytes) for count in counts for layer in self._block_bytes)
+        if pages > self._pages:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"its tensors take {pages} pages, and the store has {self._pages}: set store_bytes higher",
+            )
+
+    def match(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
+        """As vLLM's hook: how many tokens come from elsewhere, and whether the request waits for them; None: ask again.
+        What should come, and will not, is a load that fails, if that is configured: the engine's own way to say so.
+        """
+        taking = self._taking.get(request.request_id)
+        if taking is None:
+            return 0, False
+        if not taking.lost:
+            self._ask(request, taking, computed_tokens)
+        if taking.lost:
+            lacks = max(0, taking.tokens - computed_tokens) if self._options.on_loss is OnLoss.FAIL else 0
+            return lacks, lacks > 0
+        external = max(0, taking.tokens - 1 - computed_tokens)
+        return (external, False) if taking.held or not external else (None, False)
+
+    def _ask(self, request: "Request", taking: _Taking, computed_tokens: int) -> None:
+        """For what it lacks, and was not asked for before."""
+        assert taking.prompt is not None
+        assert taking.wants is not None
+        needed = taking.prompt.needed(computed_tokens)
+        if not needed or (taking.asked and taking.asked.start <= needed.start):
+            return
+        more = range(needed.start, taking.asked.start) if taking.asked else needed
+        nbytes = sum(len(taking.prompt.blocks(number)) for number in more) * sum(self._block_bytes)
+        if self._first not in self._taking:
+            self._first = ""
+        full = self._waiting_bytes and self._waiting_bytes + nbytes > self._options.waiting_bytes
+        if full or self._first not in {"", request.request_id}:
+            self._first = self._first or request.request_id
+            return
+        self._first = ""
+        parts = [taking.prompt.part(number) for number in more]
+        self._next.expects.append(Expect(request.request_id, taking.wants.key, taking.wants.peer, parts))
+        taking.asked, taking.held = range(needed.start, needed.stop), False
+        taking.nbytes += nbytes
+        self._waiting_bytes += nbytes
+
+    def allocated(self, request: "Request", blocks: list[int], external_tokens: int) -> bool:
+        """It has blocks, and takes nothing more after this step. False: nothing is known of it."""
+        taking = self._taking.pop(request.request_id, None)
+        if taking is None:
+            return False
+        if external_tokens and taking.lost:
+            self._next.failed.add(request.request_id)
+            self.stats.data["lost"] += 1
+        elif external_tokens:
+            assert taking.prompt is not None
+            lacking = taking.prompt.lacking(taking.tokens - 1 - external_tokens)
+            self._next.loads.append(Load(request.request_id, lacking.start, blocks[lacking.start : lacking.stop]))
+            self.stats.data["received"] += 1
+            self.stats.data["received_tokens"] += taking.tokens - 1
+        elif taking.lost:
+            self.stats.data["lost"] += 1
+        self._leave(request.request_id, taking)
+        return True
+
+    def cannot_load(self, request_id: str, blocks: list[int]) -> None:
+        """The step that computes on these blocks must not: the workers say so to vLLM, since they know no such load."""
+        self._next.loads.append(Load(f"{request_id}, which failed", 0, blocks))
+
+    def finished(self, request: "Request") -> dict[str, Any] | None:
+        """It left; what the router relays to the decode engine."""
+        taking = self._taking.pop(request.request_id, None)
+        if taking is not None:
+            self._leave(request.request_id, taking)
+        giving = self._giving.pop(request.request_id, None)
+        if giving is None:
+            return None
+        complete = request.status in COMPLETE and giving.put == giving.prompt.parts
+        self.stats.data["sent" if complete else "unsent"] += 1
+        if complete:
+            return answered_named(giving.wants.key, self._address)
+        self._next.ended.append(giving.wants.key)
+        return None
+
+    def _leave(self, request_id: str, taking: _Taking) -> None:
+        if taking.wants is None:
+            return
+        key = taking.wants.key
+        self._waiting_bytes -= taking.nbytes
+        self._next.expects = [expect for expect in self._next.expects if expect.request_id != request_id]
+        self._next.left.append(request_id)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._next.ended.append(key)
+
+    # -- steps
+
+    def step(self, output: "SchedulerOutput") -> TensorStep:
+        """What the workers are to do in it."""
+        self._number += 1
+        step, self._next = self._next, TensorStep()
+        step.number = self._number
+        try:
+            for request_id, count in output.num_scheduled_tokens.items():
+                giving = self._giving.get(request_id)
+                if giving is not None:
+                    self._put(step, giving, giving.request.num_computed_tokens + count)
+        except Exception as defect:  # noqa: BLE001 - what is to be loaded must reach the workers
+            _log.exception("kvgrpc is over in this engine")
+            self.end(f"a defect of kvgrpc: {defect!r}")
+        step.idle = bool(self._taking) and not output.total_num_scheduled_tokens
+        if step.forget:
+            self._resets_in, self._forgot, self._given = self._number, 0, bool(step.puts)
+        return step
+
+    def _put(self, step: TensorStep, giving: _Giving, computed_tokens: int) -> None:
+        """What is whole when so many tokens are computed."""
+        request, wants = giving.request, giving.wants
+        done = giving.prompt.computed(computed_tokens)
+        if done <= giving.put:
+            return
+        try:
+            self.adapters.name(request.lora_request)
+        except KVGrpcError as error:
+            _log.warning("request %s gives no KV: %s", request.request_id, error.message)
+            del self._giving[request.request_id]
+            self._next.ended.append(wants.key)
+            return
+        (table,) = self.blocks.get_block_ids(request.request_id)
+        to = wants.peer if self._options.send is not Send.GET else ""
+        for part in map(giving.prompt.part, range(giving.put, done)):
+            blocks = list(table[part.first_block : part.first_block + part.blocks])
+            step.puts.append(Put(wants.label or request.request_id, wants.key, to, part, blocks, wants.ttl_s))
+        giving.put, self._given = done, True
+
+    def hear(self, heard: Heard) -> None:
+        """What the workers say of a step."""
+        if heard.over:
+            self.end(heard.over)
+        for (request_id, parts), workers in heard.held.items():
+            taking = self._taking.get(request_id)
+            if taking is not None:
+                taking.workers[parts] += workers
+                taking.held = taking.workers[len(taking.asked)] >= self._ranks
+        for request_id, why in heard.lost.items():
+            self._lose(request_id, why)
+        self._forgot += heard.forgot[self._resets_in]
+        if self._forgot >= self._ranks:
+            self._resets_in = self._forgot = 0
+
+    def _lose(self, request_id: str, why: str) -> None:
+        taking = self._taking.get(request_id)
+        if taking is not None and not taking.lost:
+            taking.lost = why
+            _log.warning("request %s gets no KV: %s", request_id, why)
+
+    # -- the engine
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the workers are to be told something, though no request is there."""
+        return self._next.forget or bool(self._resets_in)
+
+    def reset(self) -> bool:
+        """Ends all that is given, or comes. False: not yet; the next step does it."""
+        for request_id in self._taking:
+            self._lose(request_id, "the engine's cache was reset")
+        self._giving.clear()
+        self._next.forget = self._next.forget or self._given
+        return not self.speaks
+
+    def end(self, why: str) -> None:
+        """Nothing is given or taken any more."""
+        if not self._over:
+            self._over = why
+            _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)
+        self._giving.clear()
+        for request_id in self._taking:
+            self._lose(request_id, why)
+
+
+def _no_peer(what: str) -> InvalidRequest:
+    text = f"kv_transfer_params: kvgrpc_intent.peer.address is missing: where {what}"
+    return InvalidRequest(Reason.INVALID_FIELD, text)

@@ -1,0 +1,142 @@
+"""The worker's side: its store, and what it does in a step. No hook raises: vLLM ends an engine whose hook does."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.integrations.vllm.geometry import memory_of
+from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.receiving import Receiving
+from kvgrpc.integrations.vllm.tensors.sending import Sending
+
+_log = logging.getLogger(__name__)
+
+
+class TensorWorking:
+    """One worker's: it has a store from `attach` on."""
+
+    def __init__(self, options: TensorOptions, layout: PoolLayout) -> None:
+        self._options, self._layout = options, layout
+        self._caches: dict[str, torch.Tensor] = {}
+        self._store: TensorStore | None = None
+        self._sides: tuple[Sending, Receiving] | None = None
+        """None: there is no store yet, or any more."""
+        self._over = ""
+        self._forgot_in = 0
+        """The last step that said to."""
+        self._heard = Heard()
+        self._bad_blocks: set[int] = set()
+
+    def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[str]) -> None:
+        """`layers`: their names, in order. Raises ValueError for tensors that are not where the pool says."""
+        memory_of(self._layout, caches, [layers])
+        self._caches = {name: _plain(caches[name]) for name in layers}
+
+    def attach(self, engine_id: str, rank: int, identity: str) -> str:
+        """Starts its store, once; where that serves."""
+        if self._store is None:
+            options = self._options
+            self._store = TensorStore.launch(
+                store_bytes=options.store_bytes, page_bytes=options.page_bytes, listen=options.listen_of(rank),
+                flags=("--data-paths", ",".join(options.data_paths), *options.serve_flags),
+                engine_id=f"{engine_id}-{rank}" if engine_id and rank else engine_id, weights_revision=identity,
+            )  # fmt: skip
+            self._sides = (
+                Sending(self._store, options, rank, self._caches), Receiving(self._store, options, rank, self._caches)
+            )  # fmt: skip
+        return self._store.address
+
+    def begin(self, step: TensorStep) -> None:
+        """Loads first: where there are any, vLLM computes after this."""
+        for load in step.loads:
+            if not self._do(lambda sides, load=load: self._load(sides[1], load)):  # type: ignore[misc]
+                self._bad_blocks |= set(load.blocks)
+        self._do(lambda sides: self._take(sides, step))
+
+    def layer_done(self, name: str, step: TensorStep) -> None:
+        """A layer is computed, or queued to be."""
+        if step.puts:
+            self._do(lambda sides: self._layer_done(sides, name, step))
+
+    def end(self, step: TensorStep) -> None:
+        """All is computed, or queued to be."""
+        self._do(lambda sides: self._end(sides, step))
+
+    def heard(self) -> Heard:
+        """What the scheduler's side is to know."""
+        if self._sides is not None:
+            self._do(lambda sides: sides[1].hear(self._heard))
+        heard, self._heard = self._heard, Heard()
+        heard.over = self._over
+        return heard
+
+    def bad_blocks(self) -> set[int]:
+        """Those of this step that were to be filled, and are not."""
+        found, self._bad_blocks = self._bad_blocks, set()
+        return found
+
+    def close(self) -> None:
+        """Ends the store."""
+        sides, self._sides = self._sides, None
+        if sides is not None:
+            sides[1].close()
+        if self._store is not None:
+            self._store.close()
+
+    def _load(self, receiving: Receiving, load: Load) -> None:
+        try:
+            receiving.load(load)
+        except KVGrpcError as error:
+            _log.warning("request %s gets no KV: %s", load.request_id, error.message)
+            self._bad_blocks |= set(load.blocks)
+
+    def _layer_done(self, sides: tuple[Sending, Receiving], name: str, step: TensorStep) -> None:
+        self._forget(sides[0], step)
+        sides[0].layer_done(name, step)
+
+    def _forget(self, sending: Sending, step: TensorStep) -> None:
+        """Before anything is put in this step."""
+        if step.forget and self._forgot_in != step.number:
+            self._forgot_in = step.number
+            sending.forget()
+            self._heard.forgot[step.number] += 1
+
+    def _take(self, sides: tuple[Sending, Receiving], step: TensorStep) -> None:
+        sending, receiving = sides
+        assert self._store is not None
+        for request_id in step.left:
+            receiving.left(request_id)
+        for key in step.ended:
+            sending.ended(key)
+            receiving.ended(key)
+            self._store.release_async(key)
+        self._forget(sending, step)
+        for expect in step.expects:
+            receiving.expect(expect)
+
+    def _end(self, sides: tuple[Sending, Receiving], step: TensorStep) -> None:
+        sides[0].step_done(step)
+        if step.idle:
+            sides[1].wait()
+
+    def _do(self, what: Callable[[tuple[Sending, Receiving]], None]) -> bool:
+        """False: it was not done, and kvgrpc is over in this worker."""
+        if self._sides is None:
+            return False
+        try:
+            what(self._sides)
+        except Exception as error:  # noqa: BLE001 - logged: the engine goes on without kvgrpc
+            _log.exception("kvgrpc is over in this worker")
+            self._sides, self._over = None, f"a worker lost its store: {error}"
+            return False
+        return True
+
+
+def _plain(cache: torch.Tensor) -> torch.Tensor:
+    """Elements of a byte as such: nothing computes with those of fp8."""
+    return cache.view(torch.uint8) if cache.element_size() == 1 else cache
