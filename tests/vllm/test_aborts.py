@@ -1,7 +1,6 @@
 """Clients hang up whenever they like; no block stays in use, and the other side does not wait. See `Pair.at_rest`."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.vllm.engines import (
     CHUNK_TOKENS,
-    LEAD,
     PREFILL,
     SEQUENCES,
     WORKER,
@@ -19,19 +17,9 @@ from tests.vllm.engines import (
     pushed,
     wait_until,
 )
+from tests.vllm.standing import standing
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
-
-
-@contextmanager
-def standing(engine: Engine, named: str = LEAD) -> Iterator[None]:
-    """Its lead stands still: it answers nobody. Or its worker: nothing is computed, and no bytes move."""
-    (process,) = engine.tree(named)
-    os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(process, signal.SIGCONT)
 
 
 @contextmanager

@@ -1,0 +1,33 @@
+"""Engines that many tests share."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.vllm.engines import Engines
+from tests.vllm.tensors.pairs import TensorPair
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "put": {"async_scheduling": True},
+    "put_async": {"kv_cache_dtype": "fp8_e4m3"},
+    "get": {},
+}
+"""Of both engines, for each way to send."""
+
+
+@pytest.fixture(scope="session", params=SETTINGS)
+def shared_tensor_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[TensorPair]:
+    """Engines that send in one of the three ways. One D fails what does not come, the others compute it."""
+    with closing(TensorPair(engines, request.param, more=SETTINGS[request.param])) as pair:
+        pair.on_loss["D"] = "fail" if request.param == "put" else "recompute"
+        yield pair
+
+
+@pytest.fixture
+def pair(shared_tensor_pair: TensorPair) -> Iterator[TensorPair]:
+    """Both serve, and nothing is left of the test before. After it, nothing may be left either."""
+    shared_tensor_pair.start()
+    yield shared_tensor_pair
+    shared_tensor_pair.at_rest()

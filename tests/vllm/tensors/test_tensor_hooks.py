@@ -1,0 +1,200 @@
+"""The scheduler's side without an engine: what vLLM is told, and what the workers are."""
+
+import base64
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.values.content import Item
+from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
+from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
+from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
+from kvgrpc.integrations.vllm.tensors.working import TensorWorking
+from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of, request_of, scheduled
+from tests.vllm.engines import PREFILL
+
+LAYOUT, _ = pool_of(states=False)
+BLOCK_BYTES = sum(region.block_bytes for region in LAYOUT.regions)
+KEY, PEER = os.urandom(16), "127.0.0.1:7000"
+TABLE = list(range(1, 9))
+
+
+def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:
+    side = TensorScheduling(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
+    side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
+    return side
+
+
+def intent(key: bytes = KEY, peer: str = PEER) -> dict[str, Any]:
+    return {"kvgrpc_intent": {"transferKey": base64.b64encode(key).decode(), "peer": {"address": peer}}}
+
+
+def taking(name: str, key: bytes = KEY, **fields: Any) -> Any:
+    return request_of(name, {"do_remote_prefill": True, **intent(key)}, **fields)
+
+
+def held(side: TensorScheduling, name: str, parts: int, workers: int = 1) -> None:
+    side.hear(Heard(held=Counter({(name, parts): workers})))
+
+
+@pytest.mark.parametrize("steps", [[40], [16, 24], [7, 7, 7, 7, 7, 5], [15, 17, 8], [39, 1]], ids=str)
+def test_parts_go_when_all_of_each_is_computed_whatever_the_steps_are(steps: list[int]) -> None:
+    side, request = side_of(), request_of("a", {**PREFILL, **intent()})
+    side.arrived(request)
+    puts = []
+    for count in steps:
+        before = request.num_computed_tokens
+        for put in side.step(scheduled({"a": count})).puts:
+            assert before < min(len(PROMPT), BLOCK_TOKENS * (put.part.number + 1)) <= before + count
+            puts.append((put.part.number, put.blocks, put.to))
+        request.num_computed_tokens += count
+    assert puts == [(0, [1], PEER), (1, [2], PEER), (2, [3], PEER)]
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    answered = side.finished(request)
+    assert answered == {
+        "do_remote_prefill": True, "do_remote_decode": False, **intent(peer="127.0.0.1:5000"),
+    }  # fmt: skip
+
+
+def test_both_engines_name_a_part_alike_and_another_prompt_otherwise() -> None:
+    cut = Cut(16, 32, 1)
+    base = Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),))
+    assert base.part(1) == Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)).part(1)
+    others = [
+        Prompt(cut, [9, *PROMPT[1:]], adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
+        Prompt(cut, PROMPT, adapter="b", cache_salt="s", items=(Item(b"image", 33, 2),)),
+        Prompt(cut, PROMPT, adapter="a", items=(Item(b"image", 33, 2),)),
+        Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"other", 33, 2),)),
+        Prompt(Cut(16, 32, 2), PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
+    ]
+    assert len({prompt.part(1).content_digest for prompt in (base, *others)}) == 6
+
+
+@pytest.mark.parametrize("computed", [0, 16, 32])
+def test_a_request_has_blocks_when_every_rank_has_what_it_lacks(computed: int) -> None:
+    side, request = side_of(ranks=2), taking("a")
+    side.arrived(request)
+    assert side.match(request, computed) == (None, False)
+    (expect,) = side.step(scheduled()).expects
+    assert [part.number for part in expect.parts] == list(range(computed // 16, 3))
+    held(side, "a", len(expect.parts))
+    assert side.match(request, computed) == (None, False)
+    held(side, "a", len(expect.parts))
+    assert side.match(request, computed) == (39 - computed, False)
+    assert side.allocated(request, TABLE, 39 - computed)
+    step = side.step(scheduled())
+    first = computed // 16
+    assert step.loads == [Load("a", first, TABLE[first:3])]
+    assert (step.left, step.ended, step.expects) == (["a"], [KEY], [])
+
+
+def test_what_decode_had_and_has_no_more_is_asked_for_too() -> None:
+    side, request = side_of(), taking("a")
+    side.arrived(request)
+    side.match(request, 32)
+    side.step(scheduled())
+    held(side, "a", 1)
+    assert side.match(request, 0) == (None, False)
+    assert [part.number for part in side.step(scheduled()).expects[0].parts] == [0, 1]
+    held(side, "a", 1)
+    assert side.match(request, 0) == (None, False)
+    held(side, "a", 3)
+    assert side.match(request, 0) == (39, False)
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_what_does_not_come_fails_or_is_computed(on_loss: OnLoss) -> None:
+    side, request = side_of(on_loss=on_loss), taking("a")
+    side.arrived(request)
+    side.match(request, 16)
+    side.hear(Heard(lost={"a": "its source died"}))
+    tokens, waits = side.match(request, 16)
+    assert (tokens, waits) == ((24, True) if on_loss is OnLoss.FAIL else (0, False))
+    side.allocated(request, TABLE, tokens or 0)
+    step = side.step(scheduled())
+    assert step.failed == ({"a"} if waits else set())
+    assert (step.loads, step.expects, step.ended) == ([], [], [KEY])
+
+
+def test_answers_to_one_prompt_share_its_tensors_until_the_last_one_left() -> None:
+    side, requests = side_of(), [taking("a"), taking("b")]
+    for request in requests:
+        side.arrived(request)
+    side.finished(requests[0])
+    assert side.step(scheduled()).ended == []
+    side.finished(requests[1])
+    assert side.step(scheduled()).ended == [KEY]
+
+
+def test_no_more_is_waited_for_than_fits_and_nobody_overtakes_the_first() -> None:
+    side = side_of(waiting_bytes=5 * BLOCK_BYTES)
+    requests = [taking(name, os.urandom(16), prompt_token_ids=PROMPT[:tokens], num_tokens=tokens)
+                for name, tokens in (("a", 40), ("b", 40), ("c", 20))]  # fmt: skip
+    for request in requests:
+        side.arrived(request)
+        assert side.match(request, 0) == (None, False)
+    assert [expect.request_id for expect in side.step(scheduled()).expects] == ["a"]
+    side.finished(requests[0])
+    for request in (requests[2], requests[1], requests[2]):
+        side.match(request, 0)
+    assert [expect.request_id for expect in side.step(scheduled()).expects] == ["b", "c"]
+
+
+def test_a_refused_prefill_ends_its_key_so_that_decode_hears_of_it() -> None:
+    side = side_of(send=Send.GET, store_bytes=1 << 16)
+    side.arrived(request_of("a", {**PREFILL, **intent()}))
+    assert side.step(scheduled()).ended == [KEY]
+    assert side.finished(request_of("a", {**PREFILL, **intent()})) is None
+
+
+def test_a_key_that_is_given_already_is_not_ended_by_another_request() -> None:
+    side = side_of()
+    side.arrived(request_of("a", {**PREFILL, **intent()}))
+    side.arrived(request_of("b", {**PREFILL, **intent()}))
+    step = side.step(scheduled({"a": 16, "b": 16}))
+    assert (step.ended, [put.request_id for put in step.puts]) == ([], ["a"])
+
+
+def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
+    side = side_of(ranks=2)
+    assert side.reset()
+    side.arrived(request_of("a", {**PREFILL, **intent()}))
+    side.step(scheduled({"a": 40}))
+    assert not side.reset()
+    step = side.step(scheduled())
+    assert step.forget
+    for _ in range(2):
+        assert side.speaks
+        side.hear(Heard(forgot=Counter({step.number: 1})))
+    assert side.reset()
+
+
+def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
+    side, request, gives = side_of(), taking("a"), request_of("b", {**PREFILL, **intent(os.urandom(16))})
+    for arrived in (request, gives):
+        side.arrived(arrived)
+    side.match(request, 0)
+    side.step(scheduled())
+    held(side, "a", 3)
+    side.allocated(request, TABLE, 39)
+    side.blocks = None
+    step = side.step(scheduled({"b": 40}))
+    assert [load.request_id for load in step.loads] == ["a"]
+    side.arrived(taking("c"))
+    assert side.match(taking("c"), 0) == (40, True)
+
+
+def test_a_load_that_no_worker_knows_leaves_its_blocks_bad() -> None:
+    side, worker = side_of(), TensorWorking(TensorOptions(), LAYOUT)
+    side.cannot_load("a", TABLE)
+    worker.begin(side.step(scheduled()))
+    assert worker.bad_blocks() == set(TABLE)
+    assert worker.bad_blocks() == set()
+    worker.end(TensorStep())
+    assert not worker.heard()
