@@ -102,6 +102,7 @@ def measure(data_path: str, repeats: int, prompt: list[int]) -> dict[str, Any]:
         here, there = spawn.Pipe()
         processes.append(spawn.Process(target=work, args=(there, data_path, prompt)))
         processes[-1].start()
+        there.close()  # the process alone has it: when that dies, `recv` raises
         pipes.append(here)
     p, d = pipes
     p.recv()
@@ -139,7 +140,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data-paths", default="collective,shm")
     options.add_argument("--repeats", type=int, default=9)
-    options.add_argument("--tokens", type=int, default=1024)
+    options.add_argument("--tokens", type=int, default=512)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     prompt = [random.Random(7).randrange(VOCAB) for _ in range(chosen.tokens)]  # noqa: S311 - a prompt is no secret

@@ -9,6 +9,7 @@ from kvgrpc.bench.plan import TensorsPlan
 from kvgrpc.bench.results.tensors import TensorCase, TensorResult
 from kvgrpc.bench.stages.servers import Progress
 from kvgrpc.bench.stages.stores import RawStores, Stores
+from kvgrpc.core.tensors.line import RESERVED
 
 _WARM = 2
 
@@ -20,7 +21,7 @@ def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
             for tensor_bytes in plan.block_bytes:
                 count = plan.pool_bytes // tensor_bytes
                 progress(f"{data_path}: {count} tensors of {tensor_bytes >> 10} KB")
-                with Stores(data_path, tensor_bytes, count, room=count) as stores:
+                with Stores(data_path, tensor_bytes, count, room=_all_of(count)) as stores:
                     stores.check()
                     found.cases += _cases(plan, data_path, tensor_bytes, stores, raw)
     for data_path in plan.data_paths:
@@ -66,6 +67,11 @@ def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
     )
 
 
+def _all_of(count: int) -> int:
+    """Room for so many beside the part of a store that is for what its engine waits for."""
+    return -(-count * RESERVED // (RESERVED - 1))
+
+
 def _full(plan: TensorsPlan, data_path: str) -> float:
     """How fast tensors go into a store that is full nearly all the time, over one that has room for all of them."""
     tensor_bytes = plan.block_bytes[len(plan.block_bytes) // 2]
@@ -73,7 +79,7 @@ def _full(plan: TensorsPlan, data_path: str) -> float:
     room = min(plan.full_tensors, max(count // 2, 1))
     with (
         Stores(data_path, tensor_bytes, count, room=room) as full,
-        Stores(data_path, tensor_bytes, count, room=count) as ample,
+        Stores(data_path, tensor_bytes, count, room=_all_of(count)) as ample,
     ):
         into_full, into_ample = partial(full.put_s, at_once=True), partial(ample.put_s, at_once=True)
         for _ in range(_WARM):

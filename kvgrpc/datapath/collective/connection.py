@@ -15,7 +15,7 @@ NEAR_UNSENT_BYTES = 512 << 10
 """What a connection within a machine has unread, at most: it is read from the processor's cache."""
 NEAR_US = 100
 """Round trip of a connection within a machine, at most. So many bytes in that time are 5 GB/s, more than one thread of
-a process group moves: a peer that is nearer than it seems loses nothing.
+a process group moves: a peer on another machine that is as near loses nothing.
 """
 _MIN_RTT = struct.Struct("=148xI")
 """In Linux's struct tcp_info: the least round trip that was seen, in microseconds."""
