@@ -1,75 +1,104 @@
 """Finding, tuning and shutting down the connection of a process group, for which its library offers no call.
 
 Each side has told the other at which address it listens, as the operating system writes addresses. A connection of this
-process that begins at the one, or ends at the other, is theirs: every group listens at a port of its own.
+process that begins at the one, or ends at the other, is theirs: every group listens at a port of its own. A peer may
+tell any address, so what was connected before the group was made is never taken for its own.
 """
 
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+Sockets = frozenset[int]
+"""Of this process, by their inodes."""
 NEAR_UNSENT_BYTES = 512 << 10
-"""What a connection within a machine has unread, at most: it is read from the processor's cache."""
-NEAR_US = 100
-"""Round trip of a connection within a machine, at most. So many bytes in that time are 5 GB/s, more than one thread of
-a process group moves: a peer on another machine that is as near loses nothing.
+"""How far the sender of a connection within a machine may be ahead of its receiver, which then reads from the
+processor's cache.
+"""
+NEAR_US = 20
+"""The least round trip of a connection within a machine is at most that. So many bytes in that time are 26 GB/s: a peer
+on another machine that is as near loses nothing.
 """
 _MIN_RTT = struct.Struct("=148xI")
 """In Linux's struct tcp_info: the least round trip that was seen, in microseconds."""
 
 
-def shut_down(own: Iterable[bytes], peer: Iterable[bytes]) -> int:
-    """Shuts down every connection between the addresses in what this side has told and in what the other one has;
-    returns how many. Whoever waits for bytes of it is told that it is over.
+def sockets() -> Sockets:
+    """All that there are."""
+    return frozenset(inode for _, inode in _sockets())
+
+
+def connections(own: Iterable[bytes], peer: Iterable[bytes], before: Sockets) -> Sockets:
+    """Those between the addresses in what this side has told and in what the other one has, which were not there
+    before.
     """
-    return _each(own, peer, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+    own, peer, found = list(own), list(peer), set[int]()
+    for descriptor, inode in _sockets():
+        if inode in before:
+            continue
+        with suppress(OSError), _socket(descriptor, inode) as connection:
+            here, there = _bytes_of(connection.getsockname()), _bytes_of(connection.getpeername())
+            if any(here in told for told in own) or any(there in told for told in peer):
+                found.add(inode)
+    return frozenset(found)
 
 
-def bound_what_is_unread(own: Iterable[bytes], peer: Iterable[bytes]) -> int:
-    """Bounds how far the sender of each such connection may be ahead of its receiver where both are near; returns how
-    many connections there are. The operating system lets it be megabytes ahead, which leave the processor's cache
-    before they are read. Of a peer that is far the operating system knows best how much is to be under way.
+def shut_down(which: Sockets) -> None:
+    """Whoever waits for bytes of these connections is told that they are over."""
+    _each(which, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def bound_what_is_unsent(which: Sockets) -> None:
+    """Bounds how far the sender of each may be ahead of its receiver, where both are near. The operating system lets it
+    be megabytes ahead, which leave the processor's cache before they are read. Of a peer that is far the operating
+    system knows best how much is to be under way.
     """
-    return _each(own, peer, _bound_if_near)
+    _each(which, lambda connection: bound_if_near(connection, round_trip_us(connection)))
 
 
-def is_near(round_trip_us: int) -> bool:
-    """Whether a connection with this least round trip is one within a machine."""
-    return 0 < round_trip_us <= NEAR_US
-
-
-def round_trip_us(connection: socket.socket) -> int:
-    """The least round trip that a connection has seen; 2^32 - 1 where it has seen none."""
-    (found,) = _MIN_RTT.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size))
-    return int(found)
-
-
-def _bound_if_near(connection: socket.socket) -> None:
-    if is_near(round_trip_us(connection)):
+def bound_if_near(connection: socket.socket, least_round_trip_us: int | None) -> None:
+    """`least_round_trip_us` None: it is not known."""
+    if least_round_trip_us is not None and least_round_trip_us <= NEAR_US:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_UNSENT_BYTES)
 
 
-def _each(own: Iterable[bytes], peer: Iterable[bytes], work: Callable[[socket.socket], None]) -> int:
-    own, peer, found = list(own), list(peer), 0
-    for name in list(Path("/proc/self/fd").iterdir()):
-        with suppress(OSError), _connection(int(name.name)) as connection:
-            here, there = _bytes_of(connection.getsockname()), _bytes_of(connection.getpeername())
-            if any(here in told for told in own) or any(there in told for told in peer):
+def round_trip_us(connection: socket.socket) -> int | None:
+    """The least round trip that a connection has seen; None where the system does not say."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+    return int(_MIN_RTT.unpack(told)[0]) if len(told) == _MIN_RTT.size else None
+
+
+def _each(which: Sockets, work: Callable[[socket.socket], None]) -> None:
+    for descriptor, inode in _sockets():
+        if inode in which:
+            with suppress(OSError), _socket(descriptor, inode) as connection:
                 work(connection)
-                found += 1
-    return found
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Descriptors and inodes. Other descriptors are not touched: closing a copy of a file's gives up its locks."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # closed meanwhile
+            found = entry.stat()
+            if stat.S_ISSOCK(found.st_mode):
+                yield int(entry.name), found.st_ino
 
 
 @contextmanager
-def _connection(descriptor: int) -> Iterator[socket.socket]:
-    """By a descriptor of our own: the one of that number may be closed, and be another's, at any time."""
+def _socket(descriptor: int, inode: int) -> Iterator[socket.socket]:
+    """By a descriptor of our own: the one of that number may be closed, and be another's, at any time. Raises OSError
+    where it is another's.
+    """
     own = os.dup(descriptor)
     try:
+        if os.fstat(own).st_ino != inode:
+            raise OSError("the descriptor is another's by now")
         connection = socket.socket(fileno=own)
-    except OSError:  # it is no socket
+    except OSError:
         os.close(own)
         raise
     with connection:

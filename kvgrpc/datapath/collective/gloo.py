@@ -10,6 +10,7 @@ connection. `connection.shut_down` closes it sooner.
 import ctypes
 import hmac
 import secrets
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from kvgrpc.datapath.collective.connection import bound_what_is_unread, shut_down
-from kvgrpc.datapath.collective.group import RECEIVER, SENDER
+from kvgrpc.datapath.collective.connection import bound_what_is_unsent, connections, shut_down, sockets
+from kvgrpc.datapath.collective.group import PROOF_S, RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.store import RendezvousStore
@@ -53,16 +54,17 @@ class GlooGroup:
         options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
         self._sends = sends
-        self._rendezvous = rendezvous
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
+        before = sockets()
         own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
         token = secrets.token_bytes(TOKEN_BYTES)
         rendezvous.put(_token_of(own), token)
         self._group = _ProcessGroup(RendezvousStore(rendezvous), own, 2, options)
-        self._prove(token, rendezvous.take(_token_of(self._peer)), options._timeout)  # noqa: SLF001
+        self._prove(token, rendezvous.take(_token_of(self._peer)))
+        self._connections = connections(*rendezvous.both, before)
         if sends:
-            bound_what_is_unread(*rendezvous.both)
+            bound_what_is_unsent(self._connections)
 
     def launch(self, message: Message, number: int) -> Flying:
         """Hands a message of the send of that number to the library: it meets none of another one."""
@@ -87,16 +89,17 @@ class GlooGroup:
 
     def shut_down(self) -> None:
         """Ends what is under way, by its connection. From any thread."""
-        shut_down(*self._rendezvous.both)
+        shut_down(self._connections)
 
-    def _prove(self, own: bytes, peers: bytes, wait: timedelta) -> None:
+    def _prove(self, own: bytes, peers: bytes) -> None:
         """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        works = self._group.send([said], self._peer, _TAGS), self._group.recv([heard], self._peer, _TAGS)
-        for work in works:
-            work.wait(wait)
+        sending, hearing = self._group.send([said], self._peer, _TAGS), self._group.recv([heard], self._peer, _TAGS)
+        give_up_at = time.monotonic() + PROOF_S
+        hearing.wait(timedelta(seconds=PROOF_S))
         if not hmac.compare_digest(heard.numpy().tobytes(), own):
             raise RuntimeError("who connected to this rank is not the peer's")
+        sending.wait(timedelta(seconds=max(give_up_at - time.monotonic(), 0.001)))
 
     def _buffer(self, nbytes: int) -> torch.Tensor:
         """A run that crosses the end of an allocation may be longer than what is packed of short ones."""

@@ -24,6 +24,8 @@ SENDER, RECEIVER = 0, 1
 """Ranks within a group."""
 BUILD_S = 15.0
 """How long the other rank may take to come, which may have to load the library first."""
+PROOF_S = 5.0
+"""How long it may take to prove that it is who came: a moment, once both are connected."""
 STALL_S = 10.0
 """How long a message may take."""
 UNDER_WAY = 8

@@ -19,7 +19,7 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
-from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, Group, Job, Library
+from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, Group, Job, Library
 from kvgrpc.datapath.collective.messages import FRAMING, messages
 from kvgrpc.datapath.collective.remote import CollectiveRemote
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
@@ -30,8 +30,8 @@ JOBS_MAX = 1_024
 """Sends of one group that may wait for those before them."""
 WAITING_RUNS_MAX = 1 << 19
 """Runs of all of them: four times what a posting has."""
-END_S = 15.0
-"""How long `close` waits for what the library is at: longer than it lets a message stand still."""
+END_S = max(BUILD_S + PROOF_S, STALL_S) + 5.0
+"""How long `close` waits for what the library is at: longer than it may be at anything."""
 
 
 def _load_torch() -> None:

@@ -1,18 +1,25 @@
 """Only the connection of the two addresses that were told is shut down."""
 
+import fcntl
 import os
 import socket
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from kvgrpc.datapath.collective.connection import (
     NEAR_UNSENT_BYTES,
     NEAR_US,
-    bound_what_is_unread,
-    is_near,
+    Sockets,
+    bound_if_near,
+    bound_what_is_unsent,
+    connections,
     round_trip_us,
     shut_down,
+    sockets,
 )
 from tests.datapath.peers import open_descriptors
 
@@ -32,24 +39,43 @@ def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
     return begun, listener.accept()[0]
 
 
+NONE: Sockets = frozenset()
+
+
+def inode_of(connection: socket.socket) -> int:
+    return os.fstat(connection.fileno()).st_ino
+
+
 def test_a_connection_is_found_by_either_end_and_others_stay(listener: socket.socket) -> None:
     other = socket.create_server(("127.0.0.1", 0))
     with listener, other:
         ours, theirs = pair(listener), pair(other)
         with ours[0], ours[1], theirs[0], theirs[1]:
             before = open_descriptors()
-            assert shut_down([], []) == 0
-            assert shut_down([b"", b"nothing"], []) == 0
-            assert shut_down([told(listener.getsockname())], []) == 1, "the end that was accepted there"
+            assert connections([], [], NONE) == connections([b"", b"nothing"], [], NONE) == NONE
+            accepted = connections([told(listener.getsockname())], [], NONE)
+            begun = connections([], [told(listener.getsockname())], NONE)
+            assert accepted == frozenset({inode_of(ours[1])})
+            assert begun == frozenset({inode_of(ours[0])})
+            shut_down(accepted)
             assert ours[0].recv(1) == b""
-            assert shut_down([], [told(other.getsockname())]) == 1, "the end that begun there"
-            assert theirs[1].recv(1) == b""
+            theirs[0].sendall(b"x")
+            assert theirs[1].recv(1) == b"x"
             assert open_descriptors() == before
+
+
+def test_what_was_connected_before_the_group_is_not_its_own_whatever_its_peer_tells(listener: socket.socket) -> None:
+    with listener:
+        old, before = pair(listener), sockets()
+        new = pair(listener)
+        with old[0], old[1], new[0], new[1]:
+            address = told(listener.getsockname())
+            assert connections([address], [address], before) == {inode_of(new[0]), inode_of(new[1])}
 
 
 def test_a_socket_that_only_listens_is_left(listener: socket.socket) -> None:
     with listener:
-        assert shut_down([told(listener.getsockname())], []) == 0
+        assert connections([told(listener.getsockname())], [], NONE) == NONE
         begun, accepted = pair(listener)
         begun.close()
         accepted.close()
@@ -65,36 +91,45 @@ def test_connections_of_version_6_are_found_too() -> None:
         with begun, accepted:
             host, port, flow, _ = listener.getsockname()
             address = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", port, flow)
-            assert shut_down([address + socket.inet_pton(socket.AF_INET6, host)], []) == 1
-            assert accepted.recv(1) == b""
+            found = connections([address + socket.inet_pton(socket.AF_INET6, host)], [], NONE)
+            assert found == {inode_of(accepted)}
 
 
-def test_descriptors_that_are_no_sockets_are_no_matter(listener: socket.socket) -> None:
-    reading, writing = os.pipe()
-    try:
-        with listener:
-            assert shut_down([told(listener.getsockname())], []) == 0
-    finally:
-        os.close(reading)
-        os.close(writing)
+def test_descriptors_that_are_no_sockets_are_not_touched_and_files_keep_their_locks(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    with listener, (tmp_path / "lock").open("w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        begun, accepted = pair(listener)
+        with begun, accepted:
+            bound_what_is_unsent(connections([told(listener.getsockname())], [], NONE))
+        take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        taken = subprocess.run([sys.executable, "-c", take, held.name], capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in taken.stderr
 
 
-def test_what_is_unread_of_a_near_connection_is_bounded_and_that_of_others_is_not(listener: socket.socket) -> None:
-    other = socket.create_server(("127.0.0.1", 0))
-    with listener, other:
-        ours, theirs = pair(listener), pair(other)
-        with ours[0], ours[1], theirs[0], theirs[1]:
-            assert bound_what_is_unread([told(listener.getsockname())], []) == 1
-            # Linux counts its own rows, too, and says twice what was asked for.
-            bounded = ours[1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            assert (bounded == 2 * NEAR_UNSENT_BYTES) == is_near(round_trip_us(ours[1]))
-            assert theirs[1].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) != 2 * NEAR_UNSENT_BYTES
-
-
-def test_how_much_a_far_connection_has_under_way_is_left_to_the_system(listener: socket.socket) -> None:
-    assert not is_near(NEAR_US + 1)
-    assert not is_near((1 << 32) - 1), "none was seen"
+@pytest.mark.parametrize(("least_us", "bounded"), [(1, True), (NEAR_US, True), (NEAR_US + 1, False), (None, False)])
+def test_how_far_a_sender_may_be_ahead_is_bounded_where_it_is_near_and_else_left_to_the_system(
+    listener: socket.socket, least_us: int | None, bounded: bool
+) -> None:
     with listener:
         begun, accepted = pair(listener)
         with begun, accepted:
-            assert 0 < round_trip_us(begun) < 1_000_000, "the handshake has been seen"
+            usual = begun.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            bound_if_near(begun, least_us)
+            found = begun.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    if bounded:
+        most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+        # Linux counts its own rows, too, and says twice what was asked for.
+        assert found == 2 * min(NEAR_UNSENT_BYTES, most)
+    else:
+        assert found == usual
+
+
+def test_the_round_trip_of_a_connection_is_known_from_its_beginning(listener: socket.socket) -> None:
+    with listener:
+        begun, accepted = pair(listener)
+        with begun, accepted:
+            found = round_trip_us(begun)
+            assert found is not None
+            assert 0 < found < 1_000_000

@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.collective.gloo import TOKEN_BYTES, GlooGroup
+from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.memory import PrivateMemory
 from tests.datapath.halves import Half, Halves
@@ -26,22 +28,18 @@ SAID = [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xfe" + secrets.token_bytes(4_095
 Made = tuple[Halves, Bytes, Bytes]
 
 
-GREETING = bytes(8)
-"""Of the first half that a Gloo of this version waits for at a port."""
+GREETING = struct.Struct("=Q")
+"""Whom it wants at a port: there is one for each rank of the group."""
 PREAMBLE = struct.Struct("=6Q")
 """Before each thing that it says: bytes in all, what it is, its slot, and the rest."""
 SENT, SEND_READY, RECEIVE_READY = 1, 2, 3
+WAITED_FOR = 0xFFFF
+"""Of two halves the one whose port's bytes, the lower one first, come first is connected to by the other one."""
 SHORT_S = 1.0
 
 
 def gloo(sends: bool, wait_s: float, rendezvous: Rendezvous) -> GlooGroup:
     return GlooGroup(sends=sends, host=HOST, rendezvous=rendezvous, wait_s=wait_s)
-
-
-@pytest.fixture
-def attempt(request: pytest.FixtureRequest) -> int:
-    number: int = request.param
-    return number
 
 
 @pytest.fixture
@@ -93,9 +91,9 @@ class Impostor:
     for.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, rank: int) -> None:
         self._connection = socket.create_connection((HOST, port), timeout=DEADLINE_S)
-        self._connection.sendall(GREETING)
+        self._connection.sendall(GREETING.pack(rank))
         until(self._is_read)
         self.heard = b""
         self._thread = threading.Thread(target=self._listen)
@@ -127,18 +125,29 @@ class Impostor:
                     self.heard += said.read(size - PREAMBLE.size)
 
 
-@pytest.mark.usefixtures("attempt")
-@pytest.mark.parametrize("attempt", range(8), indirect=True)  # the peer comes first in most
+def told_with_port(values: Values, port: int) -> Values:
+    """What a half tells, but for where it listens."""
+    host = socket.inet_aton(HOST)
+    found = [value.partition(host) for _, value in values]
+    return tuple(
+        (key, before[:-2] + struct.pack("!H", port) + at + after if at else before)
+        for (key, _), (before, at, after) in zip(values, found, strict=True)
+    )
+
+
+@pytest.mark.parametrize("taken", ["source", "destination"])
 @pytest.mark.parametrize("wait_s", [SHORT_S])
-def test_who_takes_the_place_of_a_peer_hears_no_byte_of_memory_and_writes_none(made: Made) -> None:
-    halves, source, destination = made
-    impostors = [Impostor(port) for port in map(port_of, halves.both)]
-    halves.learn()
-    jobs = halves.move(runs_of((0, 0, NBYTES)))
+def test_who_takes_the_place_of_a_peer_hears_no_byte_of_memory_and_writes_none(made: Made, taken: str) -> None:
+    halves, _, destination = made
+    half, peer = halves.both if taken == "source" else halves.both[::-1]
+    peer.wait_told()
+    impostor = Impostor(port_of(half), RECEIVER if taken == "source" else SENDER)
+    half.group.learn(told_with_port(peer.values, WAITED_FOR))
+    job = half.start(runs_of((0, 0, NBYTES)))
+    half.wait_ended()
     halves.close()
-    for impostor in impostors:
-        impostor.close()
-    assert [len(impostor.heard) for impostor in impostors if impostor.heard] in ([], [TOKEN_BYTES])
-    ends = {job.poll() for job in jobs}
-    assert ends in ({PostingState.DONE}, {PostingState.FAILED}), "the peer may have come first"
-    assert np.array_equal(destination, source if ends == {PostingState.DONE} else np.zeros_like(source))
+    impostor.close()
+    assert job.poll() is PostingState.FAILED
+    assert "is not the peer's" in job.error
+    assert len(impostor.heard) == TOKEN_BYTES
+    assert not destination.any()
