@@ -290,6 +290,10 @@ class Handshakes:
         return dial
 
     def _wait_longer(self, dial: Dialling) -> None:
+        """Once: a peer that states other endpoints has our ranks meet its own anew."""
+        if dial.longer:
+            return
+        dial.longer = True
         due = self._state.now + self._state.limits.connect_timeout_s + MEETING_S
         self._state.timers.set(Timer.CONNECT, dial.address, due)
 

@@ -39,6 +39,8 @@ class Dialling(Shake):
     """The life that answered, once it has."""
     told: int = -1
     """The generation of our memory that its endpoints are of."""
+    longer: bool = False
+    """It was given the time that ranks need that meet."""
 
 
 @dataclass(eq=False)

@@ -252,6 +252,20 @@ def test_loading_a_library_takes_none_of_a_handshake_s_time(lead: Lead) -> None:
     assert lead.seen(UnmapPeer) == [UnmapPeer(0, key_of(P))]
 
 
+def test_a_peer_that_states_ever_other_endpoints_gains_that_time_once(lead: Lead) -> None:
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.feed(began())
+    for attempt in range(2, 8):
+        lead.tick(9.0)
+        introduce(lead, P, endpoints=endpoints(P, f"other {attempt}"))
+        lead.feed(PeerMapped(0, key_of(P), "", "", attempt=attempt - 1))
+        lead.feed(began(attempt=attempt))
+    with refused(Reason.PEER_UNREACHABLE, Unavailable):
+        lead.answer(call)
+
+
 def test_ranks_that_met_in_time_are_connected(lead: Lead) -> None:
     call = connect(lead)
     lead._offer()
