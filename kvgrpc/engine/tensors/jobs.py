@@ -28,12 +28,19 @@ Job = Generator[Call | float, session_pb2.CallAnswer, Any]
 Begin = Callable[[], Job]
 
 
+def begun() -> "Future[Any]":
+    """A future that cannot be cancelled: what it stands for is under way, and its end is told in any case."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 @dataclass(eq=False)
 class PendingPut:
     """A tensor that is being put: `saved` when it is in the store of its source, done when its consumers have it."""
 
-    future: "Future[None]" = field(default_factory=Future)
-    saved: "Future[None]" = field(default_factory=Future)
+    future: "Future[None]" = field(default_factory=begun)
+    saved: "Future[None]" = field(default_factory=begun)
 
     def result(self, timeout_s: float | None = None) -> None:
         """Returns when the tensor is stored at its consumers, or kept for them. Raises what it was refused with, and
@@ -72,10 +79,10 @@ class JobThread:
         self._thread.start()
 
     def run(self, job: Job, future: "Future[Any] | None" = None) -> "Future[Any]":
-        """Begins a job, after those that were begun before; its result comes by the future. From any thread. Raises
-        Unavailable when the store is closed, or its lead gone.
+        """Begins a job, after those that were begun before; its result comes by the future, which is one that `begun`
+        makes. From any thread. Raises Unavailable when the store is closed, or its lead gone.
         """
-        future = Future() if future is None else future
+        future = begun() if future is None else future
         with self._lock:
             if self._over is not None or self._closing:
                 raise self._over or _closed()
@@ -152,8 +159,7 @@ class JobThread:
         try:
             wanted = step(running.job)
         except StopIteration as end:
-            if not running.future.cancelled():
-                running.future.set_result(end.value)
+            running.future.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             _fail(running.future, error)
         else:

@@ -81,8 +81,8 @@ class TensorStore:
         """Tensors that are not copied yet, oldest first."""
         self._saving = False
         """There is a job that copies them."""
-        self._held: dict[TensorId, int] = {}
-        """How often each was got and not released."""
+        self._got: dict[TensorId, _Got] = {}
+        """What is asked for, or was got and not released."""
 
     @classmethod
     def attach(cls, socket_path: str, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **attach: Any) -> Self:
@@ -150,10 +150,8 @@ class TensorStore:
         if idle:
             try:
                 self._thread.run(self._save_all()).add_done_callback(self._saved_all)
-            except KVGrpcError:
-                with self._lock:
-                    self._queue.clear()
-                    self._saving = False
+            except KVGrpcError as error:
+                self._fail_all(error)
                 raise
         return put.pending
 
@@ -249,8 +247,11 @@ class TensorStore:
     def _saved_all(self, saver: "Future[None]") -> None:
         """The job that copies is over; what is queued then, because the store is, never will be copied."""
         error = saver.exception()
-        if error is None:
-            return
+        if error is not None:
+            self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """What is queued, by whatever thread, never will be copied."""
         with self._lock:
             left, self._queue, self._saving = self._queue, deque(), False
         for put in left:
@@ -288,6 +289,20 @@ class TensorStore:
 
     def _get(self, id_: TensorId, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str) -> Job:
         """Its lead waits for as long as it may at a time."""
+        got = self._got.setdefault(id_, _Got())
+        got.asked += 1
+        try:
+            answer = yield from self._ask(request, deadline, trace)
+        except KVGrpcError:
+            got.asked -= 1
+            yield from self._release_if_over(id_, got)
+            raise
+        got.asked -= 1
+        return self._found(id_, got, answer)
+
+    def _ask(
+        self, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str
+    ) -> Generator[Call | float, Any, tensor_pb2.GetTensorResponse]:
         while True:
             left_s = max(deadline - time.monotonic(), 1e-3)
             request.timeout.CopyFrom(duration(left_s))
@@ -297,12 +312,13 @@ class TensorStore:
                 if error.reason is not Reason.DEADLINE or left_s <= self._engine.limits.wait_s:
                     raise
             else:
-                return self._found(id_, answer.get_tensor)
+                reply: tensor_pb2.GetTensorResponse = answer.get_tensor
+                return reply
 
-    def _found(self, id_: TensorId, answer: tensor_pb2.GetTensorResponse) -> StoredTensor:
+    def _found(self, id_: TensorId, got: "_Got", answer: tensor_pb2.GetTensorResponse) -> StoredTensor:
         what, pages = described(answer.tensor.description), _pages(answer.pages)
         data, is_view = read(self._memory, pages, self._page_bytes, what.nbytes)
-        self._held[id_] = self._held.get(id_, 0) + 1
+        got.held += 1
         return StoredTensor(id_, what, data, is_view, self._give_back)
 
     def _give_back(self, id_: TensorId) -> None:
@@ -310,19 +326,41 @@ class TensorStore:
             self._thread.run(self._release(id_))
 
     def _release(self, id_: TensorId) -> Job:
-        """One that was got; the last release of a tensor is the one that counts."""
-        left = self._held.get(id_, 0) - 1
-        if left > 0:
-            self._held[id_] = left
-        elif self._held.pop(id_, None):
+        """One that was got."""
+        got = self._got.get(id_)
+        if got is not None:
+            got.held -= 1
+            got.released = True
+            yield from self._release_if_over(id_, got)
+
+    def _release_if_over(self, id_: TensorId, got: "_Got") -> Job:
+        """The last release of a tensor is the one that counts, and none while somebody asks for it: the lead may have
+        given it by now, in the pages that a release would free.
+        """
+        if got.asked or got.held or self._got.get(id_) is not got:
+            return
+        del self._got[id_]
+        if got.released:
             names = [name_to_proto(id_)]
             yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=id_.key, names=names)}
 
     def _release_all(self, key: bytes) -> Job:
-        for id_ in [id_ for id_ in self._held if id_.key == key]:
-            del self._held[id_]
+        for id_ in [id_ for id_ in self._got if id_.key == key]:
+            del self._got[id_]
         answer = yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key)}
         return answer.release_tensors.released_count
+
+
+@dataclass(eq=False)
+class _Got:
+    """Gets of one tensor."""
+
+    asked: int = 0
+    """Those that are not answered."""
+    held: int = 0
+    """Those that were answered, and not released."""
+    released: bool = False
+    """One was, which the lead is not told yet."""
 
 
 @dataclass(eq=False)
