@@ -115,6 +115,14 @@ def geometry(name: str, tokens: int) -> Geometry:
     return Geometry(name, *_MADE[name](tokens), tokens)
 
 
+def geometry_moving(name: str, nbytes: int) -> Geometry:
+    """The pair of that name, with as many tokens as have so many bytes arrive; about as many, where these are few."""
+    tokens = tokens_of(nbytes)
+    some = geometry(name, tokens)
+    arriving = Bridge(some.source, some.destination).bytes_of([some.chunk()])
+    return geometry(name, max(tokens * nbytes // arriving // 64, 1) * 64)
+
+
 def tokens_of(nbytes: int) -> int:
-    """How many tokens have about so many bytes of KV on all ranks of the source; of few heads fewer."""
+    """How many tokens have about so many bytes of KV with all heads."""
     return max(nbytes // _TOKEN_BYTES // 64, 1) * 64

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
+from kvgrpc.core.values.strips import Strip
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -153,6 +154,15 @@ class StagingRemote(Remote, Protocol):
 
     def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
         """As `read`, with offsets in the buffer as `runs.dst`."""
+        ...
+
+
+@runtime_checkable
+class StripsRemote(Remote, Protocol):
+    """A peer rank out of whose memory strips are copied to where they belong, without a staging buffer."""
+
+    def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
+        """As `read`, of strips that were checked, with offsets in the peer's memory as sources."""
         ...
 
 

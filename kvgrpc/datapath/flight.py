@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.base import Buffer, DataPathFailed, Posting, PostingState
 from kvgrpc.datapath.calls import text
 from kvgrpc.datapath.copy.checksums import Arrival
@@ -19,6 +20,17 @@ from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
+
+
+def flight_with_repack(
+    post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
+) -> "Flight":
+    """Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too."""
+    repack = staging.check(post)
+    strips = None if pace is not None else link.strips_of(repack, post.runs)
+    if strips is not None:
+        return StripsFlight(post, link, repack, strips, landing)
+    return StagedFlight(post, link, repack, staging, pace, landing)
 
 
 class Flight:
@@ -182,16 +194,37 @@ class Flight:
         return 0.0 if self._began is None else time.monotonic() - self._began
 
 
+class StripsFlight(Flight):
+    """A read whose re-pack is copied straight out of the peer's memory. Raises DataPathFailed as Flight does."""
+
+    def __init__(
+        self, post: Post, link: Link, repack: Repack, strips: Sequence[Strip], landing: Landing | None = None
+    ) -> None:
+        super().__init__(post, None, link, repack.staging_bytes, None, landing)
+        self._strips = strips
+        self._repacked_bytes = repack.total_bytes
+
+    def _submit(self, runs: Runs) -> Posting:  # noqa: ARG002 - the strips are of all of them
+        return self.link.read_strips(self._strips, self.wake)
+
+    def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
+        """Of what was read only a part may be needed."""
+        self._nbytes = self._repacked_bytes if done else 0
+        return super()._ended(done, error, quiesced, own_at_rest)
+
+
 class StagedFlight(Flight):
     """A read into a staging buffer, for which it may have to wait, and a re-pack from there into the rank's memory.
 
-    Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too.
+    Raises DataPathFailed as Flight does, and where the link reads into no buffer, or it will never have room.
     """
 
     def __init__(
-        self, post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
-    ) -> None:
-        self._repack = staging.check(post)
+        self, post: Post, link: Link, repack: Repack, staging: Staging, pace: Pace | None,
+        landing: Landing | None = None,
+    ) -> None:  # fmt: skip
+        self._repack = repack
+        staging.check_room(repack.staging_bytes)
         link.check_stages()
         super().__init__(post, None, link, self._repack.staging_bytes, pace, landing)
         self._staging = staging

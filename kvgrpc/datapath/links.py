@@ -1,7 +1,7 @@
 """The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,7 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     ShmEndpoint,
 )
+from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.asker import Asker, Asking
 from kvgrpc.datapath.base import (
     Buffer,
@@ -31,6 +32,7 @@ from kvgrpc.datapath.base import (
     SentRemote,
     SlicingRemote,
     StagingRemote,
+    StripsRemote,
     WritableRemote,
     WrittenByPeers,
 )
@@ -124,6 +126,15 @@ class Link:
             return self._remote.read_sent(posting_id, runs, wake, buffer)
         assert isinstance(self._remote, StagingRemote)  # see check_stages
         return self._remote.read_into(buffer, runs, wake)
+
+    def strips_of(self, repack: Repack, runs: Runs) -> Sequence[Strip] | None:
+        """What is to be copied straight out of the peer's memory; None where it is to be read into a staging buffer."""
+        return repack.at_source(runs) if isinstance(self._remote, StripsRemote) else None
+
+    def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
+        """Does what `strips_of` returned."""
+        assert isinstance(self._remote, StripsRemote)
+        return self._remote.read_strips(strips, wake)
 
     def read_slices(self, posting_id: str, slices: Slices, wake: Callable[[], None]) -> Posting:
         """Slice by slice where the data path can; else as one."""

@@ -26,7 +26,7 @@ from kvgrpc.datapath import calls
 from kvgrpc.datapath.back_off import back_off_s
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
-from kvgrpc.datapath.flight import Flight, StagedFlight
+from kvgrpc.datapath.flight import Flight, flight_with_repack
 from kvgrpc.datapath.host.memory import memory_bytes, use_device
 from kvgrpc.datapath.inbox import Inbox
 from kvgrpc.datapath.links import END_S, Attempt, Links
@@ -297,7 +297,7 @@ class Mover:
             if post.repack is None:
                 item = Flight(post, arrival, link, self._memory_bytes, self._pace, landing)
             else:
-                item = StagedFlight(post, link, self._staging, self._pace, landing)
+                item = flight_with_repack(post, link, self._staging, self._pace, landing)
         except DataPathFailed as error:
             self._refuse(post.posting_id, error.message)
             return

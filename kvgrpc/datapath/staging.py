@@ -68,9 +68,12 @@ class Staging:
         if not is_host(self._own):
             raise DataPathFailed("this rank's memory is on a device, where no strips are copied: use longer runs")
         check_strips(repack, self._own_bytes)
-        if why := self._impossible(repack.staging_bytes):
-            raise DataPathFailed(why)
         return repack
+
+    def check_room(self, nbytes: int) -> None:
+        """Raises DataPathFailed where so much will never have room."""
+        if why := self._impossible(nbytes):
+            raise DataPathFailed(why)
 
     def claim(self, nbytes: int, wake: Callable[[], None]) -> Claim:
         """Room for a posting that was checked: at once, or in its turn."""
@@ -98,7 +101,7 @@ class Staging:
     def start(self, repack: Repack, buffer: Buffer, wake: Callable[[], None]) -> PiecesPosting:
         """Copies the strips of what is in the buffer. Raises DataPathFailed when nothing was started."""
         work_bytes = piece_bytes(repack.total_bytes, self._threads)
-        works = works_of(repack, buffer.segment, self._own, work_bytes)
+        works = works_of(repack.strips, buffer.segment, self._own, work_bytes)
         posting = PiecesPosting(len(works), lambda i: works[i](), wake)
         self._crew.start(posting)
         return posting

@@ -146,6 +146,8 @@ class Lead:
 
     checked = True
     """Whether its invariants are checked after every event."""
+    data_path = "loopback"
+    """By which its ranks reach those of peers."""
 
     def __init__(self, description: EngineDescription | None = None, limits: Limits | None = None) -> None:
         self.node = Node(limits)
@@ -308,9 +310,9 @@ class Lead:
         self.feed(events.PeerAnswered(peer.address, peer, endpoints(peer)))
         return self.map(peer)
 
-    def map(self, peer: EngineDescription, data_path: str = "loopback") -> list[Action]:
-        """Reports that all ranks reached a peer's memory, if they were asked to."""
-        done = self.done
+    def map(self, peer: EngineDescription, data_path: str | None = None) -> list[Action]:
+        """Reports that all ranks reached a peer's memory, if they were asked to; not, with an empty `data_path`."""
+        data_path, done = self.data_path if data_path is None else data_path, self.done
         for action in self.seen(actions.MapPeer):
             rejected = () if data_path else (("shm", "it is on another host"),)
             done = self.feed(

@@ -139,6 +139,7 @@ def copy(runs: Runs, repack: Repack | None, source: Memory, destination: Memory,
         staging = np.zeros(repack.staging_bytes, dtype=np.uint8)
         for src, dst, nbytes in zip(runs.src, runs.dst, runs.nbytes, strict=True):
             staging[dst : dst + nbytes] = source[src : src + nbytes]
+        _check_straight(repack, runs, source, staging)
         source, parts = staging, [strip.runs() for strip in repack.strips]
         ends = [strip.ends() for strip in repack.strips]
         assert all(src <= len(staging) and dst <= len(destination) for src, dst in ends)
@@ -147,6 +148,17 @@ def copy(runs: Runs, repack: Repack | None, source: Memory, destination: Memory,
             assert not written[dst : dst + nbytes].any()
             written[dst : dst + nbytes] = 1
             destination[dst : dst + nbytes] = source[src : src + nbytes]
+
+
+def _check_straight(repack: Repack, runs: Runs, source: Memory, staging: Memory) -> None:
+    """Asserts that the strips find the same straight at the source as in the staging buffer."""
+    straight = repack.at_source(runs)
+    assert straight is not None, "a block is never cut"
+    for strip, other in zip(repack.strips, straight, strict=True):
+        staged, there = strip.runs(), other.runs()
+        assert np.array_equal(staged.dst, there.dst)
+        for at, place in zip(staged.src, there.src, strict=True):
+            assert np.array_equal(staging[at : at + strip.run_bytes], source[place : place + strip.run_bytes])
 
 
 def move(planned: Sequence[PairRuns], source: SplitKV, destination: SplitKV) -> None:

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from kvgrpc.bench.geometries import BLOCK_TOKENS, geometry, tokens_of
+from kvgrpc.bench.geometries import BLOCK_TOKENS, geometry, geometry_moving, tokens_of
 from kvgrpc.bench.measures.timed_pairs import timed_pairs
 from kvgrpc.bench.plan import GeometryPlan
 from kvgrpc.bench.results.geometries import GeometryCase, GeometryResult
@@ -30,7 +30,7 @@ def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> No
 
 
 def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
-    pair = geometry(name, tokens_of(plan.pool_bytes))
+    pair = geometry_moving(name, plan.pool_bytes)
     with UnlikeEngines(data_path, pair, plan.copy_threads) as engines:
         engines.check()
         for _ in range(_WARM):

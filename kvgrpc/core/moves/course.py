@@ -23,7 +23,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Phase, State, TransferPath
-from kvgrpc.core.values.bridge import STAGED_AT_ONCE_BYTES, Bridge
+from kvgrpc.core.values.bridge import Bridge, repacked_at_once
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of, place_of
 from kvgrpc.core.values.plans import PairRuns
@@ -318,8 +318,8 @@ class Course(ABC, Generic[M]):
         """What is posted by itself: as much as a frame, a staging buffer or an answer with checksums takes."""
         state = self._state
         staged = bridge.stages(chunks)
-        at_once = min(state.limits.in_flight_bytes, STAGED_AT_ONCE_BYTES if staged else sys.maxsize)
-        most = Size(at_once, size.blocks, RUNS_MAX)
+        repacked = repacked_at_once(state.peers[move.peer].data_paths) if staged else sys.maxsize
+        most = Size(min(state.limits.in_flight_bytes, repacked), size.blocks, RUNS_MAX)
         if state.checksums and move.operation is Operation.READ:
             blocks = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * state.pool.world_size), 1))
             most = most._replace(blocks=blocks)

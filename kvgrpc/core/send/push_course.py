@@ -56,10 +56,9 @@ class PushCourse(Course[Registration]):
             self.connect(move)
 
     def open(self, move: Registration, peer: Peer) -> None:
-        paths = {path.data_path for path in peer.paths.values()}
         # What is to be re-packed only its destination can put in place.
         reads = READS_PUSHES in peer.description.features or peer.bridges.outgoing.repacked
-        move.writes = paths <= self._state.writers and not reads
+        move.writes = peer.data_paths <= self._state.writers and not reads
         if move.replaced:
             access_id, reverse_id = next_access_ids(self._state.secret, move.reverse_id)
             self._state.pushes.take_ids(move, access_id, reverse_id)

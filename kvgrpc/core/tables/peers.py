@@ -77,6 +77,11 @@ class Peer:
         return self.dialled or self.description.address
 
     @property
+    def data_paths(self) -> set[str]:
+        """Those by which ranks of both reach each other; empty text for what is not reached."""
+        return {path.data_path for path in self.paths.values()}
+
+    @property
     def reachable(self) -> bool:
         """Every rank reaches the memory of all ranks with which it moves bytes."""
         return len(self.paths) == len(self.bridges.pairs) and all(path.data_path for path in self.paths.values())

@@ -5,7 +5,7 @@ pair copies. Where runs are long enough they are copied as they are. Where they 
 blocks into a staging buffer and copies what it needs from there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -30,6 +30,15 @@ STAGING_BYTES = 64 << 20
 """The staging buffer of a rank."""
 STAGED_AT_ONCE_BYTES = STAGING_BYTES // 4
 """What one posting reads into it, unless one block alone has more: others move meanwhile."""
+MAPPED = frozenset({"shm"})
+"""Data paths by which ranks map their peers' memory: what is re-packed is copied straight out of it."""
+
+
+def repacked_at_once(data_paths: Iterable[str]) -> int:
+    """Bytes of one posting that ends with a re-pack, by these data paths: what needs no staging buffer holds up no
+    other posting.
+    """
+    return STAGING_BYTES if MAPPED.issuperset(data_paths) else STAGED_AT_ONCE_BYTES
 
 
 class Side(NamedTuple):

@@ -1,7 +1,7 @@
 """Copies of one shape at many places. A re-pack lists them so: run by run it would be longer than what it moves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -42,11 +42,11 @@ class Strip:
 
     def ends(self) -> tuple[int, int]:
         """Where the last byte that is read ends, and the last that is written. There is at least one copy."""
-        src, dst = (
-            sum((n - 1) * step for n, step in zip(self.shape, steps, strict=True)) + self.run_bytes
-            for steps in (self.src_steps, self.dst_steps)
-        )
-        return int(self.src.max()) + src, int(self.dst.max()) + dst
+        return int(self.src.max()) + self.extent(self.src_steps), int(self.dst.max()) + self.extent(self.dst_steps)
+
+    def extent(self, steps: Sequence[int]) -> int:
+        """From the first byte of a copy to the end of the last, on the side with these steps."""
+        return sum((count - 1) * step for count, step in zip(self.shape, steps, strict=True)) + self.run_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,20 @@ class Repack:
     @property
     def total_bytes(self) -> int:
         return sum(strip.total_bytes for strip in self.strips)
+
+    def at_source(self, runs: Runs) -> tuple[Strip, ...] | None:
+        """The strips as copies out of the memory that `runs` read into the buffer; None where a copy is not out of one
+        run.
+        """
+        order = np.argsort(runs.dst, kind="stable")
+        begins, ends = runs.dst[order], (runs.dst + runs.nbytes)[order]
+        shifts, found = (runs.src - runs.dst)[order], []
+        for strip in self.strips:
+            run = np.searchsorted(begins, strip.src, side="right") - 1
+            if run.min() < 0 or (strip.src + strip.extent(strip.src_steps) > ends[run]).any():
+                return None
+            found.append(replace(strip, src=strip.src + shifts[run]))
+        return tuple(found)
 
 
 def spread(at: Ids, shape: Sequence[int], steps: Sequence[int]) -> Ids:

@@ -47,7 +47,7 @@ def check_strips(repack: Repack, own_bytes: int) -> None:
             ("rank's memory", strip.dst, strip.dst_steps, own_bytes),
         ):
             # Of Python's integers, which do not wrap around.
-            extent = _extent(strip, steps)
+            extent = strip.extent(steps)
             first, last = int(places.min()), int(places.max())
             if first < 0 or last > limit - extent:
                 raise DataPathFailed(
@@ -56,12 +56,14 @@ def check_strips(repack: Repack, own_bytes: int) -> None:
                 )
 
 
-def works_of(repack: Repack, buffer: Segment, own: Sequence[Segment], work_bytes: int) -> list[Callable[[], None]]:
-    """Checked strips as calls, each of about `work_bytes` bytes or fewer, that may run at once."""
+def works_of(
+    strips: Sequence[Strip], source: Segment, own: Sequence[Segment], work_bytes: int
+) -> list[Callable[[], None]]:
+    """Checked strips, out of a buffer or a peer's memory, as calls, each of about `work_bytes` bytes or fewer, that may
+    run at once.
+    """
     return [
-        work
-        for strip in repack.strips
-        for work in _works(replace(strip, src=strip.src + buffer.address), own, work_bytes)
+        work for strip in strips for work in _works(replace(strip, src=strip.src + source.address), own, work_bytes)
     ]
 
 
@@ -71,7 +73,7 @@ def _works(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[Ca
     if each > work_bytes:
         yield from _works(_taken_apart(strip), own, work_bytes) if strip.shape else _across(strip, own, work_bytes)
         return
-    one = within_one(strip.dst, _extent(strip, strip.dst_steps), own)
+    one = within_one(strip.dst, strip.extent(strip.dst_steps), own)
     if not one.all():
         # What ends in another segment than it begins in is cut until it does not.
         yield from _across(_some(strip, ~one), own, work_bytes)
@@ -152,11 +154,6 @@ def _copy_rows(rows: Rows) -> None:
     copy = copying.copier(copying.best(float(rows[:, 2].mean())))
     assert copy is not None  # the best one works
     copy(rows)
-
-
-def _extent(strip: Strip, steps: Sequence[int]) -> int:
-    """From the first byte of a copy to the end of the last."""
-    return sum((count - 1) * step for count, step in zip(strip.shape, steps, strict=True)) + strip.run_bytes
 
 
 def _check_form(number: int, strip: Strip) -> None:

@@ -22,11 +22,13 @@ import numpy as np
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment, ShmEndpoint
+from kvgrpc.core.values.strips import Strip
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.checksums import Job, Work
 from kvgrpc.datapath.copy.copying import CopyMethod
 from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN, Crew, PiecesPosting, piece_bytes
+from kvgrpc.datapath.copy.strips import works_of
 from kvgrpc.datapath.host.addresses import by_source, check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
@@ -160,6 +162,14 @@ class ShmRemote:
             copy(rows[first:end])
 
         posting = PiecesPosting(len(ranges), copy_piece, wake)
+        self._crew.start(posting)
+        return posting
+
+    def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> PiecesPosting:
+        (source,) = self.source
+        piece = piece_bytes(sum(strip.total_bytes for strip in strips), self._crew.size)
+        works = works_of(strips, source, self._destination, piece)
+        posting = PiecesPosting(len(works), lambda i: works[i](), wake)
         self._crew.start(posting)
         return posting
 

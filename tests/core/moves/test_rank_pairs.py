@@ -8,6 +8,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values import bridge
 from kvgrpc.core.values.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, access_id, content, describe, endpoint, key_of, lists
@@ -18,13 +19,18 @@ from tests.core.split_kv import SplitKV, copy, made_split
 class Unlike(Pair):
     """A source and a destination with memories of their own kinds, into which postings move bytes when they end."""
 
-    def __init__(self, source: SplitKV, destination: SplitKV, writers: Writers = frozenset(), **limits: Any) -> None:
+    def __init__(
+        self, source: SplitKV, destination: SplitKV, writers: Writers = frozenset(), data_path: str = "loopback"
+    ) -> None:
+        self.data_path = data_path
         self.kv = {"p": source, "d": destination, "e": destination}
-        super().__init__(writers, describe("p", 1, pool=source.side.pool, world_size=source.side.ranks), **limits)
+        super().__init__(writers, describe("p", 1, pool=source.side.pool, world_size=source.side.ranks))
 
     def _lead(self, me: Any, writers: Writers, **limits: Any) -> Lead:
         side = self.kv[me.engine_id].side
-        return super()._lead(replace(me, pool=side.pool, world_size=side.ranks), writers, **limits)
+        lead = super()._lead(replace(me, pool=side.pool, world_size=side.ranks), writers, **limits)
+        lead.data_path = self.data_path
+        return lead
 
     def move(self) -> list[actions.Post]:
         """All that is posted ends, one after the other, until nothing is."""
@@ -119,6 +125,24 @@ def test_a_source_lets_the_destination_read_what_is_to_be_re_packed() -> None:
     pair.finish(32, last=True)
     assert {post.operation for _, post in pair.posts} == {actions.Operation.READ}
     assert all(post.repack is not None for _, post in pair.posts)
+
+
+@pytest.mark.parametrize(("data_path", "most_bytes"), [("shm", 1 << 14), ("cma", 1 << 12)])
+def test_what_needs_no_staging_buffer_is_re_packed_in_larger_postings(
+    data_path: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "STAGING_BYTES", 1 << 14)
+    monkeypatch.setattr(bridge, "STAGED_AT_ONCE_BYTES", 1 << 12)
+    pair = Unlike(*both(KINDS["another order"]), data_path=data_path)
+    given = list(range(16))
+    pair.kv["p"].fill(given)
+    made = pair.call(pair.p, lambda c: events.FinishedBlocks(c, KEY, lists(given), content(256)))
+    where = events.Destination(lists(given))
+    pair.call(pair.d, lambda c: events.PullBlocks(c, made.token, content(256), access_id(9), destination=where))
+    posts = pair.move()
+    pair.kv["d"].check(given, range(256))
+    sizes = [post.repack.staging_bytes for post in posts if post.repack is not None]
+    assert max(sizes) == most_bytes
 
 
 def test_a_rank_that_fails_fails_the_transfer_and_the_blocks_wait_for_all_others() -> None:

@@ -57,7 +57,7 @@ def repacked(repack: Repack, sizes: Sequence[int], work_bytes: int = 1 << 20) ->
     parts = [array[(begin := -array.ctypes.data % 64) : begin + size] for array, size in zip(wide, sizes, strict=True)]
     want = expected(gather(parts), buffer, repack)
     segments = [Segment(part.ctypes.data, len(part)) for part in parts]
-    for work in works_of(repack, Segment(buffer.ctypes.data, len(buffer)), segments, work_bytes):
+    for work in works_of(repack.strips, Segment(buffer.ctypes.data, len(buffer)), segments, work_bytes):
         work()
     for array, part in zip(wide, parts, strict=True):
         begin = part.ctypes.data - array.ctypes.data
@@ -106,7 +106,7 @@ def test_a_long_run_is_cut_so_that_several_threads_copy_it(sizes: list[int], for
     for size in sizes:
         places.append(Segment(at, size))
         at += size
-    works = works_of(long, Segment(0, 1 << 20), places, work_bytes)
+    works = works_of(long.strips, Segment(0, 1 << 20), places, work_bytes)
     assert nbytes / (2 * work_bytes) <= len(works) <= nbytes / work_bytes + 2
 
 
