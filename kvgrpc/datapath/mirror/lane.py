@@ -95,11 +95,15 @@ class Lane:
         """Why a job has failed; empty when it is done."""
         flying: deque[Copy] = deque()
         error = ""
-        for start in job.pieces:
-            if len(flying) == PIECES_MAX:
-                error = self._wait(job, flying.popleft().synchronize)
-            if error := error or self._refusal() or self._wait(job, partial(_begin, start, flying)):
-                break
+        try:
+            for start in job.pieces:
+                if len(flying) == PIECES_MAX:
+                    error = self._wait(job, flying.popleft().synchronize)
+                if error := error or self._refusal() or self._wait(job, partial(_begin, start, flying)):
+                    break
+        except Exception as problem:  # noqa: BLE001 - of who makes the pieces: the device has no part in it
+            _log.exception("the pieces of a copy could not be made")
+            error = str(problem) or type(problem).__name__
         while flying:
             error = self._wait(job, flying.popleft().synchronize) or error
         return error
