@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence, Sized
 import numpy as np
 
 from kvgrpc.core.values.descriptors import FEW_IDS
+from kvgrpc.core.values.endpoints import SPANS_MAX
 from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2
 
@@ -30,7 +31,7 @@ BLOCK_ROWS_MAX = 65_536
 """Rows of all lists of blocks of one message."""
 REGIONS_MAX = 4_096
 """Regions of a pool."""
-SEGMENTS_MAX = 8_192
+SEGMENTS_MAX = SPANS_MAX
 """Segments of all endpoints of one message."""
 DIFFERENCES_MAX = 4_096
 """Fields in which two engines differ."""

@@ -34,7 +34,7 @@ class ShmEndpoint:
 
     socket_path: str
     token: bytes
-    """Shown once at the socket, for one descriptor."""
+    """Shown at the socket for a descriptor, once under each rank number."""
     nbytes: int
     nonce: bytes
     nonce_offset: int
@@ -47,7 +47,7 @@ class ProcessEndpoint:
 
     socket_path: str
     token: bytes
-    """Shown once at the socket, for one proof."""
+    """Shown at the socket for a proof, once under each rank number."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class CollectiveEndpoint:
     """How sends are cut into messages: both ranks do it alike."""
 
 
+SPANS_MAX = 8_192
+"""Spans, or allocations, that all endpoints of one message have."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Bytes of one of the allocations that an endpoint has."""
@@ -97,7 +101,7 @@ class CudaVmmEndpoint:
 
     socket_path: str = ""
     token: bytes = b""
-    """Shown once at the socket, for the descriptors."""
+    """Shown at the socket for the descriptors, once under each rank number."""
     device_uuid: bytes = b""
     nonce: bytes = b""
     """What one more allocation, the last one, begins with."""

@@ -32,6 +32,8 @@ class Found:
     nbytes: int
     exports: bool
     """Whether it was made so that descriptors of it can be."""
+    whole: bool
+    """Whether that range is one allocation, as far as its ends show."""
 
 
 class Driver(Protocol):
@@ -70,6 +72,10 @@ class Driver(Protocol):
         """The handle of the allocation that a descriptor names; the caller closes the descriptor."""
         ...
 
+    def is_of(self, handle: int, device: int) -> bool:
+        """Whether an allocation is memory of that device, which stays there."""
+        ...
+
     def map(self, device: int, handle: int, nbytes: int, *, writable: bool) -> int:
         """The address at which `device` sees the first `nbytes` bytes of an allocation from now on. A write through a
         mapping that is not writable is a fault of who writes.
@@ -82,6 +88,6 @@ class Driver(Protocol):
 
     def copy(self, device: int, rows: Rows) -> Copy:
         """Starts copying these rows, in a queue of the device's own beside those that compute. Addresses of host memory
-        are allowed, too. When it raises, rows before the one that failed may be under way.
+        are allowed, too. Raises CopyFailed where none was started; after any other error some may be under way.
         """
         ...

@@ -1,22 +1,24 @@
 """A rank's own memory of a GPU as descriptors for peers: what it is made of, and a nonce that proves it.
 
-A peer maps whole allocations. So each is to be the pool's alone but for the unit that sizes are rounded up to: what
-else an engine has on its GPU, such as weights, is not shown to anybody.
+A peer maps whole allocations. So each is to be the pool's alone, but for less than the unit that sizes are rounded up
+to: what an engine has in allocations of its own, such as weights, is not shown to anybody.
 """
 
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvgrpc.core.values.endpoints import Segment, Span
+from kvgrpc.core.values.endpoints import SPANS_MAX, Segment, Span
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm.driver import Driver, DriverError, Found
-from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
+from kvgrpc.datapath.cuda_vmm.memory import KEPT, VmmMemory
 from kvgrpc.datapath.host.memory import NONCE_BYTES
 from kvgrpc.datapath.host.process_socket import Reply
+from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.questions import DESCRIPTORS_MAX
 
 ALLOCATIONS_MAX = DESCRIPTORS_MAX - 1
@@ -24,7 +26,9 @@ ALLOCATIONS_MAX = DESCRIPTORS_MAX - 1
 
 
 class Exports:
-    """Of memory of one device. Raises DataPathUnavailable where a peer cannot be given it, with what would do."""
+    """Of memory of one device. Raises DataPathUnavailable where a peer cannot be given it, with what would do,
+    DriverError, and CopyFailed.
+    """
 
     def __init__(self, driver: Driver, device: int, segments: Sequence[Segment]) -> None:
         self._driver = driver
@@ -32,17 +36,16 @@ class Exports:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         with contextlib.ExitStack() as undo:
             undo.callback(self._release)
-            self.spans = tuple(span for segment in segments for span in self._spans(device, segment))
+            self.spans = self._all_spans(device, segments)
+            self._check_overlaps()
             self._check_rest(driver.granularity(device))
-            self._page = VmmMemory(driver, device, NONCE_BYTES)
+            self._page = self._nonce_page(device)
             undo.callback(self._page.free)
-            written = np.frombuffer(self.nonce, dtype=np.uint8)
-            row = (self._page.segments[0].address, written.ctypes.data, NONCE_BYTES)
-            driver.copy(device, np.array([row], dtype=np.int64)).synchronize()
             page = driver.find(device, self._page.segments[0].address)
-            if page is None or not page.exports:
+            if page is not None:
+                self._found.append(page)
+            if page is None or not (page.exports and page.whole):
                 raise DataPathUnavailable("the driver does not know again what it allocated")
-            self._found.append(page)
             undo.pop_all()
 
     @property
@@ -63,9 +66,35 @@ class Exports:
 
     def close(self) -> None:
         """Gives out no more. Idempotent."""
-        if self._found:
-            self._release()
-            self._page.free()
+        with contextlib.ExitStack() as rest:
+            rest.callback(self._page.free)
+            rest.callback(self._release)
+
+    def _nonce_page(self, device: int) -> VmmMemory:
+        """One more allocation, which begins with the nonce."""
+        page = VmmMemory(self._driver, device, NONCE_BYTES)
+        written = np.frombuffer(self.nonce, dtype=np.uint8)
+        row = (page.segments[0].address, written.ctypes.data, NONCE_BYTES)
+        try:
+            self._driver.copy(device, np.array([row], dtype=np.int64)).synchronize()
+        except CopyFailed:
+            page.free()
+            raise
+        except BaseException:
+            KEPT.append((page, written))
+            raise
+        return page
+
+    def _all_spans(self, device: int, segments: Sequence[Segment]) -> tuple[Span, ...]:
+        spans: list[Span] = []
+        for segment in segments:
+            spans.extend(self._spans(device, segment))
+            if len(spans) > SPANS_MAX:
+                raise DataPathUnavailable(
+                    f"this memory consists of more than {SPANS_MAX} spans, which is what a handshake carries: bring it"
+                    " in fewer tensors"
+                )
+        return tuple(spans)
 
     def _spans(self, device: int, segment: Segment) -> list[Span]:
         spans = []
@@ -85,30 +114,44 @@ class Exports:
                 return index
         found = self._driver.find(device, address)
         if found is None:
-            raise DataPathUnavailable("memory of cudaMalloc cannot be exported as descriptors; nixl reaches it")
+            raise DataPathUnavailable("memory of cudaMalloc cannot be exported as descriptors; nixl may reach it")
         self._found.append(found)
-        if not found.exports or not found.address <= address < found.address + found.nbytes:
+        if not found.exports:
             raise DataPathUnavailable(
                 "this memory was allocated without a handle type of file descriptors"
-                " (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); nixl reaches it"
+                " (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); nixl may reach it"
+            )
+        if not found.whole or not found.address <= address < found.address + found.nbytes:
+            raise DataPathUnavailable(
+                "the driver takes a range of several allocations for one: map each apart from the others; nixl may"
+                " reach it"
             )
         if len(self._found) > ALLOCATIONS_MAX:
             raise DataPathUnavailable(
                 f"this memory consists of more than {ALLOCATIONS_MAX} allocations, which is what one answer carries:"
-                " make them larger; nixl reaches it"
+                " make them larger; nixl may reach it"
             )
         return len(self._found) - 1
 
+    def _check_overlaps(self) -> None:
+        """Raises DataPathUnavailable for bytes that two spans have: they would count for others of that allocation."""
+        for one, other in itertools.pairwise(sorted(self.spans, key=lambda span: (span.allocation, span.offset))):
+            if one.allocation == other.allocation and one.offset + one.nbytes > other.offset:
+                raise DataPathUnavailable("segments of this memory overlap: name each byte once; nixl may reach it")
+
     def _check_rest(self, unit: int) -> None:
         """Raises DataPathUnavailable where an allocation has more than the pool."""
-        for index, found in enumerate(self._found):
-            rest = found.nbytes - sum(span.nbytes for span in self.spans if span.allocation == index)
+        rests = [found.nbytes for found in self._found]
+        for span in self.spans:
+            rests[span.allocation] -= span.nbytes
+        for found, rest in zip(self._found, rests, strict=True):
             if rest >= unit:
                 raise DataPathUnavailable(
                     f"{rest} bytes of an allocation of {found.nbytes} are not the pool's, and peers would see them:"
-                    " give the pool allocations of its own; nixl reaches it"
+                    " give the pool allocations of its own; nixl may reach it"
                 )
 
     def _release(self) -> None:
-        while self._found:
-            self._driver.release(self._found.pop().handle)
+        with contextlib.ExitStack() as rest:
+            while self._found:
+                rest.callback(self._driver.release, self._found.pop().handle)

@@ -1,8 +1,8 @@
 """The driver's own library, libcuda.so.1, by ctypes: the calls that this data path takes, typed, and no other.
 
 A binding from a package would have to fit the CUDA of the engine's torch; this interface of the driver is the same for
-all of them since CUDA 11. Calls release the interpreter lock. Written from the driver's header; what no GPU has shown
-yet is in docs/decisions/0037-gpu-memory-by-descriptors.md.
+all of them since CUDA 11.4, the first one with cuDeviceGetUuid_v2. Calls release the interpreter lock. Written from the
+driver's header; what no GPU has shown yet is in docs/decisions/0037-gpu-memory-by-descriptors.md.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm.driver import DriverError, Found
 from kvgrpc.datapath.host.addresses import Rows
+from kvgrpc.datapath.mirror.device import CopyFailed
 
 LIBRARY = "libcuda.so.1"
 UUID_BYTES = 16
@@ -103,7 +104,8 @@ class CudaDriver:
             self._calls[name].argtypes = arguments
             self._calls[name].restype = c_int
         self._call("cuInit", 0)
-        self._lock = threading.Lock()  # guards what is made once for a device
+        # Guards what is made once for a device. Python may free memory of a GPU in a thread that has it: it asks again.
+        self._lock = threading.RLock()
         self._contexts: dict[int, c_void_p] = {}
         self._streams: dict[int, c_void_p] = {}
 
@@ -133,19 +135,19 @@ class CudaDriver:
             handle = self._retained(address)
             if handle is None:
                 return None
-            try:
-                base, nbytes, properties = _POINTER_SIZED(), c_size_t(), Properties()
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.release, handle)
+                base, nbytes = _POINTER_SIZED(), c_size_t()
                 self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
-                self._call("cuMemGetAllocationPropertiesFromHandle", byref(properties), handle)
+                properties = self._properties_of(handle)
                 # The documentation gives the range for cuMemAlloc only: both ends are to be of that allocation.
                 ends = [self._retained(base.value), self._retained(base.value + nbytes.value - 1)]
-                for end in filter(None, ends):
-                    self.release(end)
-            except DriverError:
-                self.release(handle)
-                raise
+                with contextlib.ExitStack() as rest:
+                    for end in filter(None, ends):
+                        rest.callback(self.release, end)
+                undo.pop_all()
         exports = bool(properties.handle_types & _FILE_DESCRIPTOR) and properties.location.type == _ON_DEVICE
-        return Found(handle, base.value, nbytes.value, exports and ends == [handle, handle])
+        return Found(handle, base.value, nbytes.value, exports=exports, whole=ends == [handle, handle])
 
     def release(self, handle: int) -> None:
         self._call("cuMemRelease", handle)
@@ -160,6 +162,11 @@ class CudaDriver:
         with self._on(device):
             self._call("cuMemImportFromShareableHandle", byref(handle), fd, _FILE_DESCRIPTOR)
         return handle.value
+
+    def is_of(self, handle: int, device: int) -> bool:
+        found = self._properties_of(handle)
+        home = found.location.type, found.location.id
+        return found.type == _PINNED and home == (_ON_DEVICE, self._named(device))
 
     def map(self, device: int, handle: int, nbytes: int, *, writable: bool) -> int:
         access = AccessOf(_Location(_ON_DEVICE, self._named(device)), _READ_WRITE if writable else _READ)
@@ -179,16 +186,21 @@ class CudaDriver:
             self._call("cuMemAddressFree", address, nbytes)
 
     def copy(self, device: int, rows: Rows) -> "_Copies":
-        with self._on(device):
-            stream, event = self._stream(device), c_void_p()
-            self._call("cuEventCreate", byref(event), _SLEEPING_WAIT | _NO_TIMING)
-            try:
+        queued = False
+        try:
+            with self._on(device), contextlib.ExitStack() as undo:
+                stream, event = self._stream(device), c_void_p()
+                self._call("cuEventCreate", byref(event), _SLEEPING_WAIT | _NO_TIMING)
+                undo.callback(self.forget, device, event)
                 for destination, source, nbytes in rows.tolist():
                     self._call("cuMemcpyAsync", destination, source, nbytes, stream)
+                    queued = True
                 self._call("cuEventRecord", event, stream)
-            except DriverError:
-                self.forget(device, event)
+                undo.pop_all()
+        except DriverError as error:
+            if queued:
                 raise
+            raise CopyFailed(error.message) from error
         return _Copies(self, device, event)
 
     def wait(self, device: int, event: c_void_p) -> None:
@@ -226,6 +238,11 @@ class CudaDriver:
         made = (ctypes.c_ubyte * UUID_BYTES)()
         self._call("cuDeviceGetUuid_v2", byref(made), self._named(device))
         return bytes(made)
+
+    def _properties_of(self, handle: int) -> Properties:
+        found = Properties()
+        self._call("cuMemGetAllocationPropertiesFromHandle", byref(found), handle)
+        return found
 
     def _properties(self, device: int) -> Properties:
         capable = c_int()
@@ -266,8 +283,10 @@ class _Copies:
         self._driver, self._device, self._event = driver, device, event
 
     def synchronize(self) -> None:
-        self._driver.wait(self._device, self._event)
-        self._driver.forget(self._device, self._event)
+        try:
+            self._driver.wait(self._device, self._event)
+        finally:
+            self._driver.forget(self._device, self._event)
 
 
 @functools.cache

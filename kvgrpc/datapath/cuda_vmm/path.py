@@ -2,13 +2,14 @@
 
 Between processes of one host and one user, on one GPU or on two of which one reaches the other. The source's memory is
 of allocations that can be exported as file descriptors; the destination's may be any memory of a GPU. Connecting
-fetches the descriptors with a token, which is good once for each rank of the peer, maps them read-only, and proves by a
+fetches the descriptors with a token, which is good once under each rank number, maps them read-only, and proves by a
 nonce, which the GPU reads through such a mapping, that they are what the peer spoke of.
 
 As of `shm` the mappings outlive the peer: reads still find the bytes that it left and end DONE. Whether they were still
 valid is for the settle to say. And the peer's memory is its GPU's again only when they are gone, too.
 """
 
+import contextlib
 import hmac
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,12 @@ from uuid import UUID
 import numpy as np
 
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment, Span
+from kvgrpc.core.values.endpoints import SPANS_MAX, CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment, Span
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.driver import Driver, DriverError
 from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX, Exports
-from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
+from kvgrpc.datapath.cuda_vmm.memory import KEPT, VmmMemory
 from kvgrpc.datapath.host.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES, memory_bytes
 from kvgrpc.datapath.host.process import ADDRESS_MAX
@@ -34,7 +35,6 @@ from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.mirror.lane import Job, Lane, Start
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
-_SPANS_MAX = 1 << 16
 _REST_S = 2.0
 """How long `close` waits for the pieces that are under way."""
 
@@ -73,7 +73,7 @@ class CudaVmmPath:
             self._exports = Exports(self._driver, self._device, self._memory.segments)
         except DataPathUnavailable as error:
             self._why_not = error.message
-        except DriverError as error:
+        except (DriverError, CopyFailed) as error:
             self._why_not = f"the driver refuses ({error.message}); nixl may reach this memory"
 
     @property
@@ -108,9 +108,12 @@ class CudaVmmPath:
         part = self._part(endpoint)
         if isinstance(answer, str):
             raise DataPathUnavailable(answer)
-        fds, unit = answer.take_fds(), self._driver.granularity(self._uuids.index(part.device_uuid))
+        home = self._uuids.index(part.device_uuid)
+        fds: tuple[int, ...] = ()
         try:
-            mappings = Mappings(self._driver, self._device, part, fds, unit)
+            unit = self._driver.granularity(home)
+            fds = answer.take_fds()
+            mappings = Mappings(self._driver, self._device, part, home, fds, unit)
         except (DriverError, CopyFailed) as error:
             raise DataPathUnavailable(f"the peer's descriptors cannot be mapped: {error.message}") from error
         finally:
@@ -175,10 +178,11 @@ class CudaVmmPath:
         self._lane.stop()
         if not self._lane.at_rest(_REST_S):
             raise DataPathFailed("a copy on the GPU did not end, or ended without proof")
-        for mappings in list(self._mappings):
-            self.forget(mappings)
-        if self._exports is not None:
-            self._exports.close()
+        with contextlib.ExitStack() as rest:
+            if self._exports is not None:
+                rest.callback(self._exports.close)
+            for mappings in list(self._mappings):
+                rest.callback(self.forget, mappings)
 
 
 class CudaVmmRemote:
@@ -209,16 +213,20 @@ class CudaVmmRemote:
 class Mappings:
     """The allocations of a checked endpoint, mapped read-only by the descriptors that came for it.
 
-    `unit`: bytes of the nonce's. Raises DataPathUnavailable for descriptors that are not what the endpoint says, and
-    DriverError; nothing is mapped then, and the descriptors are the caller's in any case.
+    For `device`; they are memory of the device `home`. `unit`: bytes of the nonce's. Raises DataPathUnavailable for
+    descriptors that are not what the endpoint says, DriverError, and CopyFailed; nothing is mapped then but what a copy
+    that was lost may still read, and the descriptors are the caller's in any case.
     """
 
-    def __init__(self, driver: Driver, device: int, part: CudaVmmEndpoint, fds: Sequence[int], unit: int) -> None:
+    def __init__(
+        self, driver: Driver, device: int, part: CudaVmmEndpoint, home: int, fds: Sequence[int], unit: int
+    ) -> None:
         if len(fds) != len(part.allocations) + 1:
             raise DataPathUnavailable(
                 f"the peer sent {len(fds)} descriptors for {len(part.allocations)} allocations and a nonce"
             )
-        self._driver, self._device = driver, device
+        self._driver, self._device, self._home = driver, device, home
+        self._said_home = part.device_uuid
         self._mapped: list[tuple[int, int]] = []
         try:
             # The nonce is first: what is no allocation of that peer's is found before anything of it is mapped.
@@ -232,14 +240,21 @@ class Mappings:
 
     def close(self) -> None:
         """Idempotent."""
-        while self._mapped:
-            self._driver.unmap(self._device, *self._mapped.pop())
+        with contextlib.ExitStack() as rest:
+            while self._mapped:
+                rest.callback(self._driver.unmap, self._device, *self._mapped.pop())
 
     def _check_nonce(self, said: bytes, fd: int, unit: int) -> None:
         address = self._map(fd, unit)
         nonce = np.zeros(NONCE_BYTES, dtype=np.uint8)
         row = (nonce.ctypes.data, address, NONCE_BYTES)
-        self._driver.copy(self._device, np.array([row], dtype=np.int64)).synchronize()
+        try:
+            self._driver.copy(self._device, np.array([row], dtype=np.int64)).synchronize()
+        except CopyFailed:
+            raise
+        except BaseException:
+            KEPT.append((nonce, self._mapped.pop()))
+            raise
         if not hmac.compare_digest(nonce.tobytes(), said):
             raise DataPathUnavailable("the descriptors are of other memory than the peer spoke of")
         self._driver.unmap(self._device, *self._mapped.pop())
@@ -247,10 +262,14 @@ class Mappings:
     def _map(self, fd: int, nbytes: int) -> int:
         handle = self._driver.import_(self._device, fd)
         try:
+            if not self._driver.is_of(handle, self._home):
+                raise DataPathUnavailable(
+                    f"the peer sent a descriptor of memory that is not of {_shown(self._said_home)}, as the peer says"
+                )
             address = self._driver.map(self._device, handle, nbytes, writable=False)
+            self._mapped.append((address, nbytes))
         finally:
             self._driver.release(handle)  # the mapping keeps the memory
-        self._mapped.append((address, nbytes))
         return address
 
     def _segment(self, span: Span) -> Segment:
@@ -265,7 +284,7 @@ def _check(part: CudaVmmEndpoint) -> None:
         len(part.nonce) == NONCE_BYTES
         and 0 < len(sizes) <= ALLOCATIONS_MAX
         and all(0 < size < ADDRESS_MAX for size in sizes)
-        and 0 < len(part.spans) <= _SPANS_MAX
+        and 0 < len(part.spans) <= SPANS_MAX
         and all(
             0 <= span.allocation < len(sizes)
             and span.offset >= 0

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import Rows
 from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.mirror.device import CopyFailed
 
 Bytes = NDArray[np.uint8]
 UNIT = 1 << 16
@@ -47,23 +49,28 @@ class FakeCopies:
         self.over.set()
 
     def synchronize(self) -> None:
-        assert self.over.wait(WAIT_S), "the test never let it go on"
         if self.error is not None:
             raise self.error
+        assert self.over.wait(WAIT_S), "the test never let it go on"
 
 
 class FakeDriver:
-    """`gpus`: the UUIDs of those that this process sees. `failing` are calls that fail, and with what."""
+    """`gpus`: the UUIDs of those that this process sees. `failing` are calls that fail, and with what; those of
+    `failing_next` fail once.
+    """
 
     def __init__(self, gpus: Sequence[bytes] = (GPU, OTHER_GPU), *, reaches: bool = True) -> None:
         self._gpus = tuple(gpus)
         self._reaches = reaches
         self.failing: dict[str, str] = {}
+        self.failing_next: dict[str, str] = {}
         self.exports = True
+        self.whole = True
+        """Whether what `find` says is one allocation."""
         self.unit = UNIT
         self.held: list[FakeCopies] | None = None
         """Copies that were started, where a test ends them."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # memory may be given back wherever Python frees objects
         self._next = 1
         self._fds: dict[int, int] = {}
         self._references: dict[int, int] = {}
@@ -80,11 +87,12 @@ class FakeDriver:
         return self._reaches
 
     def granularity(self, device: int) -> int:
+        self._check("cuMemGetAllocationGranularity")
         return self.unit
 
     def create(self, device: int, nbytes: int) -> int:
         self._check("cuMemCreate", bad=bool(nbytes % self.unit))
-        fd = os.memfd_create("device", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(f"device-{self._gpus[device].hex()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return self._new(fd)
@@ -95,10 +103,11 @@ class FakeDriver:
             for begin, (handle, nbytes) in self._mapped.items():
                 if begin <= address < begin + nbytes:
                     self._references[handle] = self._references.get(handle, 0) + 1
-                    return Found(handle, begin, nbytes, self.exports)
+                    return Found(handle, begin, nbytes, exports=self.exports, whole=self.whole)
         return None
 
     def release(self, handle: int) -> None:
+        self._check("cuMemRelease")
         with self._lock:
             self._references[handle] -= 1
             if not self._references[handle]:
@@ -117,6 +126,11 @@ class FakeDriver:
         self._check("cuMemImportFromShareableHandle", bad=not sealed)
         return self._new(os.dup(fd))
 
+    def is_of(self, handle: int, device: int) -> bool:
+        self._check("cuMemGetAllocationPropertiesFromHandle")
+        named = str(Path(f"/proc/self/fd/{self._fds[handle]}").readlink())
+        return named.startswith(f"/memfd:device-{self._gpus[device].hex()} ")
+
     def map(self, device: int, handle: int, nbytes: int, *, writable: bool) -> int:
         fd = self._fds[handle]
         self._check("cuMemMap", bad=bool(nbytes % self.unit) or nbytes > os.fstat(fd).st_size)
@@ -129,13 +143,22 @@ class FakeDriver:
         return int(address)
 
     def unmap(self, device: int, address: int, nbytes: int) -> None:
+        self._check("cuMemUnmap")
         with self._lock:
             assert self._mapped.pop(address)[1] == nbytes
         assert _LIBC.munmap(address, nbytes) == 0
 
     def copy(self, device: int, rows: Rows) -> FakeCopies:
+        try:
+            self._check("cuStreamCreate")
+        except DriverError as error:
+            raise CopyFailed(error.message) from error
         self._check("cuMemcpyAsync")
         copies = FakeCopies(rows)
+        try:
+            self._check("cuEventSynchronize")
+        except DriverError as error:
+            copies.error = error
         if self.held is not None:
             self.held.append(copies)
         else:
@@ -148,6 +171,9 @@ class FakeDriver:
     def left(self) -> tuple[int, int]:
         """Handles and mappings that there are."""
         return len(self._fds), len(self._mapped)
+
+    def references(self, handle: int) -> int:
+        return self._references.get(handle, 0)
 
     def adjoining(self, count: int) -> int:
         """Where `count` allocations of a unit each are mapped, one after the other, as segments that grow have them."""
@@ -166,8 +192,9 @@ class FakeDriver:
             return handle
 
     def _check(self, call: str, *, bad: bool = False) -> None:
-        if bad or call in self.failing:
-            raise DriverError(call, self.failing.get(call, INVALID))
+        result = self.failing.get(call) or self.failing_next.pop(call, INVALID if bad else "")
+        if result:
+            raise DriverError(call, result)
 
 
 DRIVER = FakeDriver()

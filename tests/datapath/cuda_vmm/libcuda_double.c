@@ -2,6 +2,7 @@
 // or a call fails. Two GPUs, of which the first one reads the second one's memory.
 #define _GNU_SOURCE
 #include <cuda.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 #define CHECK(condition) do { if (!(condition)) return CUDA_ERROR_INVALID_VALUE; } while (0)
 #define CONTEXT(device) ((CUcontext)(uintptr_t)(0x100 + (device)))
 #define IN_CONTEXT do { if (!depth) return CUDA_ERROR_INVALID_CONTEXT; } while (0)
+#define MAY_FAIL do { if (!strcmp(failing, __func__) && !--fails_at) return (CUresult)12345; } while (0)
 
 struct allocation { int fd, references, device; };
 struct mapping { CUdeviceptr at; size_t nbytes; int handle; CUmemAccess_flags flags; };
@@ -24,7 +26,10 @@ static struct mapping mappings[MOST];
 static int ready;
 static __thread int depth;  // contexts that this thread has pushed
 int events_left;
-int fails_at;  // the copy that fails, from 1
+char failing[64];  // the call that fails
+int fails_at;      // which one of them, from 1
+int of_host;       // whether memory that comes by a descriptor is the host's
+size_t range_more; // bytes that a range has more than its allocation
 
 int contexts_left(void) { return depth; }
 
@@ -101,11 +106,12 @@ CUresult cuMemGetAllocationGranularity(size_t *unit, const CUmemAllocationProp *
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t nbytes, const CUmemAllocationProp *prop,
                      unsigned long long flags) {
   CHECK(sane(prop) && nbytes && nbytes % UNIT == 0 && !flags);
-  int fd = memfd_create("device", MFD_CLOEXEC);
+  int fd = memfd_create(prop->location.id ? "device1" : "device0", MFD_CLOEXEC);
   CHECK(fd >= 0 && !ftruncate(fd, nbytes));
   return new_handle(handle, fd, prop->location.id);
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  MAY_FAIL;
   struct allocation *found = of(handle);
   CHECK(found);
   if (!--found->references) close(found->fd);
@@ -119,11 +125,12 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
   return CUDA_SUCCESS;
 }
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle) {
+  MAY_FAIL;
   CHECK(of(handle));
   memset(prop, 0, sizeof *prop);
   prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop->location.type = of_host ? CU_MEM_LOCATION_TYPE_HOST : CU_MEM_LOCATION_TYPE_DEVICE;
   prop->location.id = of(handle)->device;
   return CUDA_SUCCESS;
 }
@@ -131,7 +138,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *nbytes, CUdeviceptr 
   IN_CONTEXT;
   struct mapping *found = holding(address);
   CHECK(found);
-  *base = found->at, *nbytes = found->nbytes;
+  *base = found->at, *nbytes = found->nbytes + range_more;
   return CUDA_SUCCESS;
 }
 CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
@@ -143,8 +150,11 @@ CUresult cuMemExportToShareableHandle(void *fd, CUmemGenericAllocationHandle han
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *fd,
                                         CUmemAllocationHandleType type) {
   struct stat found;
+  char link[32], name[32] = "";
   CHECK(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !fstat((int)(uintptr_t)fd, &found) && S_ISREG(found.st_mode));
-  return new_handle(handle, dup((int)(uintptr_t)fd), 0);
+  snprintf(link, sizeof link, "/proc/self/fd/%d", (int)(uintptr_t)fd);
+  CHECK(readlink(link, name, sizeof name - 1) > 0);
+  return new_handle(handle, dup((int)(uintptr_t)fd), strstr(name, "device1") != NULL);
 }
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t nbytes, size_t alignment, CUdeviceptr hint,
                              unsigned long long flags) {
@@ -170,6 +180,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t nbytes, size_t offset, CUmemGeneri
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemUnmap(CUdeviceptr address, size_t nbytes) {
+  MAY_FAIL;
   struct mapping *found = holding(address);
   CHECK(found && found->at == address && found->nbytes == nbytes);
   CUmemGenericAllocationHandle handle = found->handle;
@@ -186,24 +197,27 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t nbytes, const CUmemAccessDes
   return made == (void *)address ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-  IN_CONTEXT; CHECK(flags == CU_STREAM_NON_BLOCKING); *stream = (CUstream)0x200; return CUDA_SUCCESS;
+  IN_CONTEXT; MAY_FAIL; CHECK(flags == CU_STREAM_NON_BLOCKING); *stream = (CUstream)0x200; return CUDA_SUCCESS;
 }
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream stream) {
   IN_CONTEXT;
   CHECK(stream == (CUstream)0x200);
-  if (fails_at && !--fails_at) return (CUresult)12345;
+  MAY_FAIL;
   memcpy((void *)to, (void *)from, nbytes);
   return CUDA_SUCCESS;
 }
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   IN_CONTEXT;
+  MAY_FAIL;
   CHECK(flags == (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING));
   *event = calloc(1, sizeof(struct event));
   ++events_left;
   return CUDA_SUCCESS;
 }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
-  IN_CONTEXT; CHECK(stream == (CUstream)0x200); ((struct event *)event)->recorded = 1; return CUDA_SUCCESS;
+  IN_CONTEXT; MAY_FAIL; CHECK(stream == (CUstream)0x200); ((struct event *)event)->recorded = 1; return CUDA_SUCCESS;
 }
-CUresult cuEventSynchronize(CUevent event) { IN_CONTEXT; CHECK(((struct event *)event)->recorded); return CUDA_SUCCESS; }
+CUresult cuEventSynchronize(CUevent event) {
+  IN_CONTEXT; MAY_FAIL; CHECK(((struct event *)event)->recorded); return CUDA_SUCCESS;
+}
 CUresult cuEventDestroy_v2(CUevent event) { IN_CONTEXT; free(event); --events_left; return CUDA_SUCCESS; }

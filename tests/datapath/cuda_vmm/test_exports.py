@@ -1,5 +1,6 @@
 """Memory of GPUs of which there are descriptors, or why there are none."""
 
+import gc
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from kvgrpc.core.events import PeerMapped
-from kvgrpc.core.values.endpoints import CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment
+from kvgrpc.core.values.endpoints import SPANS_MAX, CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.cuda_vmm.driver import DriverError, Found
 from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
@@ -42,7 +45,9 @@ def why_not(memory: PrivateMemory, driver: FakeDriver) -> str:
 
 def test_memory_of_cuda_malloc_is_not_exported_and_its_peers_hear_why() -> None:
     memory, _ = plain((UNIT,))
-    assert why_not(memory, FakeDriver()) == ("memory of cudaMalloc cannot be exported as descriptors; nixl reaches it")
+    assert why_not(memory, FakeDriver()) == (
+        "memory of cudaMalloc cannot be exported as descriptors; nixl may reach it"
+    )
 
 
 def test_an_allocation_without_a_handle_type_of_descriptors_is_not_exported() -> None:
@@ -53,11 +58,12 @@ def test_an_allocation_without_a_handle_type_of_descriptors_is_not_exported() ->
 
 def test_an_allocation_that_has_more_than_the_pool_is_not_exported() -> None:
     driver = FakeDriver()
-    (segment,) = ExportedMemory((3 * UNIT,), driver).segments
-    part = PrivateMemory([replace(segment, nbytes=2 * UNIT)])
+    memory = ExportedMemory((3 * UNIT,), driver)
+    (segment,) = memory.segments
+    part = PrivateMemory([replace(segment, nbytes=2 * UNIT)], owners=memory)
     assert why_not(part, driver) == (
         f"{UNIT} bytes of an allocation of {3 * UNIT} are not the pool's, and peers would see them: give the pool"
-        " allocations of its own; nixl reaches it"
+        " allocations of its own; nixl may reach it"
     )
 
 
@@ -79,7 +85,16 @@ def test_as_many_allocations_as_one_answer_carries_are_exported() -> None:
     rank.path.close()
 
 
-@pytest.mark.parametrize("call", ["cuMemGetAddressRange_v2", "cuMemCreate", "cuMemMap", "cuMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemGetAddressRange_v2",
+        "cuMemGetAllocationGranularity",
+        "cuMemCreate",
+        "cuMemMap",
+        "cuStreamCreate",
+    ],
+)
 def test_where_the_driver_refuses_nothing_is_exported_and_nothing_left(call: str) -> None:
     driver = FakeDriver()
     memory = ExportedMemory(SIZES, driver)
@@ -88,6 +103,104 @@ def test_where_the_driver_refuses_nothing_is_exported_and_nothing_left(call: str
     rank = Rank(memory, driver)
     assert rank.offer().why_not == f"the driver refuses ({call}: CUDA_ERROR_OUT_OF_MEMORY); nixl may reach this memory"
     assert driver.left == before
+    rank.path.close()
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventSynchronize"])
+def test_what_a_copy_of_the_nonce_may_still_use_stays_when_it_was_lost(call: str) -> None:
+    driver = FakeDriver()
+    memory = ExportedMemory(SIZES, driver)
+    handles, mappings = driver.left
+    driver.held = []
+    driver.failing[call] = "CUDA_ERROR_UNKNOWN"
+    rank = Rank(memory, driver)
+    assert rank.offer().why_not == f"the driver refuses ({call}: CUDA_ERROR_UNKNOWN); nixl may reach this memory"
+    rank.path.close()
+    gc.collect()
+    assert driver.left == (handles + 1, mappings + 1)
+    for copies in driver.held:
+        copies.run()
+
+
+def test_a_page_that_the_driver_does_not_know_again_leaves_nothing() -> None:
+    driver = FakeDriver()
+    memory = ExportedMemory(SIZES, driver)
+    before, found = driver.left, []
+    find = driver.find
+
+    def forgets(device: int, address: int) -> Found | None:
+        known = find(device, address)
+        found.append(known)
+        return known if len(found) <= len(SIZES) or known is None else replace(known, exports=False)
+
+    driver.find = forgets  # type: ignore[method-assign]
+    rank = Rank(memory, driver)
+    assert rank.offer().why_not == "the driver does not know again what it allocated"
+    assert len(found) == len(SIZES) + 1
+    assert driver.left == before
+    for known in found:  # no reference is left beside that of who made it
+        assert known is not None
+        assert driver.references(known.handle) == (1 if known is not found[-1] else 0)
+    rank.path.close()
+
+
+@pytest.mark.parametrize("call", ["cuMemRelease", "cuMemUnmap"])
+def test_a_call_that_fails_at_the_end_keeps_nothing_else(call: str) -> None:
+    driver = FakeDriver()
+    memory = ExportedMemory(SIZES, driver)
+    rank = Rank(memory, driver)
+    driver.failing_next[call] = "CUDA_ERROR_UNKNOWN"
+    with pytest.raises(DriverError, match=call):
+        rank.path.close()
+    rank.path.close()
+    memory.close()
+    handles, mappings = driver.left
+    assert (handles, mappings) == ((1, 0) if call == "cuMemRelease" else (0, 1))
+
+
+def test_memory_whose_mapping_cannot_be_undone_is_released_all_the_same() -> None:
+    driver = FakeDriver()
+    memory = VmmMemory(driver, 0, UNIT)
+    driver.failing_next["cuMemUnmap"] = "CUDA_ERROR_UNKNOWN"
+    with pytest.raises(DriverError, match="cuMemUnmap"):
+        memory.free()
+    memory.free()
+    assert driver.left == (0, 1)
+
+
+def test_bytes_that_are_named_twice_hide_no_others() -> None:
+    driver = FakeDriver()
+    memory = ExportedMemory((2 * UNIT,), driver)
+    (segment,) = memory.segments
+    half = replace(segment, nbytes=UNIT)
+    twice = PrivateMemory([half, half], owners=memory)
+    assert why_not(twice, driver) == "segments of this memory overlap: name each byte once; nixl may reach it"
+
+
+def test_a_range_that_is_not_one_allocation_is_not_exported() -> None:
+    driver = FakeDriver()
+    driver.whole = False
+    assert why_not(ExportedMemory(SIZES, driver), driver) == (
+        "the driver takes a range of several allocations for one: map each apart from the others; nixl may reach it"
+    )
+
+
+def test_more_segments_than_a_handshake_carries_are_not_exported() -> None:
+    driver = FakeDriver()
+    memory = ExportedMemory((UNIT,), driver)
+    (segment,) = memory.segments
+
+    def cut(count: int) -> PrivateMemory:
+        return PrivateMemory(
+            [replace(segment, address=segment.address + i, nbytes=1) for i in range(count)], owners=memory
+        )
+
+    assert why_not(cut(SPANS_MAX + 1), driver) == (
+        f"this memory consists of more than {SPANS_MAX} spans, which is what a handshake carries: bring it in fewer"
+        " tensors"
+    )
+    rank = Rank(cut(SPANS_MAX), driver)
+    assert len(rank.offer().spans) == SPANS_MAX
     rank.path.close()
 
 
@@ -116,7 +229,7 @@ def test_without_a_driver_there_is_no_such_path_and_it_says_so() -> None:
 
 def test_the_next_data_path_is_taken_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    why = "memory of cudaMalloc cannot be exported as descriptors; nixl reaches it"
+    why = "memory of cudaMalloc cannot be exported as descriptors; nixl may reach it"
     memory, _ = plain((UNIT,))
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     mover = Mover(0, memory, [CudaVmmPath(memory, FakeDriver()), Held()], reports.put)

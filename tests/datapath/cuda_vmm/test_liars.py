@@ -1,5 +1,6 @@
 """Peers that say what is not so of their memory of a GPU, or send other descriptors: nothing of theirs stays mapped."""
 
+import fcntl
 import gc
 import os
 import socket
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.values.endpoints import CudaVmmEndpoint, RankEndpoint, Span
+from kvgrpc.core.values.endpoints import SPANS_MAX, CudaVmmEndpoint, RankEndpoint, Span
 from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.cuda_vmm.driver import DriverError
 from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
-from tests.datapath.cuda_vmm.fake_driver import GPU, OTHER_GPU, UNIT, FakeDriver
-from tests.datapath.cuda_vmm.ranks import Rank, destination, source
+from tests.datapath.cuda_vmm.fake_driver import GPU, OTHER_GPU, UNIT, FakeDriver, plain
+from tests.datapath.cuda_vmm.ranks import NBYTES, SIZES, Rank, destination, source
 from tests.datapath.movers import until
 from tests.datapath.peers import (
     GUARD,
@@ -44,7 +46,7 @@ ODD: dict[str, Callable[[CudaVmmEndpoint], CudaVmmEndpoint]] = {
     "a span beyond its allocation": lambda part: replace(part, spans=(Span(1, 1, UNIT),)),
     "a span that wraps around": lambda part: replace(part, spans=(Span(1, (1 << 64) - 1, 2),)),
     "an empty span": lambda part: replace(part, spans=(Span(0, 0, 0),)),
-    "spans without end": lambda part: replace(part, spans=(Span(0, 0, 1),) * ((1 << 16) + 1)),
+    "spans without end": lambda part: replace(part, spans=(Span(0, 0, 1),) * (SPANS_MAX + 1)),
 }
 
 
@@ -100,6 +102,14 @@ def memfd(nbytes: int) -> int:
     return fd
 
 
+def sealed(name: str) -> int:
+    """As an allocation of that device, or of none, of some driver."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4 * UNIT)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
 def end_of_pair() -> int:
     ends = socket.socketpair()
     ends[0].close()
@@ -114,11 +124,15 @@ def drop(fds: list[int]) -> None:
     os.close(fds.pop())
 
 
+NOT_THERE = f"a descriptor of memory that is not of GPU-{'01' * 4}-0101-0101-0101-{'01' * 6}, as the peer says"
 LIES: dict[str, tuple[Callable[[list[int]], None], str]] = {
     "a socket": (lambda fds: instead(fds, 0, end_of_pair()), "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID"),
     "a device": (lambda fds: instead(fds, 1, os.open("/dev/null", os.O_RDWR)), "cuMemImportFromShareableHandle"),
     "a file that may shrink": (lambda fds: instead(fds, 0, memfd(4 * UNIT)), "cuMemImportFromShareableHandle"),
     "a nonce that is none": (lambda fds: instead(fds, 2, os.open("/dev/zero", os.O_RDWR)), "cuMemImportFromShareable"),
+    "memory of the host": (lambda fds: instead(fds, 0, sealed("host")), NOT_THERE),
+    "another GPU's memory": (lambda fds: instead(fds, 1, sealed(f"device-{OTHER_GPU.hex()}")), NOT_THERE),
+    "another GPU's nonce": (lambda fds: instead(fds, 2, sealed(f"device-{OTHER_GPU.hex()}")), NOT_THERE),
     "a shorter allocation": (swap, "cuMemMap: CUDA_ERROR_INVALID_VALUE"),
     "other memory's nonce": (lambda fds: instead(fds, 2, os.dup(fds[0])), "other memory than the peer spoke of"),
     "too few": (drop, "sent 2 descriptors for 2 allocations and a nonce"),
@@ -144,15 +158,68 @@ def test_other_descriptors_than_those_spoken_of_are_refused_and_nothing_is_left(
         until(lambda: open_descriptors() <= before)  # the thread that answers closes its own, too
 
 
-@pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemcpyAsync"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemGetAllocationGranularity",
+        "cuMemImportFromShareableHandle",
+        "cuMemGetAllocationPropertiesFromHandle",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuStreamCreate",
+    ],
+)
 def test_where_the_driver_maps_nothing_the_peer_is_refused_and_nothing_left(call: str) -> None:
     with source() as rank, destination() as (reader, _):
         part = rank.offer()
         reader.driver.failing[call] = "CUDA_ERROR_NOT_SUPPORTED"
-        with pytest.raises(DataPathUnavailable) as refused:
-            reach(reader.path, RankEndpoint(0, cuda_vmm=part))
-        assert refused.value.message == f"the peer's descriptors cannot be mapped: {call}: CUDA_ERROR_NOT_SUPPORTED"
-        assert reader.driver.left == (0, 0)
+        said = reader.refusal(part)
+        assert said == f"the peer's descriptors cannot be mapped: {call}: CUDA_ERROR_NOT_SUPPORTED"
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuEventSynchronize"])
+def test_what_the_reading_of_a_nonce_may_still_use_stays_when_it_was_lost(call: str) -> None:
+    with source() as rank:
+        memory, _ = plain((NBYTES,))
+        reader = Rank(memory, FakeDriver())
+        part = rank.offer()
+        reader.driver.held = []
+        reader.driver.failing[call] = "CUDA_ERROR_UNKNOWN"
+        with pytest.raises(DataPathUnavailable, match=f"cannot be mapped: {call}: CUDA_ERROR_UNKNOWN"):
+            reader.reach(part)
+        reader.path.close()
+        gc.collect()
+        assert reader.driver.left == (0, 1)
+        for copies in reader.driver.held:
+            copies.run()
+
+
+def test_a_mapping_that_cannot_be_undone_keeps_no_other_one_and_nothing_of_other_peers() -> None:
+    with source() as rank, source() as other:
+        memory, _ = plain((NBYTES,))
+        reader = Rank(memory, FakeDriver())
+        for peer in (rank, other):
+            remote = reader.reach(peer.offer())
+            assert remote.process is not None
+            remote.process.close()
+        assert reader.driver.left == (0, 2 * len(SIZES))
+        reader.driver.failing_next["cuMemUnmap"] = "CUDA_ERROR_UNKNOWN"
+        with pytest.raises(DriverError, match="cuMemUnmap"):
+            reader.path.close()
+        assert reader.driver.left == (0, 1)
+        reader.path.close()
+
+
+def test_a_handle_that_cannot_be_released_leaves_no_mapping() -> None:
+    with source() as rank:
+        memory, _ = plain((NBYTES,))
+        reader = Rank(memory, FakeDriver())
+        part = rank.offer()
+        reader.driver.failing_next["cuMemRelease"] = "CUDA_ERROR_UNKNOWN"
+        with pytest.raises(DataPathUnavailable, match="cannot be mapped: cuMemRelease"):
+            reader.reach(part)
+        assert reader.driver.left == (1, 0)
+        reader.path.close()
 
 
 def test_a_source_whose_driver_gives_no_descriptor_says_so() -> None:

@@ -21,6 +21,7 @@ from kvgrpc.datapath.cuda_vmm.driver import DriverError
 from kvgrpc.datapath.cuda_vmm.libcuda import CudaDriver
 from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath, CudaVmmRemote
+from kvgrpc.datapath.mirror.device import CopyFailed
 from tests.datapath.cuda_vmm.fake_driver import view
 from tests.datapath.peers import GUARD, content, move, reach, runs_of
 
@@ -40,6 +41,33 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     command = [str(COMPILER), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-I{HEADERS[0].parent}"]
     subprocess.run([*command, "-o", str(made), str(HERE / "libcuda_double.c")], check=True)
     return str(made)
+
+
+class Double:
+    """What a test sets in the library."""
+
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.CDLL(library)
+
+    def fail(self, call: str, number: int = 1) -> None:
+        """The `number`th of these calls from now on."""
+        (ctypes.c_char * 64).in_dll(self._library, "failing").value = call.encode()
+        ctypes.c_int.in_dll(self._library, "fails_at").value = number
+
+    def set_of_host(self, of_host: bool) -> None:
+        ctypes.c_int.in_dll(self._library, "of_host").value = of_host
+
+    def set_range_more(self, nbytes: int) -> None:
+        ctypes.c_size_t.in_dll(self._library, "range_more").value = nbytes
+
+
+@pytest.fixture
+def double(library: str) -> Iterator[Double]:
+    made = Double(library)
+    yield made
+    made.fail("", 0)
+    made.set_of_host(False)
+    made.set_range_more(0)
 
 
 @pytest.fixture
@@ -102,12 +130,81 @@ def test_a_mapping_that_fails_leaves_no_addresses_taken(driver: CudaDriver) -> N
     driver.release(handle)
 
 
-def test_a_copy_that_cannot_be_started_says_so_with_a_number_that_has_no_name(driver: CudaDriver, library: str) -> None:
-    ctypes.c_int.in_dll(ctypes.CDLL(library), "fails_at").value = 2
+def test_memory_of_the_host_or_of_another_device_is_not_a_devices(driver: CudaDriver, double: Double) -> None:
+    memory = VmmMemory(driver, 1, NBYTES)
+    found = driver.find(0, memory.segments[0].address)
+    assert found is not None
+    fd = driver.export(found.handle)
+    handle = driver.import_(0, fd)
+    os.close(fd)
+    assert [driver.is_of(handle, device) for device in (0, 1)] == [False, True]
+    double.set_of_host(True)
+    assert not driver.is_of(handle, 1)
+    double.set_of_host(False)
+    for one in (handle, found.handle):
+        driver.release(one)
+    memory.free()
+
+
+def test_a_range_whose_end_is_no_part_of_the_allocation_is_said_to_be_none(driver: CudaDriver, double: Double) -> None:
+    memory = VmmMemory(driver, 0, NBYTES)
+    for more, whole in ((0, True), (1 << 40, False)):
+        double.set_range_more(more)
+        found = driver.find(0, memory.segments[0].address)
+        assert found is not None
+        assert (found.exports, found.whole) == (True, whole)
+        driver.release(found.handle)
+    memory.free()
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("cuMemGetAllocationPropertiesFromHandle", 1), ("cuMemRelease", 1), ("cuMemRelease", 2)]
+)
+def test_a_search_that_fails_keeps_no_handle_but_the_one_not_taken_back(
+    driver: CudaDriver, double: Double, library: str, call: str, number: int
+) -> None:
+    memory = VmmMemory(driver, 0, NBYTES)
+    handle = driver.find(0, memory.segments[0].address)
+    assert handle is not None
+    double.fail(call, number)
+    with pytest.raises(DriverError, match=f"{call}: CUresult 12345"):
+        driver.find(0, memory.segments[0].address)
+    driver.release(handle.handle)
+    memory.free()
+    if call == "cuMemRelease":
+        driver.release(handle.handle)  # else the double would not be empty: exactly one reference is left
+    assert ctypes.CDLL(library).handles_left() == 0
+
+
+@pytest.mark.parametrize(("call", "number"), [("cuStreamCreate", 1), ("cuEventCreate", 1), ("cuMemcpyAsync", 1)])
+def test_a_copy_of_which_no_row_was_queued_has_failed_and_nothing_follows(
+    driver: CudaDriver, double: Double, call: str, number: int
+) -> None:
+    double.fail(call, number)
     array = np.zeros(20, dtype=np.uint8)
     row = (array.ctypes.data, array.ctypes.data + 10, 10)
-    with pytest.raises(DriverError, match="cuMemcpyAsync: CUresult 12345"):
+    with pytest.raises(CopyFailed, match=f"{call}: CUresult 12345"):
         driver.copy(0, rows(row, row))
+    driver.copy(0, rows(row)).synchronize()
+
+
+@pytest.mark.parametrize(("call", "number"), [("cuMemcpyAsync", 2), ("cuEventRecord", 1)])
+def test_a_copy_of_which_some_rows_were_queued_proves_nothing(
+    driver: CudaDriver, double: Double, call: str, number: int
+) -> None:
+    double.fail(call, number)
+    array = np.zeros(20, dtype=np.uint8)
+    row = (array.ctypes.data, array.ctypes.data + 10, 10)
+    with pytest.raises(DriverError, match=f"{call}: CUresult 12345"):
+        driver.copy(0, rows(row, row))
+
+
+def test_a_wait_that_fails_keeps_no_event(driver: CudaDriver, double: Double) -> None:
+    double.fail("cuEventSynchronize")
+    array = np.zeros(20, dtype=np.uint8)
+    copies = driver.copy(0, rows((array.ctypes.data, array.ctypes.data + 10, 10)))
+    with pytest.raises(DriverError, match="cuEventSynchronize: CUresult 12345"):
+        copies.synchronize()
 
 
 def test_a_rank_reads_the_memory_of_another_one_with_it(driver: CudaDriver) -> None:
