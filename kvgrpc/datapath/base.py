@@ -219,7 +219,7 @@ class DataPath(Protocol):
         ...
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
-        """`endpoint` with this path's part filled in, for one peer (tokens that are good once for each rank of the peer
+        """`endpoint` with this path's part filled in, for one peer (tokens that are good once under each rank number
         are minted here).
 
         Raises DataPathUnavailable where this rank's memory cannot be reached this way.

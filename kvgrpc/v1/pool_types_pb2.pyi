@@ -435,7 +435,7 @@ class ShmEndpoint(_message.Message):
     socket_path: _builtins.str
     """The socket's path."""
     token: _builtins.bytes
-    """Shown once at the socket. Secret."""
+    """Shown at the socket, once under each rank number. Secret."""
     size_bytes: _builtins.int
     """Length of the pool."""
     nonce: _builtins.bytes
@@ -474,7 +474,7 @@ class ProcessEndpoint(_message.Message):
     socket_path: _builtins.str
     """The socket's path; "@" begins an abstract name."""
     token: _builtins.bytes
-    """Shown once at the socket, for one proof. Secret."""
+    """Shown at the socket for a proof, once under each rank number. Secret."""
     def __init__(
         self,
         *,
@@ -666,7 +666,7 @@ class CudaVmmEndpoint(_message.Message):
     socket_path: _builtins.str
     """The socket's path; "@" begins an abstract name."""
     token: _builtins.bytes
-    """Shown once at the socket. Secret."""
+    """Shown at the socket, once under each rank number. Secret."""
     device_uuid: _builtins.bytes
     """The GPU's UUID, 16 bytes."""
     nonce: _builtins.bytes

@@ -2,8 +2,8 @@
 
 One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake, a challenge of the peer's and
 the number of its rank that asks, and for them what the data path that minted the token answers, or the reason why not.
-Each rank of the peer is answered once. One thread serves all: it is blocked while no client asks, drops clients that
-stay silent, keeps few of them at a time, and nothing that a client sends can stop it.
+Each number is answered once, whoever asks under it. One thread serves all: it is blocked while no client asks, drops
+clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop it.
 
 The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when
 the process is killed, no cleaner of temporary files removes it, and the containers of one pod, which
@@ -82,7 +82,7 @@ class _Token:
 
 
 class ProcessSocket:
-    """Answers each rank that shows a token once, until that expires. The first token opens the socket and starts the
+    """Answers a token once under each rank number, until it expires. The first token opens the socket and starts the
     thread.
     """
 

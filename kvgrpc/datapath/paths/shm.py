@@ -1,7 +1,7 @@
 """Path `shm`: the destination maps the source's pool read-only and copies runs out of it.
 
 For pools in `SharedMemory` on one host; the destination may be any memory that the processor can
-address. Connecting fetches a descriptor with a token, which is good once for each rank of the peer,
+address. Connecting fetches a descriptor with a token, which is good once under each rank number,
 refuses one that a reader could die of, and proves by a nonce, read through the new mapping, that it
 is the pool the peer spoke of.
 

@@ -826,7 +826,7 @@ type ShmEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The socket's path.
 	SocketPath string `protobuf:"bytes,1,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
-	// Shown once at the socket. Secret.
+	// Shown at the socket, once under each rank number. Secret.
 	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// Length of the pool.
 	SizeBytes uint64 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
@@ -911,7 +911,7 @@ type ProcessEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The socket's path; "@" begins an abstract name.
 	SocketPath string `protobuf:"bytes,1,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
-	// Shown once at the socket, for one proof. Secret.
+	// Shown at the socket for a proof, once under each rank number. Secret.
 	Token         []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1281,7 +1281,7 @@ type CudaVmmEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The socket's path; "@" begins an abstract name.
 	SocketPath string `protobuf:"bytes,1,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
-	// Shown once at the socket. Secret.
+	// Shown at the socket, once under each rank number. Secret.
 	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// The GPU's UUID, 16 bytes.
 	DeviceUuid []byte `protobuf:"bytes,3,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`
