@@ -3,16 +3,18 @@
 Made with torch, or by the driver so that descriptors of it can be given to peers (data path `cuda_vmm`).
 """
 
+import contextlib
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.driver import DriverError
-from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
+from kvgrpc.datapath.cuda_vmm.memory import Allocation, VmmMemory
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror.device import CopyFailed, Device
 from kvgrpc.errors import Exhausted, FieldViolation, InvalidRequest, PreconditionFailed, Reason
@@ -26,7 +28,8 @@ _INSTEAD = "or set pool.device to host"
 
 class CudaMemory:
     """A `DeviceMemory`: one tensor of `nbytes` bytes on `device`, which is "cuda:" and a number. With `exported` it is
-    an allocation of its own, of which descriptors can be given to peers, where the driver makes such.
+    an allocation of its own, of which descriptors can be given to peers, where the driver makes such; what nobody
+    closed is given back with the last tensor of it.
 
     Raises PreconditionFailed (FEATURE_UNAVAILABLE) without torch or a driver that it can use, InvalidRequest for a
     device that this machine lacks, Exhausted (POOL_EXHAUSTED) where the device has not so much memory left.
@@ -40,19 +43,22 @@ class CudaMemory:
         self._torch = _torch(device)
         self._lock = threading.Lock()  # who reads, or closes
         self._closed = False
+        self._give_back: weakref.finalize[..., VmmMemory] | None = None
         self._exported = self._export(nbytes) if exported else None
-        try:
-            self.tensor = self._made(nbytes)
-            # Before any other stream, or NIXL, touches what this one fills.
-            self._torch.cuda.synchronize(device)
-        except self._torch.OutOfMemoryError as error:  # never of what the driver has made
-            raise Exhausted(
-                Reason.POOL_EXHAUSTED, f"a pool of {nbytes} bytes does not fit {device}: {_first_line(error)}"
-            ) from error
-        except RuntimeError as error:
-            if self._exported is not None:
-                self._exported.free()
-            raise _unusable(device, f"it cannot be used: {_first_line(error)}") from error
+        with contextlib.ExitStack() as undo:
+            if self._give_back is not None:
+                undo.callback(self._give_back)
+            try:
+                self.tensor = self._made(nbytes)
+                # Before any other stream, or NIXL, touches what this one fills.
+                self._torch.cuda.synchronize(device)
+            except self._torch.OutOfMemoryError as error:
+                raise Exhausted(
+                    Reason.POOL_EXHAUSTED, f"a pool of {nbytes} bytes does not fit {device}: {_first_line(error)}"
+                ) from error
+            except RuntimeError as error:
+                raise _unusable(device, f"it cannot be used: {_first_line(error)}") from error
+            undo.pop_all()
         self.memory = self._exported or PrivateMemory.of(self.tensor)
 
     def _made(self, nbytes: int) -> "torch.Tensor":
@@ -63,10 +69,13 @@ class CudaMemory:
     def _export(self, nbytes: int) -> VmmMemory | None:
         """None where the driver has no such memory; torch's answer counts then."""
         try:
-            return VmmMemory(libcuda.load(), int(self.name.removeprefix("cuda:")), nbytes)
+            made = VmmMemory(libcuda.load(), int(self.name.removeprefix("cuda:")), nbytes)
         except (DriverError, DataPathUnavailable) as error:
             _log.warning("no descriptors of memory of %s can be given to peers: %s", self.name, error.message)
             return None
+        self._give_back = weakref.finalize(made, _free, made.allocation, self._torch, self.name)
+        self._give_back.atexit = False  # the driver does it then, after all else that uses it
+        return made
 
     def use(self) -> None:
         self._torch.cuda.set_device(self.name)
@@ -97,13 +106,21 @@ class CudaMemory:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                if self._exported is not None:
-                    self._torch.cuda.synchronize(self.name)
-                    self._exported.free()
+                if self._give_back is not None:
+                    self._give_back()
                     return
                 # Whoever still refers to the tensor: torch would keep its memory for itself.
                 self.tensor.untyped_storage().resize_(0)
                 self._torch.cuda.empty_cache()
+
+
+def _free(allocation: Allocation, torch: Any, device: str) -> None:
+    """Once the device is past all that it does; what it may still use is kept for good."""
+    try:
+        torch.cuda.synchronize(device)
+        allocation.free()
+    except (RuntimeError, DriverError) as error:
+        _log.error("memory of %s is not given back: %s", device, _first_line(error))
 
 
 def _torch(device: str) -> Any:

@@ -1,6 +1,7 @@
 """Memory of a GPU that cannot be had is refused with what to do. With a GPU: tests/gpu."""
 
 import ctypes
+import gc
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.engine import CopyFailed
 from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed, Reason
-from tests.datapath.cuda_vmm.fake_driver import FakeDriver, view
+from tests.datapath.cuda_vmm.fake_driver import FakeDriver
 
 
 class Full:
@@ -86,8 +87,10 @@ class OfTheHost:
         return torch.zeros(nbytes, dtype=dtype)
 
     def as_tensor(self, memory: VmmMemory, *, device: str) -> torch.Tensor:
-        (segment,) = memory.segments
-        return torch.from_numpy(view(segment.address, segment.nbytes))
+        """Keeps the memory, as torch does."""
+        return torch.from_numpy(
+            np.asarray(SimpleNamespace(__array_interface__=memory.__cuda_array_interface__, of=memory))
+        )
 
     def _empty(self) -> None:
         self.emptied += 1
@@ -145,3 +148,90 @@ def test_where_the_driver_has_no_such_memory_it_is_torchs_and_the_log_says_so(
     assert f"no descriptors of memory of cuda:0 can be given to peers: {call}: CUDA_ERROR_NOT_SUPPORTED" in caplog.text
     assert driver.left == (0, 0)
     pool.close()
+
+
+class Failing(OfTheHost):
+    """Its waits fail from the `number`th on, with `error`."""
+
+    def __init__(self, error: Exception, number: int) -> None:
+        super().__init__()
+        self._error, self._left = error, number
+        self.cuda.synchronize = self._wait
+
+    def _wait(self, _: str) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            raise self._error
+
+
+class Refusing(OfTheHost):
+    """It makes no tensor of memory."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def as_tensor(self, memory: VmmMemory, *, device: str) -> torch.Tensor:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), Exhausted),
+        (RuntimeError("device busy"), PreconditionFailed),
+        (ValueError("no such interface"), ValueError),
+    ],
+)
+def test_exported_memory_of_which_no_tensor_can_be_made_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "torch", Refusing(error))
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    with pytest.raises(raised) as failed:
+        CudaMemory("cuda:0", 4096, exported=True)
+    assert driver.left == (0, 0), failed.value
+
+
+def test_exported_memory_that_may_still_be_filled_is_kept_when_its_start_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "torch", Failing(RuntimeError("unspecified launch failure"), 1))
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    with pytest.raises(PreconditionFailed, match="unspecified launch failure"):
+        CudaMemory("cuda:0", 4096, exported=True)
+    gc.collect()
+    assert driver.left == (1, 1)
+    assert "memory of cuda:0 is not given back: unspecified launch failure" in caplog.text
+
+
+def test_exported_memory_that_may_still_be_used_is_kept_when_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "torch", Failing(RuntimeError("unspecified launch failure"), 2))
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    pool = CudaMemory("cuda:0", 4096, exported=True)
+    for _ in range(2):
+        pool.close()
+    del pool
+    gc.collect()
+    assert driver.left == (1, 1)
+    assert caplog.text.count("memory of cuda:0 is not given back: unspecified launch failure") == 1
+
+
+def test_exported_memory_that_nobody_closed_is_given_back_with_its_last_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    monkeypatch.setitem(sys.modules, "torch", OfTheHost())
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    pool = CudaMemory("cuda:0", 4096, exported=True)
+    part = pool.tensor[8:16]
+    del pool
+    gc.collect()
+    assert driver.left == (1, 1)
+    part.fill_(7)
+    del part
+    gc.collect()
+    assert driver.left == (0, 0)
