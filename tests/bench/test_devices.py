@@ -1,6 +1,7 @@
 """`kvgrpc bench pull --device`: it measures both directions with a device that is none, and skips without a GPU."""
 
 import asyncio
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.mirror.lane import Lane
 from kvgrpc.engine import Device
 from kvgrpc.errors import InternalError
-from tests.datapath.cuda_vmm.fake_driver import DRIVER, view
+from tests.datapath.cuda_vmm.fake_driver import DRIVER, FakeDriver, view
+from tests.engine.torch_of_the_host import OfTheHost
 
 CASE = PULL_QUICK.cases("shm", 16 << 10)[0]
 
@@ -202,6 +204,21 @@ def test_pulls_between_engines_on_one_device_are_measured_beside_the_copies_of_i
     assert case.gbps > 0
     assert case.copy_gbps > 0
     assert DRIVER.left == before
+
+
+def test_a_driver_without_such_memory_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    driver.failing["cuMemCreate"] = "CUDA_ERROR_NOT_SUPPORTED"
+    monkeypatch.setattr(libcuda, "load", lambda: driver)
+    monkeypatch.setitem(sys.modules, "torch", OfTheHost())
+    with pytest.raises(InternalError, match="no memory of which peers get descriptors"):
+        devices.cuda_pool(4096)
+    driver.failing.clear()
+    pool = devices.cuda_pool(4096)
+    assert pool.driver is driver
+    assert driver.left == (1, 1)
+    pool.close()
+    assert driver.left == (0, 0)
 
 
 def test_memory_of_a_gpu_is_no_data_path_of_host_memory() -> None:

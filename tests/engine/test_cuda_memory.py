@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from kvgrpc.engine import CopyFailed
 from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed, Reason
 from tests.datapath.cuda_vmm.fake_driver import FakeDriver
+from tests.engine.torch_of_the_host import OfTheHost
 
 
 class Full:
@@ -67,33 +67,6 @@ def test_a_device_that_gives_no_memory_is_refused_with_its_reason(
     assert found.value.reason is reason
     assert str(error).partition("\n")[0] in str(found.value)
     assert "more" not in str(found.value)
-
-
-class OfTheHost:
-    """A torch whose device is the host's memory. With a GPU: tests/gpu."""
-
-    __version__ = "0"
-    OutOfMemoryError, uint8, cat = torch.OutOfMemoryError, torch.uint8, staticmethod(torch.cat)
-
-    def __init__(self) -> None:
-        self.emptied = 0
-        self.cuda = SimpleNamespace(
-            is_available=lambda: True, device_count=lambda: 1, synchronize=lambda _: None, device=nullcontext,
-            empty_cache=self._empty,
-        )  # fmt: skip
-
-    def zeros(self, nbytes: int, *, dtype: torch.dtype, device: str) -> torch.Tensor:
-        assert device == "cuda:0"
-        return torch.zeros(nbytes, dtype=dtype)
-
-    def as_tensor(self, memory: VmmMemory, *, device: str) -> torch.Tensor:
-        """Keeps the memory, as torch does."""
-        return torch.from_numpy(
-            np.asarray(SimpleNamespace(__array_interface__=memory.__cuda_array_interface__, of=memory))
-        )
-
-    def _empty(self) -> None:
-        self.emptied += 1
 
 
 def test_runs_are_read_as_asked_until_the_memory_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from kvgrpc.bench.plan import CUDA_VMM, Case, pool
 from kvgrpc.bench.stages.devices import pull_s
 from kvgrpc.bench.stages.memory import fill
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.driver import Driver
+from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host.addresses import groups, to_rows
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror import lane
@@ -45,14 +45,19 @@ class GpuPool(Protocol):
 
 
 class CudaPool:
-    """Of the first GPU. Raises InternalError where its driver makes no such memory."""
+    """Of the first GPU. Raises as CudaMemory does, and InternalError where the driver makes no such memory."""
 
     def __init__(self, nbytes: int) -> None:
         from kvgrpc.engine.cuda_memory import CudaMemory
 
-        self._memory = CudaMemory("cuda:0", nbytes, exported=True)
-        self.tensor = self._memory.tensor
-        self.driver: Driver = libcuda.load()
+        made = CudaMemory("cuda:0", nbytes, exported=True)
+        if not isinstance(made.memory, VmmMemory):
+            made.close()
+            raise InternalError(
+                Reason.INTERNAL, "the driver makes no memory of which peers get descriptors: see the log"
+            )
+        self._memory, self.tensor = made, made.tensor
+        self.driver = made.memory.driver
 
     def write(self, whole: NDArray[np.uint8]) -> None:
         import torch
