@@ -28,8 +28,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
-DATA_PATHS = ("shm", "cma", "cuda_vmm", "nixl", "collective")
-"""All that can be chosen, best first."""
+DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
+"""All that can be chosen, best first; cuda_vmm after nixl, since no GPU has run it yet."""
 NAMES_BYTES_MAX = 140
 """Engine id and address together: a grant carries both twice and has at most 512 bytes."""
 SOCKET_PATH_BYTES_MAX = 107

@@ -120,7 +120,7 @@ class RankMaker:
         if self._config.pool.device == HOST:
             rank, status = self.shared(0, nbytes, None)
         else:
-            exported = VMM in self._config.data_paths
+            exported = self._config.data_paths[0] == VMM and not self._config.checksums
             pool = self._device_memory(self._config.pool.device, nbytes, exported=exported)
             try:
                 rank, status = self._on_device(pool)
@@ -162,12 +162,13 @@ class RankMaker:
             return [], [], f"neither {' nor '.join(DIRECT)} is among data_paths"
         pool.use()
         paths, rows = make_paths(pool.memory, names, self._config.copy_threads)
+        first = self._config.data_paths[0] == VMM
         exports = any(isinstance(path, CudaVmmPath) and path.exports for path in paths)
-        if (exports and self._config.data_paths[0] == VMM) or any(path.name == NIXL for path in paths):
+        if (exports and first) or any(path.name == NIXL for path in paths):
             return paths, rows, ""
         for path in paths:
             path.close()
-        rows = [(name, False, ALONE if exports and name == VMM else why) for name, _, why in rows]
+        rows = [(name, False, ALONE if ok and name == VMM and not first else why) for name, ok, why in rows]
         return [], rows, "; ".join(f"{name}: {why}" for name, _, why in rows)
 
     def _rest(self, paths: list[DataPath]) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     engine_id: Annotated[str | None, typer.Option(help="This engine's id. Default: a random one.")] = None,
     weights_revision: Annotated[str | None, typer.Option(help="KV of other weights is never exchanged.")] = None,
     data_paths: Annotated[
-        str | None, typer.Option(help="Data paths to use, best first: shm,cma,cuda_vmm,nixl,collective.")
+        str | None, typer.Option(help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective.")
     ] = None,
     dial_allow: Annotated[
         str | None, typer.Option(help="Hosts and networks that may be dialled. Default: loopback.")

@@ -40,7 +40,7 @@ from kvgrpc.datapath.throttle import Pace
 
 _log = logging.getLogger(__name__)
 
-BEST_FIRST = ("shm", "cma", "cuda_vmm", "nixl", "collective", "loopback")
+BEST_FIRST = ("shm", "cma", "nixl", "cuda_vmm", "collective", "loopback")
 """The order to allow paths in, unless an operator wants another."""
 _AT_EXIT_S = 2.0
 _STUCK_S = 5.0

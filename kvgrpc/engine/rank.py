@@ -75,7 +75,7 @@ class Rank:
         tensors: Sequence[Any] = (),
         *,
         device: Device | None = None,
-        data_paths: tuple[str, ...] = ("shm", "cma", "cuda_vmm", "nixl", "collective"),
+        data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective"),
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
     ) -> None:

@@ -41,7 +41,7 @@ def test_every_option_is_documented_with_its_default() -> None:
     said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
                 "serve_flags": "none",
             "weights_revision": "model and revision",
-            "data_paths": '["cma", "cuda_vmm", "nixl", "collective"]'}  # fmt: skip
+            "data_paths": '["cma", "nixl", "cuda_vmm", "collective"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
 
 

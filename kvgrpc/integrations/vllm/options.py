@@ -25,7 +25,7 @@ class Options:
     """Where the lead serves peers and routers. Of each replica of a data-parallel engine, at the port after the last
     one's.
     """
-    data_paths: tuple[str, ...] = ("cma", "cuda_vmm", "nixl", "collective")
+    data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
     recompute_threshold_tokens: int = 64

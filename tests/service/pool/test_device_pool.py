@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.config import Config, PoolConfig
+from kvgrpc.config import DATA_PATHS, Config, PoolConfig
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.errors import PreconditionFailed, Reason
@@ -195,16 +196,32 @@ async def test_each_life_has_memory_of_its_own_on_the_device() -> None:
 
 
 class Both(UnreachedMemory):
-    """Peers get descriptors of it, and a mirror can be made, too."""
+    """A mirror can be made of it; if it is asked for, peers get descriptors, too."""
+
+    def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
+        self._exported = exported
+        super().__init__(device, nbytes)
 
     def _as_known(self) -> PrivateMemory:
+        if not self._exported:
+            return super()._as_known()
         return VmmMemory(DRIVER, int(self.name.removeprefix("cuda:")), self._device.nbytes)
 
 
 @pytest.mark.parametrize(
-    ("data_paths", "mirrored"), [(("cuda_vmm", "shm"), False), (("shm", "cuda_vmm"), True), (("shm",), True)]
+    ("data_paths", "checksums", "exported"),
+    [
+        (("cuda_vmm", "shm"), False, True),
+        (("cuda_vmm", "shm"), True, False),
+        (("shm", "cuda_vmm"), False, False),
+        (DATA_PATHS, False, False),
+        (("shm",), False, False),
+    ],
 )
-def test_descriptors_alone_are_enough_only_where_they_come_first(data_paths: tuple[str, ...], mirrored: bool) -> None:
+def test_the_driver_makes_a_pool_only_where_its_data_path_comes_first_and_nobody_asks_for_checksums(
+    data_paths: tuple[str, ...], checksums: bool, exported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libcuda, "load", lambda: DRIVER)
     asked = []
 
     def make(device: str, nbytes: int, *, exported: bool) -> Both:
@@ -212,17 +229,20 @@ def test_descriptors_alone_are_enough_only_where_they_come_first(data_paths: tup
         return Both(device, nbytes, exported=exported)
 
     before = DRIVER.left
-    config = replace(CONFIG, data_paths=data_paths, pool=PoolConfig(blocks=8, layers=1, device="cuda:1"))
+    config = replace(
+        CONFIG, data_paths=data_paths, checksums=checksums, pool=PoolConfig(blocks=8, layers=1, device="cuda:1")
+    )
     rank, status = RankMaker(config, Runner(Node()), make, lambda: "127.0.0.1:1").of_own_pool(4096)
-    assert asked == ["cuda_vmm" in data_paths]
-    assert rank.mirrored is mirrored
+    assert asked == [exported]
+    assert rank.mirrored is not exported
     said = {name: (ok, why) for name, ok, why in status}
-    assert said["shm"][0] is mirrored
-    if mirrored and "cuda_vmm" in data_paths:
+    assert said["shm"][0] is rank.mirrored
+    if "cuda_vmm" in data_paths and not checksums and not exported:
         assert said["cuda_vmm"] == (False, ALONE)
     rank.retired = True
     assert rank.close(0.0)
-    assert DRIVER.left == (before[0] + 1, before[1] + 1), "the pool's, which is this test's to free"
+    left = (before[0] + 1, before[1] + 1) if exported else before
+    assert DRIVER.left == left, "the pool's, which is this test's to free"
 
 
 async def test_after_a_copy_that_was_lost_the_memory_of_its_device_is_not_at_rest() -> None:
