@@ -2,7 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,19 +85,18 @@ def test_pulls_out_of_a_device_and_into_it_bring_every_byte() -> None:
 
 
 def test_memory_of_a_pool_is_zeros_and_read_run_by_run() -> None:
-    pool = CudaMemory("cuda:0", 1 << 20)
-    assert pool.read([(0, 1 << 20)]) == [bytes(1 << 20)]
-    device, mirror = pool.device(), np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
-    device.open(mirror)
-    device.to_device(ids(0), ids(1 << 20)).synchronize()
-    device.close()
-    whole = mirror.tobytes()
-    runs = [(7, 100), (1 << 19, 4096), (0, 1)]
-    assert pool.read(runs) == [whole[offset : offset + nbytes] for offset, nbytes in runs]
-    for _ in range(2):
+    with closing(CudaMemory("cuda:0", 1 << 20)) as pool:
+        assert pool.read([(0, 1 << 20)]) == [bytes(1 << 20)]
+        mirror = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
+        with closing(pool.device()) as device:
+            device.open(mirror)
+            device.to_device(ids(0), ids(1 << 20)).synchronize()
+        whole = mirror.tobytes()
+        runs = [(7, 100), (1 << 19, 4096), (0, 1)]
+        assert pool.read(runs) == [whole[offset : offset + nbytes] for offset, nbytes in runs]
         pool.close()
-    with pytest.raises(CopyFailed, match="given back"):
-        pool.read(runs)
+        with pytest.raises(CopyFailed, match="given back"):
+            pool.read(runs)
 
 
 def test_memory_of_a_pool_goes_back_to_the_device_though_a_mirror_refers_to_it() -> None:
@@ -107,12 +106,10 @@ def test_memory_of_a_pool_goes_back_to_the_device_though_a_mirror_refers_to_it()
     nbytes = 256 << 20
     CudaMemory("cuda:0", 1).close()
     before = free_bytes()
-    pool = CudaMemory("cuda:0", nbytes)
-    device = pool.device()
-    assert free_bytes() <= before - nbytes
-    pool.close()
-    assert free_bytes() > before - nbytes // 2
-    device.close()
+    with closing(CudaMemory("cuda:0", nbytes)) as pool, closing(pool.device()):
+        assert free_bytes() < before - nbytes // 2
+        pool.close()
+        assert free_bytes() > before - nbytes // 2
 
 
 @pytest.mark.parametrize("data_paths", ["shm", "nixl"])
