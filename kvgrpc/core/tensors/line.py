@@ -47,7 +47,7 @@ class Line:
         return len(self._of)
 
     def join(self, id_: TensorId, pages: int, *, urgent: bool) -> Place:
-        """The place of a tensor: the last one, or what was kept for it."""
+        """The place of a tensor: the last one, or what was kept for it, for as many pages as it takes now."""
         place = self._of.get(id_)
         if place is None:
             place = self._of[id_] = Place(id_, pages, urgent)
@@ -55,6 +55,7 @@ class Line:
         elif place.absent_until is not None:
             place.absent_until = None
             self._absent -= 1
+        place.pages = pages
         if urgent:
             self.hurry(id_)
         return place

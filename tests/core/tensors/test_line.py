@@ -77,6 +77,15 @@ def test_who_is_refused_keeps_its_place_until_it_must_have_come_again() -> None:
     assert line.head(NOW) is other
 
 
+def test_a_kept_place_is_for_as_many_pages_as_are_asked_for_when_it_is_taken_again() -> None:
+    line = Line(PAGES)
+    place = joined(line, "a", 40)
+    line.refuse(place, NOW)
+    assert joined(line, "a", 2) is place
+    assert place.pages == 2
+    assert line.lacks(place, free=2 + line.reserved) == 0
+
+
 def test_kept_places_are_bounded() -> None:
     line = Line(PAGES)
     for i in range(ABSENT_MAX + 5):
