@@ -1,7 +1,7 @@
 """Named tensors: requests of TensorService to the core's values, and what a lead knows of tensors to messages."""
 
 from kvgrpc.core.tables.transfers import pair_id
-from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, Place, Put, Release
+from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release
 from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
 from kvgrpc.core.tensors.values import Description, Expected, TensorId
 from kvgrpc.core.values.limits import Limits, granted_ttl
@@ -33,8 +33,8 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     if location == "grant" and only:
         raise invalid(only[0], "is for the source")
     check_count("consumers", len(request.consumers), CONSUMERS_MAX)
-    places = tuple(place(f"consumers[{i}]", value) for i, value in enumerate(request.consumers))
-    if len({one.address for one in places}) < len(places):
+    leads = tuple(lead_address(f"consumers[{i}]", value) for i, value in enumerate(request.consumers))
+    if len({one.address for one in leads}) < len(leads):
         raise invalid("consumers", "names an address twice")
     ttl_s = seconds(request, "ttl")
     if ttl_s is not None:
@@ -42,15 +42,15 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     if location == "grant":
         claims_of(request.grant)
     return Put(
-        tensor_id(request.tensor), described(request.description), here, request.grant.token, places,
-        len(places) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
+        tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
+        len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
         text("request_id", request.request_id),
     )  # fmt: skip
 
 
 def get(request: tensor_pb2.GetTensorRequest) -> Get:
     """GetTensor. Raises InvalidRequest."""
-    source = place("source", request.source) if request.HasField("source") else None
+    source = lead_address("source", request.source) if request.HasField("source") else None
     if source is not None and request.as_offer:
         raise invalid("source", "is for an engine that fetches, and as_offer for its source")
     return Get(
@@ -82,11 +82,11 @@ def described(value: tensor_pb2.TensorDescription) -> Description:
     return Description(value.dtype, tuple(value.shape_sizes), value.nbytes, layer, value.content_digest)
 
 
-def place(field: str, value: common_pb2.PeerAddress) -> Place:
+def lead_address(field: str, value: common_pb2.PeerAddress) -> LeadAddress:
     """Raises InvalidRequest."""
     if not value.address:
         raise invalid(f"{field}.address", "is required")
-    return Place(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
+    return LeadAddress(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
 
 
 def _expected(value: tensor_pb2.ExpectedTensor) -> Expected:

@@ -47,6 +47,8 @@ class Timer(Enum):
     CHECKSUMS = "checksums"
     CHECKSUMS_ASK = "checksums_ask"
     SEND = "send"
+    TENSOR_WAIT = "tensor_wait"
+    TENSOR_TTL = "tensor_ttl"
 
 
 Key = tuple[Timer, str]

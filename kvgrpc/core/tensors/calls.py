@@ -9,7 +9,7 @@ CONSUMERS_MAX = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class LeadAddress:
     """Another engine's lead."""
 
     address: str
@@ -25,7 +25,7 @@ class Put:
     described: Description
     allocation_id: str = ""
     token: bytes = b""
-    consumers: tuple[Place, ...] = ()
+    consumers: tuple[LeadAddress, ...] = ()
     consumer_count: int = 1
     ttl_s: float | None = None
     timeout_s: float | None = None
@@ -39,7 +39,7 @@ class Get:
 
     id: TensorId
     expected: Expected
-    source: Place | None = None
+    source: LeadAddress | None = None
     as_offer: bool = False
     timeout_s: float | None = None
     request_id: str = ""

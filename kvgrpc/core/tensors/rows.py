@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
 from kvgrpc.errors import KVGrpcError
 
@@ -66,7 +67,6 @@ class Tensor:
     made: float = 0.0
     """When that was."""
     stage: Stage = Stage.ARRIVING
-    expires: float | None = None
     allocation_id: str = ""
     """Its pages in the store; empty while it has none."""
     transfer_id: str = ""
@@ -92,19 +92,28 @@ class Offer:
     pages: int
     allocation_id: str
     """The pages that it was put in; by now the lease's."""
-    consumers: tuple[str, ...]
-    """Addresses that it is sent to; none: it is fetched."""
+    consumers: tuple[LeadAddress, ...]
+    """Where it is sent to; none: it is fetched."""
     since: float
+    consumer_count: int = 1
     number: int = 0
     """As of a Tensor."""
     token: bytes = b""
     """The READ grant; empty until the hand-over stands."""
     transfer_id: str = ""
+    refused: KVGrpcError | None = None
+    """Why a consumer that it was sent to does not have it."""
 
     @property
     def made(self) -> float:
         """When it was made known."""
         return self.since
+
+    def is_same(self, other: "Offer") -> bool:
+        """Whether one put, made twice, is what both are of: an allocation is handed over once."""
+        return (self.described, self.allocation_id, self.consumers, self.consumer_count) == (
+            other.described, other.allocation_id, other.consumers, other.consumer_count,
+        )  # fmt: skip
 
 
 class Purpose(Enum):
@@ -127,6 +136,8 @@ class Wait:
     purpose: Purpose
     deadline: float
     expected: Expected = ANY
+    fetches: bool = False
+    """It also asks a source for it."""
 
 
 @dataclass(frozen=True)

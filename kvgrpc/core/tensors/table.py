@@ -8,10 +8,11 @@ Rules:
 """
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
 from itertools import count
 
-from kvgrpc.core.tensors.ended import Ended
+from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tensors.ended import Ended, too_late
+from kvgrpc.core.tensors.remembered import Remembered
 from kvgrpc.core.tensors.rows import (
     Answer,
     BringBack,
@@ -25,13 +26,14 @@ from kvgrpc.core.tensors.rows import (
     Wait,
     Withdraw,
 )
+from kvgrpc.core.tensors.spill import Idle, SpillPages
+from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.core.tensors.values import Description, TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S, Waits
 from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
-_UNASKED = frozenset({Stage.STORED, Stage.SPILLING, Stage.SPILLED})
 
 
 class TensorTable:
@@ -44,15 +46,17 @@ class TensorTable:
         self.effects: list[Effect] = []
         self.waits = Waits(limits.waits)
         self.ended = Ended(limits.tombstones, limits.tombstone_s)
+        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s)
+        """Offers that are over: the same put again is answered as the first one was."""
         self.tensors: dict[TensorId, Tensor] = {}
         self.offers: dict[TensorId, Offer] = {}
-        self._free_slots = list(range(limits.spill_pages))[::-1]
+        self.spill_pages = SpillPages(limits.spill_pages)
         self._of: dict[bytes, dict[TensorId, None]] = {}
         """Tensors and offers of each request."""
-        self._idle: dict[TensorId, Tensor] = {}
-        """Those in the store that nobody has asked for, oldest first."""
-        self._expiries: list[tuple[float, int, Tensor]] = []
-        """A heap; rows whose tensor has another expiry by now mean nothing."""
+        self._idle = Idle()
+        self._timers = Timers()
+        self._unasked: dict[str, Tensor] = {}
+        """Those that end with their TTL, as nobody has asked for them; by the names of their timers."""
         self._numbers = count()
 
     # -- what comes from elsewhere
@@ -83,7 +87,7 @@ class TensorTable:
 
     def check_size(self, described: Description) -> int:
         """Pages that it takes. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
-        pages = -(-described.nbytes // self.page_bytes)
+        pages = pages_for(described.nbytes, self.page_bytes)
         if pages > self.store_pages:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
@@ -99,24 +103,27 @@ class TensorTable:
         if any(wait.purpose is Purpose.GIVEN for wait in waits):
             tensor.move_to(Stage.HELD, now)
         else:
-            self._idle[tensor.id] = tensor
+            self._idle.add(tensor)
             self._expire_later(tensor, now)
         for wait in waits:
             self._answer(wait, tensor)
 
     def failed(self, id_: TensorId, error: KVGrpcError, *, fetched: bool) -> None:
-        """It does not come, this time: whoever put it hears it, and if it was `fetched` whoever asked for it, too."""
+        """It does not come, this time: whoever put it hears it, and if it was `fetched` whoever asked its source. Who
+        waits for a put goes on.
+        """
         tensor = self.tensors.get(id_)
         if tensor is not None and tensor.stage is Stage.ARRIVING:
             self._drop(tensor)
-        for wait in self.waits.of(id_, _IN_STORE if fetched else (Purpose.STORED,)):
-            self._answer(wait, error)
-
-    def not_fetched(self, id_: TensorId, error: KVGrpcError) -> None:
-        """The source that was asked does not give it: who asks here hears it, unless it comes from elsewhere."""
-        if id_ not in self.tensors:
-            for wait in self.waits.of(id_, _GIVEN):
+        for wait in self.waits.of(id_, _IN_STORE):
+            if wait.purpose is Purpose.STORED or (fetched and wait.fetches):
                 self._answer(wait, error)
+
+    def not_fetched(self, number: int, error: KVGrpcError) -> None:
+        """The source that this call asked does not give it: the call hears it, unless it comes from elsewhere."""
+        wait = self.waits.find(number)
+        if wait is not None and wait.id not in self.tensors:
+            self._answer(wait, error)
 
     # -- who asks
 
@@ -145,25 +152,41 @@ class TensorTable:
             self.effects.append(Answer(wait.number, tensor))
         elif tensor.stage is Stage.STORED:
             tensor.move_to(Stage.HELD, now)
-            del self._idle[tensor.id]
+            self._asked_for(tensor)
             self.effects.append(Answer(wait.number, tensor))
         else:
             self.waits.add(wait)
+            self._asked_for(tensor)
             if tensor.stage is Stage.SPILLED:
                 self._bring_back(tensor, now)
 
+    def check_held(self, tensor: Tensor) -> None:
+        """Raises PreconditionFailed for one that was given and has ended before its caller took it."""
+        if tensor.gone:
+            raise self.ended.error(tensor.id) or too_late(tensor.id, tensor.id, Reason.TRANSFER_ENDED)
+
     # -- what is kept for others
 
+    def find_offer(self, asked: Offer) -> Offer | None:
+        """The offer that the same put made before, as it is, or was when it was over. Raises AlreadyExists
+        (TRANSFER_EXISTS) while another one has the name.
+        """
+        known, over = self.offers.get(asked.id), self.sent.get(asked.id)
+        if over is not None and over.is_same(asked):
+            return over
+        if known is not None and not known.is_same(asked):
+            why = "is kept here already, as another one or for others: it is put anew once it is released or fetched"
+            raise _taken(asked.id, why)
+        return known
+
     def offer(self, offer: Offer) -> Offer:
-        """A tensor of this engine is kept for others, or is already. Raises PreconditionFailed (TRANSFER_ENDED,
+        """A tensor of this engine is kept for others, or is already, or was. Raises PreconditionFailed (TRANSFER_ENDED,
         CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS), Exhausted (LIMIT_EXCEEDED).
         """
         id_ = offer.id
         self._check_alive(id_)
-        known = self.offers.get(id_)
+        known = self.find_offer(offer)
         if known is not None:
-            if (known.described, known.allocation_id) != (offer.described, offer.allocation_id):
-                raise _taken(id_, "is kept here already: it is put anew once it is released, or its consumers have it")
             return known
         if id_ in self.tensors:
             raise _taken(id_, "came from another engine")
@@ -182,10 +205,15 @@ class TensorTable:
             self._answer(wait, offer)
 
     def offer_over(self, offer: Offer) -> None:
-        """Its consumers have it, or it is lost: nothing of it is left."""
+        """It is kept no more: it is lost, or was taken back."""
         if self.offers.get(offer.id) is offer:
             del self.offers[offer.id]
             self._forget(offer.id)
+
+    def offer_sent(self, offer: Offer, now: float) -> None:
+        """It is kept no more, and how it was put is remembered."""
+        self.offer_over(offer)
+        self.sent.add(offer.id, offer, now)
 
     # -- ends
 
@@ -203,8 +231,7 @@ class TensorTable:
                 found.append(id_)
                 self._end(id_)
         for id_ in wanted or self.waits.ids(key):
-            error = self.ended.error(id_)
-            assert error is not None, "it was added just now"
+            error = too_late(id_, id_ if wanted else key, reason)
             for wait in self.waits.of(id_, tuple(Purpose)):
                 self._answer(wait, error)
         return found
@@ -217,51 +244,36 @@ class TensorTable:
         """What is due ends: waits, what nobody has asked for, what is remembered."""
         self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
         self.ended.expire(now)
-        while self._expiries and self._expiries[0][0] <= now:
-            expires, _, tensor = heappop(self._expiries)
-            if not tensor.gone and expires == tensor.expires and tensor.stage in _UNASKED:
-                self._drop(tensor)
+        self.sent.expire(now)
+        for _, name in self._timers.due(now):
+            self._drop(self._unasked[name])
 
     def next_deadline(self) -> float | None:
-        """When `due` has something to do, at the earliest."""
-        expiry = self._expiries[0][0] if self._expiries else None
-        times = (self.waits.next_deadline(), self.ended.next_deadline(), expiry)
-        return min((time for time in times if time is not None), default=None)
+        """When `due` has something to do."""
+        parts = (self.waits, self.ended, self.sent, self._timers)
+        return min((time for part in parts if (time := part.next_deadline()) is not None), default=None)
 
     # -- room
 
     def spill(self, pages: int, now: float) -> list[Tensor]:
         """What to copy out of the store so that so many more pages are free; nothing where that does not do."""
-        chosen: list[Tensor] = []
-        freed = 0
-        for tensor in self._idle.values():
-            if freed >= pages:
-                break
-            if freed + tensor.pages <= len(self._free_slots):
-                chosen.append(tensor)
-                freed += tensor.pages
-        if freed < pages:
-            return []
+        chosen = self._idle.choose(pages, self.spill_pages.free)
         for tensor in chosen:
-            del self._idle[tensor.id]
+            self._idle.discard(tensor)
             tensor.move_to(Stage.SPILLING, now)
             tensor.copying = True
-            tensor.slots = tuple(self._free_slots.pop() for _ in range(tensor.pages))
+            tensor.slots = self.spill_pages.take(tensor.pages)
         return chosen
 
-    def spilled(self, tensor: Tensor, now: float) -> str:
-        """It is outside of the store: the allocation that is free now. One that was asked for meanwhile stays in its
-        pages, and the allocation is none.
+    def spilled(self, tensor: Tensor, now: float, *, copied: bool = True) -> str:
+        """It is outside of the store: the allocation that is free now. One that was asked for meanwhile, or could not
+        be copied, stays in its pages, and the allocation is none.
         """
+        if tensor.gone or not copied or self.waits.of(tensor.id, _GIVEN):
+            return self.returned(tensor, now)
         tensor.copying = False
-        if tensor.gone:
-            self._free(tensor)
-            return tensor.allocation_id
-        if self.waits.of(tensor.id, _GIVEN):
-            self._free(tensor)
-            self.stored(tensor, now)
-            return ""
         tensor.move_to(Stage.SPILLED, now)
+        self._expire_later(tensor, now)
         freed, tensor.allocation_id = tensor.allocation_id, ""
         return freed
 
@@ -278,18 +290,20 @@ class TensorTable:
         self.stored(tensor, now)
         return ""
 
-    def stays_out(self, tensor: Tensor, error: KVGrpcError, now: float) -> None:
-        """There was no room for it in the store: who asked for it is refused, and may ask again."""
-        if not tensor.gone:
-            tensor.move_to(Stage.SPILLED, now)
-            self._expire_later(tensor, now)
-            for wait in self.waits.of(tensor.id, _IN_STORE):
-                self._answer(wait, error)
-
-    @property
-    def spilled_pages(self) -> int:
-        """Pages outside of the store that are in use."""
-        return self.limits.spill_pages - len(self._free_slots)
+    def stays_out(self, tensor: Tensor, error: KVGrpcError, now: float) -> str:
+        """There was no room for it in the store, or it could not be copied: who still waits for it is refused, and may
+        ask again. The allocation that is free then.
+        """
+        tensor.copying = False
+        freed, tensor.allocation_id = tensor.allocation_id, ""
+        if tensor.gone:
+            self._free(tensor)
+            return freed
+        tensor.move_to(Stage.SPILLED, now)
+        self._expire_later(tensor, now)
+        for wait in self.waits.of(tensor.id, _GIVEN):
+            self._answer(wait, error)
+        return freed
 
     # -- parts of the above
 
@@ -312,8 +326,16 @@ class TensorTable:
         self.effects.append(BringBack(tensor))
 
     def _expire_later(self, tensor: Tensor, now: float) -> None:
-        tensor.expires = now + tensor.ttl_s
-        heappush(self._expiries, (tensor.expires, next(self._numbers), tensor))
+        """It ends with its TTL, from now on, if it does not already."""
+        name = str(tensor.number)
+        if name not in self._unasked:
+            self._unasked[name] = tensor
+            self._timers.set(Timer.TENSOR_TTL, name, now + tensor.ttl_s)
+
+    def _asked_for(self, tensor: Tensor) -> None:
+        self._idle.discard(tensor)
+        if self._unasked.pop(str(tensor.number), None) is not None:
+            self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
 
     def _kept(self, id_: TensorId, reason: Reason) -> bool:
         """The engine has a view on its memory, and nobody but the engine can say that it is done with it."""
@@ -330,7 +352,7 @@ class TensorTable:
 
     def _drop(self, tensor: Tensor) -> None:
         del self.tensors[tensor.id]
-        self._idle.pop(tensor.id, None)
+        self._asked_for(tensor)
         self._forget(tensor.id)
         tensor.gone = True
         if not tensor.copying:
@@ -338,7 +360,7 @@ class TensorTable:
             self.effects.append(Drop(tensor))
 
     def _free(self, tensor: Tensor) -> None:
-        self._free_slots += tensor.slots
+        self.spill_pages.give_back(tensor.slots)
         tensor.slots = ()
 
     def _forget(self, id_: TensorId) -> None:

@@ -1,13 +1,16 @@
 """Calls that wait for tensors: bounded in number, each with a deadline."""
 
 from collections.abc import Collection
-from heapq import heappop, heappush
 
+from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.rows import Purpose, Wait
 from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.errors import DeadlineExceeded, Exhausted, Reason
 
 RETRY_DELAY_S = 0.1
+"""What a caller is told to wait for before it comes again; a lead that puts a tensor waits no shorter, whatever it is
+told.
+"""
 _SAID = {
     Purpose.STORED: "was not stored",
     Purpose.GIVEN: "did not come",
@@ -23,8 +26,7 @@ class Waits:
         self._rows: dict[int, Wait] = {}
         self._of: dict[bytes, dict[TensorId, dict[int, Wait]]] = {}
         """By request and tensor."""
-        self._deadlines: list[tuple[float, int]] = []
-        """A heap, with those that are over until they are due."""
+        self._timers = Timers()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -40,18 +42,23 @@ class Waits:
         self.check_room()
         self._rows[wait.number] = wait
         self._of.setdefault(wait.id.key, {}).setdefault(wait.id, {})[wait.number] = wait
-        heappush(self._deadlines, (wait.deadline, wait.number))
+        self._timers.set(Timer.TENSOR_WAIT, str(wait.number), wait.deadline)
 
     def forget(self, number: int) -> None:
         """The call waits no more, for whatever reason."""
         wait = self._rows.pop(number, None)
         if wait is not None:
+            self._timers.clear(Timer.TENSOR_WAIT, str(number))
             of = self._of[wait.id.key]
             del of[wait.id][number]
             if not of[wait.id]:
                 del of[wait.id]
             if not of:
                 del self._of[wait.id.key]
+
+    def find(self, number: int) -> Wait | None:
+        """The call of this number, if it still waits."""
+        return self._rows.get(number)
 
     def of(self, id_: TensorId, purposes: Collection[Purpose]) -> list[Wait]:
         """Those that wait for a tensor for one of these purposes, in the order in which they came."""
@@ -65,15 +72,13 @@ class Waits:
     def due(self, now: float) -> list[tuple[Wait, DeadlineExceeded]]:
         """Those whose time is over, which are forgotten, and what they are refused with."""
         found = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heappop(self._deadlines)
-            wait = self._rows.get(number)
-            if wait is not None:
-                self.forget(number)
-                what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
-                found.append((wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})))
+        for _, name in self._timers.due(now):
+            wait = self._rows[int(name)]
+            self.forget(wait.number)
+            what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
+            found.append((wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})))
         return found
 
     def next_deadline(self) -> float | None:
-        """The earliest; it may be of a wait that is over."""
-        return self._deadlines[0][0] if self._deadlines else None
+        """The earliest."""
+        return self._timers.next_deadline()

@@ -63,7 +63,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             page_count=table.store_pages,
             used_page_count=table.store_pages - state.allocator.free_count(0),
             spill_page_count=table.limits.spill_pages,
-            used_spill_page_count=table.spilled_pages,
+            used_spill_page_count=table.spill_pages.used,
             tensor_count=len(table.tensors),
             offered_count=len(table.offers),
             waiting_count=len(table.waits),

@@ -3,19 +3,17 @@
 import asyncio
 from collections.abc import Callable
 
-from kvgrpc.core.tensors.calls import Get, Place, Put
+from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.v1 import tensor_pb2
 from kvgrpc.wire.tensors import described, description_to_proto, expected_to_proto, name_to_proto
 from kvgrpc.wire.values import claims_of, duration, grant
 
-RETRY_DELAY_S = 0.1
-"""Where the other lead names none."""
-
 
 async def deliver(
-    remote: RemoteStores, put: Put, token: bytes, place: Place, left: Callable[[], float], trace: str
+    remote: RemoteStores, put: Put, token: bytes, consumer: LeadAddress, left: Callable[[], float], trace: str
 ) -> KVGrpcError | None:
     """Puts a tensor at one consumer, again and again while that has no room or cannot be reached; why it is not there,
     if it is not. Never longer than what is `left`, in seconds.
@@ -29,19 +27,19 @@ async def deliver(
         if put.ttl_s is not None:
             request.ttl.CopyFrom(duration(put.ttl_s))
         try:
-            await remote.put(place, request, left_s, trace)
+            await remote.put(consumer, request, left_s, trace)
         except (Exhausted, Unavailable) as error:
             refused = error
         except KVGrpcError as error:
             return error
         else:
             return None
-        delay_s = refused.retry_delay_s or RETRY_DELAY_S
+        delay_s = max(refused.retry_delay_s or 0.0, RETRY_DELAY_S)
         if delay_s >= left():
             break
         await asyncio.sleep(delay_s)
     return refused or DeadlineExceeded(
-        Reason.DEADLINE, f"{place.address} did not store the tensor in time", metadata={"phase": "tensor"}
+        Reason.DEADLINE, f"{consumer.address} did not store the tensor in time", metadata={"phase": "tensor"}
     )
 
 

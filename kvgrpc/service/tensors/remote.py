@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc.aio
 
-from kvgrpc.core.tensors.calls import Place
+from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers.errors import bounded, failure_of
@@ -27,17 +27,17 @@ class RemoteStores:
         """Under way, by address."""
 
     async def put(
-        self, place: Place, request: tensor_pb2.PutTensorRequest, timeout_s: float, trace: str
+        self, at: LeadAddress, request: tensor_pb2.PutTensorRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.PutTensorResponse:
         """PutTensor at a consumer. Raises what it is refused with, or Unavailable (PEER_UNREACHABLE)."""
-        reply: tensor_pb2.PutTensorResponse = await self._call(place, "PutTensor", request, timeout_s, trace)
+        reply: tensor_pb2.PutTensorResponse = await self._call(at, "PutTensor", request, timeout_s, trace)
         return reply
 
     async def get(
-        self, place: Place, request: tensor_pb2.GetTensorRequest, timeout_s: float, trace: str
+        self, at: LeadAddress, request: tensor_pb2.GetTensorRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.GetTensorResponse:
         """GetTensor at a source. Raises as `put`."""
-        reply: tensor_pb2.GetTensorResponse = await self._call(place, "GetTensor", request, timeout_s, trace)
+        reply: tensor_pb2.GetTensorResponse = await self._call(at, "GetTensor", request, timeout_s, trace)
         return reply
 
     async def stop(self) -> None:
@@ -46,15 +46,15 @@ class RemoteStores:
         for channel, _ in channels.values():
             await channel.close()
 
-    async def _call(self, place: Place, method: str, request: Any, timeout_s: float, trace: str) -> Any:
-        address = place.address
+    async def _call(self, at: LeadAddress, method: str, request: Any, timeout_s: float, trace: str) -> Any:
+        address = at.address
         traceparent, ended = telemetry.client_call(f"kvgrpc.v1.TensorService/{method}", trace, address)
         self._calls[address] = self._calls.get(address, 0) + 1
         error: KVGrpcError | None = None
         try:
             call: Callable[..., Awaitable[Any]] = getattr(self._stub(address), method)
             reply = await call(request, timeout=timeout_s + GRACE_S, metadata=telemetry.metadata(traceparent))
-            return _checked(bounded(reply, address), place)
+            return _checked(bounded(reply, address), at)
         except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
             error = failure_of(failed, method)
             error.message = error.message.removeprefix(f"{error.reason}: ")  # it will be said with its reason again
@@ -78,10 +78,10 @@ class RemoteStores:
                 self._channels.pop(address, None)  # closes with its last reference
 
 
-def _checked(reply: Any, place: Place) -> Any:
+def _checked(reply: Any, at: LeadAddress) -> Any:
     """Raises PreconditionFailed (WRONG_ENGINE)."""
-    if place.engine_id and reply.header.engine_id != place.engine_id:
+    if at.engine_id and reply.header.engine_id != at.engine_id:
         raise PreconditionFailed(
-            Reason.WRONG_ENGINE, f"engine {reply.header.engine_id} answers at {place.address}, not {place.engine_id}"
+            Reason.WRONG_ENGINE, f"engine {reply.header.engine_id} answers at {at.address}, not {at.engine_id}"
         )
     return reply

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Offer, Purpose, Tensor, TensorLimits, Wait, Withdraw
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
@@ -64,16 +65,18 @@ class Store:
         return made
 
     def ask(
-        self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0
-    ) -> int:
+        self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0,
+        *, fetches: bool = False,
+    ) -> int:  # fmt: skip
         """A call that waits; its number."""
         self.waits += 1
-        self.table.ask(Wait(self.waits, named(name), purpose, self.now + wait_s, expected), self.now)
+        self.table.ask(Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches), self.now)
         self.take()
         return self.waits
 
-    def offer(self, name: str = "a", pages: int = 1, allocation: str = "b-1") -> Offer:
-        offer = self.table.offer(Offer(named(name), of_pages(pages), pages, allocation, (), self.now))
+    def offer(self, name: str = "a", pages: int = 1, allocation: str = "b-1", to: str = "", count: int = 1) -> Offer:
+        consumers = (LeadAddress(to),) if to else ()
+        offer = self.table.offer(Offer(named(name), of_pages(pages), pages, allocation, consumers, self.now, count))
         self.take()
         return offer
 

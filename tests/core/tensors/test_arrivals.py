@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvgrpc.core.tables.timers import STALE_MIN
 from kvgrpc.core.tensors.rows import Purpose, Stage
 from kvgrpc.core.tensors.values import Expected
 from kvgrpc.errors import (
@@ -150,6 +151,23 @@ def test_a_wait_ends_with_its_deadline_and_not_before() -> None:
     assert len(made.table.waits) == 0
 
 
+def test_waits_that_are_over_leave_nothing_behind() -> None:
+    made = store()
+    for _ in range(10 * STALE_MIN):
+        made.table.waits.forget(made.ask("a", wait_s=1000.0))
+    assert len(made.table.waits._timers._heap) <= STALE_MIN + 1
+    assert made.table.next_deadline() is None
+
+
+def test_tensors_that_are_gone_leave_nothing_behind() -> None:
+    made = store()
+    for i in range(2 * STALE_MIN):
+        made.store(f"t{i}")
+        made.release(f"t{i}")
+    assert len(made.table._timers._heap) <= STALE_MIN + 1
+    assert made.table._unasked == {}
+
+
 def test_a_call_that_left_is_not_answered() -> None:
     made = store()
     made.table.waits.forget(made.ask("a"))
@@ -173,24 +191,32 @@ def test_one_that_failed_is_forgotten_and_may_be_put_again_while_who_asked_waits
     assert made.answers[asked] is tensor
 
 
-def test_one_that_was_fetched_and_failed_is_a_failure_to_who_asked() -> None:
+def test_one_that_was_fetched_and_failed_is_a_failure_to_who_asked_its_source_and_to_no_other() -> None:
     made = store()
-    asked = made.ask("a")
+    fetching, also, waiting = made.ask("a", fetches=True), made.ask("a", fetches=True), made.ask("a")
     made.arrive("a")
     made.table.failed(named("a"), LOST, fetched=True)
     made.take()
-    assert made.answers == {asked: LOST}
+    assert made.answers == {fetching: LOST, also: LOST}
+    tensor = made.arrive("a")
+    made.table.stored(tensor, made.now)
+    made.take()
+    assert made.answers[waiting] is tensor
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_a_source_that_refuses_ends_the_wait_unless_it_comes_from_elsewhere(comes: bool) -> None:
+def test_a_source_that_refuses_ends_the_wait_of_that_call_unless_the_tensor_comes_from_elsewhere(comes: bool) -> None:
     made = store()
-    asked = made.ask("a")
+    asked, other, _ = made.ask("a", fetches=True), made.ask("a", fetches=True), made.ask("a")
     if comes:
         made.arrive("a")
-    made.table.not_fetched(named("a"), LOST)
+    made.table.not_fetched(asked, LOST)
     made.take()
     assert made.answers == ({} if comes else {asked: LOST})
+    made.table.waits.forget(other)
+    made.table.not_fetched(other, LOST)
+    made.take()
+    assert other not in made.answers, "it has left"
 
 
 def test_a_failure_that_comes_late_changes_nothing() -> None:

@@ -59,6 +59,14 @@ def test_who_waits_is_refused_when_the_request_ends() -> None:
     assert all(isinstance(error, PreconditionFailed) and error.reason is ENDED for error in errors)
 
 
+def test_a_release_of_more_tensors_than_are_remembered_refuses_everyone_who_waits() -> None:
+    made = store(tombstones=1)
+    waits = [made.ask(name) for name in "abc"]
+    assert made.release(*"abc") == []
+    assert [made.answers[wait].reason for wait in waits] == [ENDED] * 3
+    assert len(made.table.waits) == 0
+
+
 def test_a_release_by_name_refuses_who_waits_for_that() -> None:
     made = store()
     get, other = made.ask("a"), made.ask("b")
@@ -83,7 +91,7 @@ def test_more_ends_than_may_be_remembered_forget_the_oldest() -> None:
     ended = Ended(2, 10.0)
     for name in (b"1", b"2", b"1", b"3"):
         ended.add(name, ENDED, 0.0)
-    assert (len(ended), ended.has(b"1"), ended.has(b"2"), ended.has(b"3")) == (2, True, False, True)
+    assert (len(ended), ended.get(b"1"), ended.get(b"2"), ended.get(b"3")) == (2, ENDED, None, ENDED)
     ended.expire(10.0)
     assert (len(ended), ended.next_deadline()) == (0, None)
 
@@ -107,10 +115,55 @@ def test_an_offer_is_given_to_who_asks_for_it_once_it_stands() -> None:
 def test_an_offer_that_is_made_again_is_the_same_one() -> None:
     made = store()
     assert made.offer("a") is made.offer("a")
+    for other in ({"allocation": "b-2"}, {"pages": 2}, {"to": "consumer:1"}, {"count": 2}):
+        with pytest.raises(AlreadyExists) as raised:
+            made.offer("a", **other)
+        assert raised.value.reason is Reason.TRANSFER_EXISTS
+
+
+def test_a_put_to_other_consumers_is_not_the_one_to_these() -> None:
+    made = store()
+    offer = made.offer("a", to="consumer:1")
     with pytest.raises(AlreadyExists):
-        made.offer("a", allocation="b-2")
-    with pytest.raises(AlreadyExists):
-        made.offer("a", pages=2)
+        made.offer("a", to="consumer:2")
+    assert made.offer("a", to="consumer:1") is offer
+
+
+def test_an_offer_that_is_over_is_the_same_one_for_who_puts_it_again_for_a_while() -> None:
+    made = store(tombstone_s=50.0)
+    offer = made.offer("a", to="consumer:1")
+    made.table.offer_sent(offer, made.now)
+    assert made.table.offers == {}
+    assert made.offer("a", to="consumer:1") is offer
+    assert made.table.offers == {}
+    other = made.offer("a", allocation="b-2", to="consumer:1")
+    assert other is not offer
+    assert made.offer("a", to="consumer:1") is offer, "that put is over, whoever puts the tensor anew"
+    made.table.offer_over(other)
+    assert made.table.next_deadline() == 50.0
+    made.pass_time(50.0)
+    assert made.offer("a", to="consumer:1") is not offer
+
+
+def test_the_same_put_after_the_release_of_its_tensor_is_refused() -> None:
+    made = store()
+    made.table.offer_sent(made.offer("a"), made.now)
+    made.release("a")
+    with pytest.raises(PreconditionFailed) as raised:
+        made.offer("a")
+    assert raised.value.reason is ENDED
+
+
+@pytest.mark.parametrize("remembered", [1, 8])
+def test_who_was_given_a_tensor_that_is_released_before_the_call_returns_hears_that(remembered: int) -> None:
+    made = store(tombstones=remembered)
+    (tensor,) = made.store("a")
+    made.ask("a")
+    made.table.check_held(tensor)
+    made.release("a", "b")
+    with pytest.raises(PreconditionFailed) as raised:
+        made.table.check_held(tensor)
+    assert raised.value.reason is ENDED
 
 
 def test_an_offer_and_a_tensor_of_others_never_have_one_name() -> None:

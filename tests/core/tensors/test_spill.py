@@ -1,12 +1,35 @@
 """How room is made in a full store, and how what was spilled comes back."""
 
+from typing import Any
+
 import pytest
 
-from kvgrpc.core.tensors.rows import Purpose
+from kvgrpc.core.tensors.rows import Purpose, Tensor
+from kvgrpc.core.tensors.spill import PASSED_OVER_MAX
+from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.errors import Exhausted, Reason
 from tests.core.tensors.made_tensors import Store, all_spilled, named, spilling, store
 
 FULL = Exhausted(Reason.POOL_EXHAUSTED, "full")
+
+
+class Looked(dict[TensorId, Tensor]):
+    """Rows that count how many of them are looked at."""
+
+    looked_at = 0
+
+    def values(self) -> Any:
+        for row in super().values():
+            self.looked_at += 1
+            yield row
+
+
+def spilling_of(made: Store, name: str, pages: int) -> Tensor:
+    """A tensor that is outside."""
+    made.store(name, pages=pages)
+    (tensor,) = spilling(made, pages)
+    all_spilled(made, [tensor])
+    return tensor
 
 
 def spilled_store(*names: str) -> Store:
@@ -24,7 +47,7 @@ def test_the_oldest_that_nobody_asked_for_go_first_and_no_more_than_needed() -> 
     assert [tensor.id.name for tensor in chosen] == ["a", "b"]
     assert all_spilled(made, chosen) == ["b-a", "b-b"]
     assert made.stages() == {"a": "spilled", "asked": "held", "b": "spilled", "c": "stored"}
-    assert made.table.spilled_pages == 2
+    assert made.table.spill_pages.used == 2
 
 
 @pytest.mark.parametrize(("limit", "needed"), [(0, 1), (1, 2), (2, 5)])
@@ -33,7 +56,7 @@ def test_the_limit_is_never_exceeded_and_nothing_is_spilled_for_nothing(limit: i
     made.store("a", "b", "c")
     assert spilling(made, needed) == []
     assert made.stages() == dict.fromkeys("abc", "stored")
-    assert made.table.spilled_pages == 0
+    assert made.table.spill_pages.used == 0
 
 
 def test_one_that_does_not_fit_outside_is_passed_over() -> None:
@@ -41,6 +64,70 @@ def test_one_that_does_not_fit_outside_is_passed_over() -> None:
     made.store("large", pages=2)
     made.store("small")
     assert [tensor.id.name for tensor in spilling(made, 1)] == ["small"]
+
+
+def test_a_store_of_which_too_little_is_idle_is_not_looked_through() -> None:
+    made = store(pages=4096, spill_pages=4096)
+    made.store(*(f"t{i}" for i in range(100)))
+    rows = Looked(made.table._idle._rows)
+    made.table._idle._rows = rows
+    assert spilling(made, 101) == []
+    assert rows.looked_at == 0
+    assert len(spilling(made, 3)) == 3
+    assert rows.looked_at <= 4
+
+
+def test_a_spill_that_is_full_is_not_looked_for_room_in() -> None:
+    made = store(pages=4096, spill_pages=1)
+    made.store("small", *(f"t{i}" for i in range(100)))
+    all_spilled(made, spilling(made, 1))
+    made.table._idle._rows = rows = Looked(made.table._idle._rows)
+    assert spilling(made, 1) == []
+    assert rows.looked_at == 0
+
+
+def test_not_more_than_some_are_passed_over() -> None:
+    made = store(pages=4096, spill_pages=1)
+    made.store(*(f"large{i}" for i in range(PASSED_OVER_MAX)), pages=2)
+    made.store("small")
+    assert spilling(made, 1) == []
+    made.release("large0")
+    assert [tensor.id.name for tensor in spilling(made, 1)] == ["small"]
+
+
+def test_pages_outside_are_each_of_one_tensor_and_are_used_again() -> None:
+    made = store(spill_pages=4)
+    a, b = spilling_of(made, "a", 1), spilling_of(made, "b", 2)
+    assert sorted(a.slots + b.slots) == [0, 1, 2]
+    freed = a.slots
+    made.release("a")
+    assert made.table.spill_pages.free == 2
+    c = spilling_of(made, "c", 2)
+    assert set(freed) < set(c.slots)
+    assert sorted(b.slots + c.slots) == [0, 1, 2, 3]
+
+
+def test_one_that_is_asked_for_while_it_is_copied_out_does_not_end_with_its_time() -> None:
+    made = store(spill_pages=8)
+    made.store("a")
+    (tensor,) = spilling(made, 1)
+    made.now = 95.0
+    asked = made.ask("a", wait_s=10.0)
+    made.pass_time(6.0)
+    assert made.stages() == {"a": "spilling"}
+    all_spilled(made, [tensor])
+    assert made.answers == {asked: tensor}
+
+
+def test_one_whose_caller_leaves_while_it_is_copied_out_has_its_time_again() -> None:
+    made = store(spill_pages=8)
+    made.store("a")
+    (tensor,) = spilling(made, 1)
+    made.table.waits.forget(made.ask("a"))
+    assert made.table.next_deadline() is None
+    made.now = 5.0
+    all_spilled(made, [tensor])
+    assert made.table.next_deadline() == 105.0
 
 
 def test_what_is_asked_for_is_brought_back_and_held() -> None:
@@ -54,7 +141,7 @@ def test_what_is_asked_for_is_brought_back_and_held() -> None:
     assert made.table.returned(tensor, made.now) == ""
     made.take()
     assert made.answers == {asked: tensor, again: tensor}
-    assert (tensor.allocation_id, made.table.spilled_pages) == ("b-new", 0)
+    assert (tensor.allocation_id, made.table.spill_pages.used) == ("b-new", 0)
     assert made.stages() == {"a": "held"}
 
 
@@ -66,7 +153,7 @@ def test_what_is_asked_for_while_it_is_copied_out_stays_in() -> None:
     assert made.answers == {}
     assert all_spilled(made, [tensor]) == [""]
     assert made.answers == {asked: tensor}
-    assert (tensor.allocation_id, made.table.spilled_pages, made.stages()) == ("b-a", 0, {"a": "held"})
+    assert (tensor.allocation_id, made.table.spill_pages.used, made.stages()) == ("b-a", 0, {"a": "held"})
 
 
 def test_memory_that_is_being_copied_comes_back_when_that_is_over() -> None:
@@ -74,9 +161,9 @@ def test_memory_that_is_being_copied_comes_back_when_that_is_over() -> None:
     made.store("a")
     (tensor,) = spilling(made, 1)
     made.release()
-    assert (made.dropped, made.table.spilled_pages) == ([], 1)
+    assert (made.dropped, made.table.spill_pages.used) == ([], 1)
     assert made.table.spilled(tensor, made.now) == "b-a"
-    assert made.table.spilled_pages == 0
+    assert made.table.spill_pages.used == 0
 
 
 def test_one_that_is_dropped_while_it_comes_back_gives_back_both() -> None:
@@ -87,13 +174,40 @@ def test_one_that_is_dropped_while_it_comes_back_gives_back_both() -> None:
     made.release()
     assert made.dropped == []
     assert made.table.returned(tensor, made.now) == "b-new"
-    assert made.table.spilled_pages == 0
+    assert made.table.spill_pages.used == 0
+
+
+def test_one_that_cannot_be_copied_out_stays_in_its_pages() -> None:
+    made = store(spill_pages=8)
+    made.store("a", "dropped")
+    kept, dropped = spilling(made, 2)
+    made.release("dropped")
+    assert made.table.spilled(kept, made.now, copied=False) == ""
+    assert made.table.spilled(dropped, made.now, copied=False) == "b-dropped"
+    assert (made.stages(), made.table.spill_pages.used) == ({"a": "stored"}, 0)
+    assert made.answers[made.ask("a")] is kept
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_one_that_cannot_be_copied_back_gives_its_new_pages_back(dropped: bool) -> None:
+    made = spilled_store("a")
+    asked = made.ask("a")
+    (tensor,) = made.wanted_back
+    made.table.returning(tensor, "b-new")
+    if dropped:
+        made.release("a")
+    assert made.table.stays_out(tensor, FULL, made.now) == "b-new"
+    made.take()
+    assert made.stages() == ({} if dropped else {"a": "spilled"})
+    assert made.table.spill_pages.used == (0 if dropped else 1)
+    assert made.answers[asked].reason is (Reason.TRANSFER_ENDED if dropped else Reason.POOL_EXHAUSTED)
+    assert not tensor.copying
 
 
 def test_one_that_is_dropped_outside_is_gone_at_once() -> None:
     made = spilled_store("a")
     made.release("a")
-    assert (made.dropped, made.table.spilled_pages) == ([named("a")], 0)
+    assert (made.dropped, made.table.spill_pages.used) == ([named("a")], 0)
 
 
 def test_one_for_which_there_is_no_room_stays_out_and_may_be_asked_for_again() -> None:
@@ -112,7 +226,7 @@ def test_one_for_which_there_is_no_room_stays_out_and_may_be_asked_for_again() -
 def test_what_is_outside_ends_with_its_time_too() -> None:
     made = spilled_store("a")
     made.pass_time(100.0)
-    assert (made.dropped, made.table.spilled_pages) == ([named("a")], 0)
+    assert (made.dropped, made.table.spill_pages.used) == ([named("a")], 0)
 
 
 def test_what_is_put_again_while_it_is_outside_is_stored() -> None:
