@@ -1,17 +1,20 @@
 """Pages of the store: for whose turn it is, and how spilling makes room for it."""
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvgrpc.core.tensors.line import KEPT_S, Line, Place
+from kvgrpc.core.tensors.line import Line, Place
 from kvgrpc.core.tensors.rows import Purpose, Tensor
 from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.descriptors import Ids
-from kvgrpc.errors import Exhausted, KVGrpcError, Reason
+from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.spill import SpillMemory
 
-RETRY_DELAY_S = 0.1
+_log = logging.getLogger(__name__)
 HELD_S = 0.5
 """How long a put waits here for pages before it is told to come again: long enough that a store whose tensors are used
 as they come is never short of puts that wait.
@@ -23,6 +26,7 @@ Pages = tuple[str, Ids]
 @dataclass(eq=False)
 class _Wanted:
     place: Place
+    was_put: bool
     trace: str
     future: asyncio.Future[Pages]
 
@@ -33,34 +37,43 @@ class StorePages:
     def __init__(self, life: Life, spill: SpillMemory) -> None:
         self._life = life
         self._spill = spill
+        self._may_spill = spill.usable
+        """No copy out of the store has failed."""
         self.line = Line(life.table.store_pages)
         self._wanted: dict[TensorId, _Wanted] = {}
         """Of the tensors that wait here."""
         self._spilling = 0
         """Pages that are being copied out."""
         self._looking = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def take(self, tensor: Tensor, trace: str, until: float, *, was_put: bool) -> Pages:
-        """Its pages, for which others may be spilled. What is wanted here waits until then; what `was_put` a moment,
-        and never so long that its put cannot be told why. Raises Exhausted (POOL_EXHAUSTED), and what refuses new work.
+    async def take(self, tensor: Tensor, trace: str, put_until: float | None = None) -> Pages:
+        """Its pages, for which others may be spilled. A put, which is to be over by `put_until`, waits a moment for
+        them, and never so long that it cannot be told why; without that they are waited for as long as a call waits for
+        the tensor. Raises Exhausted (POOL_EXHAUSTED), and what refuses new work.
         """
-        left_s = until - self._life.now
+        if tensor.gone:
+            raise _unwanted()
+        was_put = put_until is not None
         urgent = not was_put or bool(self._life.table.waits.of(tensor.id, (Purpose.GIVEN,)))
         place = self.line.join(tensor.id, tensor.pages, urgent=urgent)
-        wanted = self._wanted[tensor.id] = _Wanted(place, trace, asyncio.get_running_loop().create_future())
+        future: asyncio.Future[Pages] = asyncio.get_running_loop().create_future()
+        wanted = self._wanted[tensor.id] = _Wanted(place, was_put, trace, future)
         try:
             self.look()
-            if not wanted.future.done():
-                await asyncio.wait((wanted.future,), timeout=min(HELD_S, left_s / 2) if was_put else left_s)
-            if wanted.future.done():
-                return wanted.future.result()
+            most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
+            if not future.done():
+                await asyncio.wait((future,), timeout=most_s)
+            if future.done():
+                return future.result()
         finally:
-            del self._wanted[tensor.id]
-            if was_put and not wanted.future.done() and not tensor.gone:
+            if self._wanted.get(tensor.id) is wanted:
+                del self._wanted[tensor.id]
+            if was_put and not future.done() and not tensor.gone:
                 self.line.refuse(place, self._life.now)
             else:
                 self.line.leave(place)
-            self._look_soon()
+            self._look_at(self._life.now)
         raise Exhausted(
             Reason.POOL_EXHAUSTED,
             f"the store has no room for {tensor.pages} pages beside the {self.line.reserved} that are for tensors "
@@ -78,8 +91,8 @@ class StorePages:
         wanted = self._wanted.get(tensor.id)
         if wanted is not None and not wanted.future.done():
             self.line.leave(wanted.place)
-            wanted.future.set_exception(Exhausted(Reason.POOL_EXHAUSTED, "the tensor is wanted no more"))
-            self._look_soon()
+            wanted.future.set_exception(_unwanted())
+            self._look_at(self._life.now)
 
     def look(self) -> None:
         """Gives out what is free by now, and spills where that makes room."""
@@ -93,55 +106,72 @@ class StorePages:
             self._looking = False
 
     def _serve(self) -> bool:
-        """Whether there was enough for whose turn it is."""
+        """Whether whose turn it was is served, so that it is the turn of the next one."""
         life = self._life
         place = self.line.head(life.now)
         if place is None:
             return False
         wanted = self._wanted.get(place.id)
-        lacks = self.line.lacks(place, life.transfers.free_pages())
         if wanted is None:
-            self._look_soon(KEPT_S)
+            assert place.absent_until is not None, "it waits here, or is to come again"
+            self._look_at(place.absent_until)
             return False
+        if not wanted.was_put and not life.table.waits.of(place.id, (Purpose.STORED, Purpose.GIVEN)):
+            self._end(wanted, _unwanted())
+            return True
+        lacks = self.line.lacks(place, life.transfers.free_pages())
         if lacks:
             self._make_room(lacks - self._spilling)
             return False
-        self.line.leave(place)
-        if not wanted.future.done():
-            try:
-                wanted.future.set_result(life.transfers.allocate(place.pages, wanted.trace))
-            except KVGrpcError as error:
-                wanted.future.set_exception(error.untraced())
+        try:
+            pages = life.transfers.allocate(place.pages, wanted.trace)
+        except KVGrpcError as error:
+            self._end(wanted, error.untraced())
+        else:
+            self.line.leave(place)
+            wanted.future.set_result(pages)
         return True
+
+    def _end(self, wanted: _Wanted, error: KVGrpcError) -> None:
+        self.line.leave(wanted.place)
+        wanted.future.set_exception(error)
 
     async def bring_back(self, tensor: Tensor) -> None:
         """A tensor outside of the store is wanted in it."""
         life, table = self._life, self._life.table
-        until = life.now + life.lead.config.limits.wait_s
         try:
-            allocation_id, pages = await self.take(tensor, "", until, was_put=False)
+            allocation_id, pages = await self.take(tensor, "")
         except KVGrpcError as error:
-            table.stays_out(tensor, error.untraced(), life.now)
-            life.perform()
+            self._free(table.stays_out(tensor, error.untraced(), life.now))
             return
         if tensor.gone:
-            life.transfers.free(allocation_id)
+            self._free(allocation_id)
             return
         table.returning(tensor, allocation_id)
-        await asyncio.to_thread(self._spill.copier(pages.tolist(), tensor.slots, out=False))
-        self._free(table.returned(tensor, life.now))
+        defect = await self._copy(tensor, pages.tolist(), out=False)
+        if defect is None:
+            self._free(table.returned(tensor, life.now))
+        else:
+            self._free(table.stays_out(tensor, defect, life.now))
 
-    def _look_soon(self, delay_s: float = 0.0) -> None:
-        if len(self.line):
-            asyncio.get_running_loop().call_later(delay_s, self._look_again)
+    def _look_at(self, when: float) -> None:
+        """The timer may be early, and there is one."""
+        if not len(self.line):
+            return
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._look_again)
 
     def _look_again(self) -> None:
+        self._timer = None
         if not self._life.over:
             self.look()
 
     def _make_room(self, pages: int) -> None:
         """Begins to copy out what nobody has asked for, if that makes room for so many more."""
-        if pages > 0 and self._spill.usable:
+        if pages > 0 and self._may_spill:
             life = self._life
             for tensor in life.table.spill(pages, life.now):
                 self._spilling += tensor.pages
@@ -149,11 +179,26 @@ class StorePages:
 
     async def _copy_out(self, tensor: Tensor) -> None:
         pages = self._life.transfers.pages_of(tensor.allocation_id).tolist()
-        await asyncio.to_thread(self._spill.copier(pages, tensor.slots, out=True))
+        defect = await self._copy(tensor, pages, out=True)
         self._spilling -= tensor.pages
-        self._free(self._life.table.spilled(tensor, self._life.now))
+        self._may_spill = self._may_spill and defect is None
+        self._free(self._life.table.spilled(tensor, self._life.now, copied=defect is None))
+        self.look()
+
+    async def _copy(self, tensor: Tensor, pages: Sequence[int], *, out: bool) -> KVGrpcError | None:
+        """Between its pages in the store and those outside; why it is not copied, if it is not."""
+        try:
+            await asyncio.to_thread(self._spill.copier(pages, tensor.slots, out=out))
+        except Exception as error:  # noqa: BLE001 - the tensor must not be copied for ever
+            _log.exception("tensor %s part %d could not be copied", tensor.id.name, tensor.id.part)
+            return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+        return None
 
     def _free(self, allocation_id: str) -> None:
         if allocation_id:
             self._life.transfers.free(allocation_id)
         self._life.perform()
+
+
+def _unwanted() -> Exhausted:
+    return Exhausted(Reason.POOL_EXHAUSTED, "the tensor is wanted no more")

@@ -22,7 +22,7 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.errors import Aborted, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import Aborted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import fetch
@@ -59,7 +59,6 @@ class Staging:
         """Of calls that wait."""
         self._arriving: dict[str, tuple[Tensor, bool]] = {}
         """By transfer; and whether it was fetched."""
-        self._fetching: set[TensorId] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
@@ -74,7 +73,11 @@ class Staging:
 
     @property
     def store(self) -> _Store:
-        """Raises PreconditionFailed (POOL_KIND_MISMATCH) where the pool is no staging store, Unavailable (NO_POOL)."""
+        """Raises PreconditionFailed (POOL_KIND_MISMATCH) where the pool is no staging store, Unavailable (NO_POOL, or
+        ENGINE_LOST when the server stops).
+        """
+        if self._store is None and self._lead.node.state.stopping:
+            raise self._gone()
         self._lead.node.state.pool  # noqa: B018 - raises where there is none
         if self._store is None:
             raise PreconditionFailed(
@@ -102,14 +105,20 @@ class Staging:
         most_s = self._lead.config.limits.wait_s
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
-        number = self._ask(store, get.id, purpose, until, get.expected)
+        number = self._ask(store, get.id, purpose, until, get.expected, fetches=get.source is not None)
         if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
             store.pages.hurry(tensor)
-        if get.source is not None and get.id not in store.table.tensors and get.id not in self._fetching:
-            store.life.spawn(self._fetch(store, get, until, trace))
-        found = await self._answer_to(store, number)
+        fetching = None
+        if get.source is not None and get.id not in store.table.tensors:
+            fetching = store.life.spawn(self._fetch(store, number, get, until, trace))
+        try:
+            found = await self._answer_to(store, number)
+        finally:
+            if fetching is not None:
+                fetching.cancel()
         if isinstance(found, Offer):
             return found, None
+        store.table.check_held(found)
         return found, (found.allocation_id, store.life.transfers.pages_of(found.allocation_id))
 
     def release(self, release: Release) -> int:
@@ -153,32 +162,29 @@ class Staging:
             self._perform()
         number = self._ask(store, put.id, Purpose.STORED, until)
         if tensor is not None:
-            store.life.spawn(self._bring(store, tensor, put, trace, until, fetched=False))
+            store.life.spawn(self._bring(store, tensor, put, trace, until))
         return await self._answer_to(store, number)
 
-    async def _fetch(self, store: _Store, get: Get, until: float, trace: str) -> None:
-        """Brings what is kept elsewhere."""
+    async def _fetch(self, store: _Store, number: int, get: Get, until: float, trace: str) -> None:
+        """Asks for what is kept elsewhere, for this call and as long as it waits, and begins to bring it."""
         table = store.table
-        self._fetching.add(get.id)
         try:
             put = await fetch(self._remote, get, until - store.life.now, trace)
             source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
             self._lead.check_dial(source, "grant")
             tensor = table.arrive(put.id, put.described, source, ttl_s, store.life.now)
         except KVGrpcError as error:
-            table.not_fetched(get.id, error.untraced())
+            table.not_fetched(number, error.untraced())
         else:
             if tensor is not None:
-                await self._bring(store, tensor, put, trace, until, fetched=True)
-        finally:
-            self._fetching.discard(get.id)
-            self._perform()
+                store.life.spawn(self._bring(store, tensor, put, trace))
+        self._perform()
 
-    async def _bring(self, store: _Store, tensor: Tensor, put: Put, trace: str, until: float, *, fetched: bool) -> None:
-        """Gives it pages and begins its pull."""
-        transfers = store.life.transfers
+    async def _bring(self, store: _Store, tensor: Tensor, put: Put, trace: str, put_until: float | None = None) -> None:
+        """Gives it pages and begins its pull. It was put here, or, without a time for that, fetched."""
+        transfers, fetched = store.life.transfers, put_until is None
         try:
-            allocation_id, pages = await store.pages.take(tensor, trace, until, was_put=not fetched)
+            allocation_id, pages = await store.pages.take(tensor, trace, put_until)
             if tensor.gone:
                 transfers.free(allocation_id)
                 return
@@ -205,7 +211,7 @@ class Staging:
             store.table.stored(tensor, store.life.now)
         elif tensor is not None:
             store.table.failed(tensor.id, error_of(transfer.failure), fetched=fetched)
-        store.sending.over(transfer.id)
+        store.sending.over(transfer.id, succeeded=transfer.state is State.SUCCEEDED)
 
     def _look(self) -> None:
         """The node has handled its events."""
@@ -279,15 +285,19 @@ class Staging:
         if self._store is not None:
             self._store.table.due(self._store.life.now)
             self._perform()
+            self._store.pages.look()
 
     # -- who waits
 
-    def _ask(self, store: _Store, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY) -> int:
+    def _ask(
+        self, store: _Store, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY,
+        *, fetches: bool = False,
+    ) -> int:  # fmt: skip
         """A call that waits. Raises what refuses it."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            store.table.ask(Wait(number, id_, purpose, until, expected), store.life.now)
+            store.table.ask(Wait(number, id_, purpose, until, expected, fetches), store.life.now)
         except KVGrpcError:
             del self._answers[number]
             raise
@@ -301,6 +311,10 @@ class Staging:
         finally:
             store.table.waits.forget(number)
             del self._answers[number]
+            if not store.life.over:
+                store.pages.look()
+        if store.life.over:
+            raise self._gone()
         if isinstance(result, KVGrpcError):
             raise copied(result)
         return result
@@ -325,16 +339,20 @@ class Staging:
         store, self._store = self._store, None
         if store is not None:
             self._ending = store.life.end()
-        gone = Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")
+        gone = self._gone()
         for future in self._answers.values():
             if not future.done():
                 future.set_result(gone)
         self._arriving.clear()
-        self._fetching.clear()
         self._seen_cancels = (0, b"")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _gone(self) -> KVGrpcError:
+        if self._lead.node.state.stopping:
+            return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
+        return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:

@@ -1,14 +1,16 @@
 """Two stores that every test of this folder may use, and a maker of others. Nothing is left in the shared ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from kvgrpc.service.lead import Lead
 from tests.service.conftest import SHARED
 from tests.service.engines import ServeProcess, meet, wait_until
+from tests.service.tensors.leads import served
 from tests.service.tensors.stores import TENSORS, Store
 from tests.service.values import new_key
 
@@ -61,3 +63,10 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             return made
 
         yield make
+
+
+@pytest.fixture
+async def lead() -> AsyncIterator[Lead]:
+    """One in this process."""
+    async with served() as server:
+        yield server._lead

@@ -1,0 +1,67 @@
+"""A lead with a staging store in the test's own process, for what only a moment shows."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kvgrpc.config import Config, TensorsConfig
+from kvgrpc.core.tensors.rows import Tensor
+from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.server import Server
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.life import Life
+
+KEY = b"k" * 16
+PAGE = 4096
+PAGES = 8
+SPILL_PAGES = 4
+
+
+@asynccontextmanager
+async def served(spill_pages: int = SPILL_PAGES) -> AsyncIterator[Server]:
+    tensors = TensorsConfig(store_bytes=PAGES * PAGE, page_bytes=PAGE, spill_bytes=spill_pages * PAGE)
+    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=tensors))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def named(name: str = "a") -> TensorId:
+    return TensorId(KEY, name)
+
+
+def of_pages(pages: int = 1) -> Description:
+    return Description("uint8", (pages * PAGE,), pages * PAGE)
+
+
+def life_of(lead: Lead) -> Life:
+    return lead.tensors.store.life
+
+
+def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:
+    """One that is to come, and has no pages yet."""
+    tensor = life.table.arrive(named(name), of_pages(pages), "peer:1", 100.0, life.now)
+    assert tensor is not None
+    return tensor
+
+
+def stored(life: Life, name: str = "a", pages: int = 1) -> Tensor:
+    """One that came."""
+    tensor = arriving(life, name, pages)
+    tensor.allocation_id, _ = life.transfers.allocate(pages, "")
+    life.table.stored(tensor, life.now)
+    return tensor
+
+
+def spilled(life: Life, name: str = "a") -> Tensor:
+    """One of a page that is outside of the store."""
+    stored(life, name)
+    (tensor,) = life.table.spill(1, life.now)
+    life.transfers.free(life.table.spilled(tensor, life.now))
+    return tensor
+
+
+def fill(life: Life) -> str:
+    """Takes all pages that are left: the allocation."""
+    return life.transfers.allocate(life.transfers.free_pages(), "")[0]

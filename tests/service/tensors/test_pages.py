@@ -1,0 +1,166 @@
+"""Who waits for pages of a store, and what becomes of a place in the line, moment by moment."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.tensors.calls import Get, Release
+from kvgrpc.core.tensors.rows import Stage, Tensor
+from kvgrpc.core.tensors.values import ANY
+from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.life import Life
+from kvgrpc.service.tensors.pages import StorePages
+from kvgrpc.service.tensors.spill import SpillMemory
+from tests.service.tensors.leads import KEY, PAGE, PAGES, SPILL_PAGES, arriving, fill, life_of, named, spilled, stored
+
+MANY = 500
+
+
+def got(lead: Lead, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
+    """A call that gets a tensor."""
+    return asyncio.ensure_future(lead.tensors.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
+
+
+def put(life: Life, pages: StorePages, name: str = "new", count: int = 1) -> "asyncio.Future[Any]":
+    """A put that wants pages."""
+    return asyncio.ensure_future(pages.take(arriving(life, name, count), "", life.now + 20.0))
+
+
+async def refusal(call: Awaitable[object]) -> KVGrpcError:
+    with pytest.raises(KVGrpcError) as raised:
+        await asyncio.wait_for(call, 10.0)
+    return raised.value
+
+
+async def settled() -> None:
+    """All that can be done at once is done."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def timers() -> int:
+    """Of the loop, those that were not cancelled."""
+    loop: Any = asyncio.get_running_loop()
+    return sum(not handle.cancelled() for handle in loop._scheduled)
+
+
+async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(lead: Lead) -> None:
+    life = life_of(lead)
+    spilled(life)
+    fill(life)
+    call = got(lead)
+    asyncio.get_running_loop().call_soon(lead.tensors.release, Release(KEY))
+    assert (await refusal(call)).reason is Reason.TRANSFER_ENDED
+    await settled()
+    assert len(lead.tensors.store.pages.line) == 0
+
+
+@pytest.mark.parametrize("end", ["deadline", "leaves"])
+async def test_what_nobody_waits_for_any_more_has_no_place_before_others(lead: Lead, end: str) -> None:
+    life, pages = life_of(lead), lead.tensors.store.pages
+    spilled(life)
+    allocation = fill(life)
+    call = got(lead, timeout_s=0.1 if end == "deadline" else 20.0)
+    await settled()
+    assert len(pages.line) == 1
+    if end == "deadline":
+        assert isinstance(await refusal(call), DeadlineExceeded)
+    else:
+        call.cancel()
+    await settled()
+    assert len(pages.line) == 0
+    assert life.table.tensors[named()].stage is Stage.SPILLED
+    life.transfers.free(allocation)
+    await put(life, pages)
+
+
+async def test_who_waits_longer_has_the_tensor_when_there_is_room(lead: Lead) -> None:
+    life = life_of(lead)
+    spilled(life)
+    allocation = fill(life)
+    short, long = got(lead, timeout_s=0.1), got(lead)
+    assert isinstance(await refusal(short), DeadlineExceeded)
+    assert not long.done()
+    life.transfers.free(allocation)
+    tensor, _ = await asyncio.wait_for(long, 10.0)
+    assert tensor is life.table.tensors[named()]
+
+
+async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(lead: Lead) -> None:
+    life, pages = life_of(lead), lead.tensors.store.pages
+    pages.line.refuse(pages.line.join(named("absent"), 1, urgent=False), life.now)
+    before = timers()
+    for _ in range(MANY):
+        pages.look()
+    assert timers() <= before + 1
+    new = arriving(life)
+    for again in (True, True, False):
+        try:
+            await pages.take(new, "", life.now + 20.0)
+            break
+        except Exhausted:
+            assert again, "the place was kept for too long"
+    assert len(pages.line) == 0
+
+
+def failing(life: Life, store: Any) -> StorePages:
+    """Pages of which copies fail: the store is shorter than it says, or may not be written."""
+    return StorePages(life, SpillMemory(SPILL_PAGES, PAGE, lambda: store))
+
+
+async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_tried_again(lead: Lead) -> None:
+    life = life_of(lead)
+    pages = failing(life, np.zeros(0, np.uint8))
+    tensor = stored(life)
+    fill(life)
+    for name in ("one", "two"):
+        assert isinstance(await refusal(put(life, pages, name)), Exhausted)
+    assert (tensor.stage, tensor.copying, life.table.spill_pages.used) == (Stage.STORED, False, 0)
+    assert (await got(lead))[0] is tensor
+
+
+async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(lead: Lead) -> None:
+    life = life_of(lead)
+    memory = np.zeros(PAGES * PAGE, np.uint8)
+    memory.flags.writeable = False
+    pages = failing(life, memory)
+    tensor, free = spilled(life), life.transfers.free_pages()
+    lead.tensors.store.pages = pages
+    error = await refusal(got(lead))
+    assert isinstance(error, InternalError)
+    assert (tensor.stage, tensor.copying, life.transfers.free_pages()) == (Stage.SPILLED, False, free)
+
+
+async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_turn_to_the_next(lead: Lead) -> None:
+    life, pages = life_of(lead), lead.tensors.store.pages
+    idle = [stored(life, name) for name in ("wanted", "other", "next")]
+    fill(life)
+    new = put(life, pages)
+    await asyncio.sleep(0)
+    assert stages(idle) == [Stage.SPILLING, Stage.SPILLING, Stage.STORED]
+    call = got(lead, "wanted")
+    await asyncio.wait_for(new, 10.0)
+    assert (await call)[0] is idle[0]
+    assert stages(idle) == [Stage.HELD, Stage.SPILLED, Stage.SPILLED]
+
+
+def stages(tensors: list[Tensor]) -> list[Stage]:
+    return [tensor.stage for tensor in tensors]
+
+
+async def test_one_that_is_released_before_its_caller_has_it_is_not_given(lead: Lead) -> None:
+    life = life_of(lead)
+    tensor = arriving(life)
+    call = got(lead)
+    await settled()
+    tensor.allocation_id, _ = life.transfers.allocate(1, "")
+    life.table.stored(tensor, life.now)
+    life.perform()
+    assert lead.tensors.release(Release(KEY)) == 1
+    error = await refusal(call)
+    assert isinstance(error, PreconditionFailed)
+    assert error.reason is Reason.TRANSFER_ENDED
