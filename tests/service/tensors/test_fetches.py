@@ -1,0 +1,81 @@
+"""Several calls that fetch, or wait for, one tensor: each has its own time, and hears of its own source."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvgrpc.core.tensors.calls import Get
+from kvgrpc.core.tensors.values import ANY
+from kvgrpc.errors import Unavailable
+from kvgrpc.v1 import tensor_pb2
+from tests.service.api import refused
+from tests.service.engines import wait_until
+from tests.service.tensors.leads import named, served
+from tests.service.tensors.stores import PAGE, Store, data_of
+from tests.service.values import dur
+
+Pair = tuple[Store, Store]
+DATA = data_of(2 * PAGE)
+
+
+def test_a_fetch_that_waits_shorter_ends_no_other_call(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    with ThreadPoolExecutor(3) as threads:
+        short = threads.submit(d.get_tensor, key, "a", p, timeout=dur(0.5))
+        wait_until(lambda: p.status().waiting_count == 1)
+        long = threads.submit(d.get_tensor, key, "a", p)
+        waiting = threads.submit(d.get_tensor, key, "a")
+        wait_until(lambda: d.status().waiting_count == 3)
+        assert d.api.refusal(short.result).reason == "DEADLINE"
+        assert not long.done()
+        assert not waiting.done()
+        p.put(key, DATA)
+        assert long.result() == waiting.result() == DATA
+    assert d.release_tensors(key) == 1
+    wait_until(lambda: p.used() == 0)
+
+
+def test_a_source_that_refuses_one_call_refuses_no_other(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    p.put(key, DATA)
+    wrong = tensor_pb2.ExpectedTensor(dtype="int8")
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(d.get_tensor, key, "a")
+        wait_until(lambda: d.status().waiting_count == 1)
+        with refused(d.api, "FAILED_PRECONDITION", "CONTENT_MISMATCH"):
+            d.get_tensor(key, "a", p, expected=wrong)
+        assert not waiting.done()
+        assert d.get_tensor(key, "a", p) == waiting.result() == DATA
+    d.release_tensors(key)
+
+
+def test_a_call_that_has_its_tensor_asks_its_source_no_more(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    with ThreadPoolExecutor(1) as threads:
+        got = threads.submit(d.get_tensor, key, "a", p)
+        wait_until(lambda: p.status().waiting_count == 1)
+        p.put(key, DATA, [d])
+        assert got.result() == DATA
+    wait_until(lambda: p.status().waiting_count == 0, 5.0)
+    d.release_tensors(key)
+
+
+def test_a_call_that_left_asks_its_source_no_more(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    call = d.api.tensors.GetTensor.future(d.wanted(key, "a", p))
+    wait_until(lambda: p.status().waiting_count == 1)
+    call.cancel()
+    wait_until(lambda: p.status().waiting_count == 0, 5.0)
+    assert d.status().waiting_count == 0
+
+
+async def test_a_call_that_waits_when_its_server_stops_hears_that_and_so_does_one_that_comes_then() -> None:
+    async with served() as server:
+        tensors = server._lead.tensors
+        call = asyncio.ensure_future(tensors.get(Get(named(), ANY), ""))
+        await asyncio.sleep(0)
+        await server.stop()
+        for late in (call, tensors.get(Get(named(), ANY), "")):
+            with pytest.raises(Unavailable, match="ENGINE_LOST"):
+                await late
