@@ -43,6 +43,30 @@ def test_a_put_that_found_no_room_is_stored_when_there_is_some(stores: Pair, key
     d.release_tensors(key)
 
 
+def test_puts_that_find_no_room_are_in_line_in_the_order_in_which_they_came(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    for name in ("a", "b"):
+        p.put(key, data_of(HALF), [d], name=name)
+    with ThreadPoolExecutor(2) as threads:
+        large = threads.submit(p.put, key, data_of(2 * HALF, 8), [d], "large")
+        wait_until(lambda: d.status().queued_count == 1)
+        small = threads.submit(p.put, key, data_of(PAGE, 9), [d], "small")
+        wait_until(lambda: d.status().queued_count == 2)
+        d.get_tensor(key, "a")
+        d.release_tensors(key, "a")
+        assert d.status().queued_count == 2, "there is room for the one that came later, which overtakes nobody"
+        assert not large.done()
+        assert not small.done()
+        d.get_tensor(key, "b")
+        d.release_tensors(key, "b")
+        large.result()
+        assert d.get_tensor(key, "large") == data_of(2 * HALF, 8)
+        d.release_tensors(key, "large")
+        small.result()
+    wait_until(lambda: d.status().queued_count == 0)
+    d.release_tensors(key)
+
+
 def test_a_fetch_into_a_full_store_waits_for_room(stores: Pair, key: bytes) -> None:
     p, d = stores
     for name in ("a", "b"):

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.v1 import pool_pb2, transfer_pb2
+from kvgrpc.v1 import pool_pb2, tensor_pb2, transfer_pb2
 from tests.service.api import read_refusal
 from tests.service.contract import errors_of
 from tests.service.engines import wait_until
@@ -30,6 +30,8 @@ class Caller:
     def __init__(self, stores: list[Store], keys: list[bytes], seed: int) -> None:
         self.stores, self.keys, self.random = stores, keys, random.Random(seed)
         self.ended: dict[str, int] = {}
+        self.compared = 0
+        """Tensors that were held while their bytes were read."""
 
     def run(self) -> None:
         for _ in range(CALLS):
@@ -62,11 +64,20 @@ class Caller:
             raise
 
     def get(self, here: Store, _: Store, key: bytes, name: str) -> None:
-        answer = here.api.tensors.GetTensor(here.wanted(key, name, timeout=dur(0.5)))
-        assert answer.tensor.description.nbytes == len(content(key, name))
+        self._get(here, here.wanted(key, name, timeout=dur(0.5)), content(key, name))
 
     def fetch(self, here: Store, there: Store, key: bytes, name: str) -> None:
-        here.api.tensors.GetTensor(here.wanted(key, name, there, timeout=dur(0.5)))
+        self._get(here, here.wanted(key, name, there, timeout=dur(0.5)), content(key, name))
+
+    def _get(self, here: Store, wanted: tensor_pb2.GetTensorRequest, right: bytes) -> None:
+        """Any caller may release it at any time: it was held all the while if it is in the same allocation after."""
+        before = here.api.tensors.GetTensor(wanted)
+        assert before.tensor.description.nbytes == len(right)
+        found = here.bytes_of(before)
+        after = here.api.tensors.GetTensor(wanted)
+        if after.pages.allocation_id == before.pages.allocation_id:
+            assert found == right
+            self.compared += 1
 
     def free(self, here: Store, _: Store, key: bytes, name: str) -> None:
         if self.random.random() < 0.05:
@@ -97,3 +108,4 @@ def test_whatever_callers_do_every_call_ends_and_every_page_comes_back(begin: Be
         status = store.status()
         assert (status.tensor_count, status.used_spill_page_count, status.waiting_count) == (0, 0, 0)
     assert sum(sum(caller.ended.values()) for caller in callers) < CALLERS * CALLS
+    assert sum(caller.compared for caller in callers) >= CALLERS

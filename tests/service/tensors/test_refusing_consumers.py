@@ -1,0 +1,104 @@
+"""What a consumer refuses a tensor with is what the source's caller hears, whatever it is; and one that asks to be
+called again at once is not.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from kvgrpc.core.tensors.calls import LeadAddress, Put
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
+from kvgrpc.errors import (
+    Aborted,
+    DataLoss,
+    DeadlineExceeded,
+    Exhausted,
+    FieldViolation,
+    InternalError,
+    KVGrpcError,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+)
+from kvgrpc.service import status
+from kvgrpc.service.lead import Lead
+from kvgrpc.v1 import common_pb2, tensor_pb2_grpc
+from tests.service.tensors.leads import life_of, named, of_pages
+
+REFUSALS = [
+    PreconditionFailed(
+        Reason.CONTENT_MISMATCH, "another one", violations=(FieldViolation("expected.dtype", "is int8"),)
+    ),
+    PreconditionFailed(Reason.TRANSFER_ENDED, "its request was released"),
+    OutOfRange(Reason.LIMIT_EXCEEDED, "too large", metadata={"limit": "64"}),
+    PermissionDenied(Reason.DIAL_REFUSED, "not on the list"),
+    Aborted(Reason.INCARNATION_CHANGED, "another life"),
+    DeadlineExceeded(Reason.TRANSFER_TIMEOUT, "too slow", metadata={"phase": "posting"}),
+    InternalError(Reason.DATA_PATH_FAILED, "a library said so"),
+    DataLoss(Reason.CHECKSUM_MISMATCH, "byte 7"),
+    Exhausted(Reason.POOL_EXHAUSTED, "full", retry_delay_s=30.0),
+]
+
+
+class Refusing(tensor_pb2_grpc.TensorServiceServicer):
+    """A consumer that refuses every tensor."""
+
+    def __init__(self, error: KVGrpcError) -> None:
+        self.error = error
+        self.calls = 0
+
+    async def PutTensor(self, _: Any, context: Any) -> None:  # noqa: N802
+        self.calls += 1
+        await status.abort(context, self.error, common_pb2.ResponseHeader(engine_id="refusing"))
+
+
+@asynccontextmanager
+async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddress]]:
+    server, service = grpc.aio.server(), Refusing(error)
+    tensor_pb2_grpc.add_TensorServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, LeadAddress(f"127.0.0.1:{port}")
+    finally:
+        await server.stop(0)
+
+
+async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float) -> KVGrpcError:
+    """How a put ends."""
+    allocation_id, _ = life_of(lead).transfers.allocate(1, "")
+    put = Put(named(), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
+    with pytest.raises(KVGrpcError) as raised:
+        await asyncio.wait_for(lead.tensors.put(put, ""), 20.0)
+    return raised.value
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason.value)
+async def test_the_sources_caller_hears_what_the_consumer_says(lead: Lead, error: KVGrpcError) -> None:
+    async with refusing(error) as (consumer, address):
+        heard = await refused(lead, (address,), 5.0)
+    assert (type(heard), heard.reason, heard.violations) == (type(error), error.reason, error.violations)
+    assert error.metadata.items() <= heard.metadata.items()
+    assert error.message in heard.message
+    assert consumer.calls == 1
+    assert life_of(lead).table.offers == {}
+
+
+async def test_of_several_consumers_the_first_that_refuses_is_heard(lead: Lead) -> None:
+    one = PreconditionFailed(Reason.WEIGHTS_MISMATCH, "other weights")
+    async with refusing(one) as (_, first), refusing(REFUSALS[0]) as (_, second):
+        assert (await refused(lead, (first, second), 5.0)).reason is Reason.WEIGHTS_MISMATCH
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.0, 1e-9])
+async def test_a_consumer_that_asks_to_be_called_again_at_once_is_called_as_seldom_as_others(
+    lead: Lead, delay_s: float | None
+) -> None:
+    async with refusing(Exhausted(Reason.POOL_EXHAUSTED, "full", retry_delay_s=delay_s)) as (consumer, address):
+        assert (await refused(lead, (address,), 6 * RETRY_DELAY_S)).reason is Reason.POOL_EXHAUSTED
+    assert 2 <= consumer.calls <= 6
