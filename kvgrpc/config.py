@@ -18,7 +18,7 @@ from typing import Any
 
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
-from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
+from kvgrpc.core.tensors.store import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
@@ -124,7 +124,7 @@ class TensorsConfig:
     def check(self) -> None:
         """Raises InvalidRequest."""
         for item in fields(self):
-            value, least = getattr(self, item.name), 0 if item.name.endswith("e_bytes") or "spill" in item.name else 1
+            value, least = getattr(self, item.name), 0 if item.name in ("store_bytes", "spill_bytes") else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise _invalid(f"tensors.{item.name}", f"is a whole number from {least}")
         try:
@@ -132,6 +132,10 @@ class TensorsConfig:
         except InvalidRequest as error:
             (wrong,) = error.violations
             raise _invalid(f"tensors.{wrong.field}", wrong.description) from error
+        # Without a store of its own the server has that of an engine, whose pages it does not know yet.
+        smallest, largest = (self.page_bytes,) * 2 if self.store_bytes else (PAGE_BYTES_MIN, PAGE_BYTES_MAX)
+        if self.spill_bytes and not smallest <= self.spill_bytes <= PAGES_MAX * largest:
+            raise _invalid("tensors.spill_bytes", f"is 0, or from {smallest} to {PAGES_MAX * largest}: whole pages")
 
 
 @dataclass(frozen=True)

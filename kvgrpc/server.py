@@ -25,9 +25,10 @@ from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
+from kvgrpc.datapath.host.host_memory import available
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
-from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable, Unimplemented
+from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable, Unimplemented
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
@@ -95,9 +96,9 @@ class Server:
         self._health: Health | None = None
 
     async def start(self) -> None:
-        """Serves. Raises Exhausted when the pool does not fit, AddressInUse when the address is taken, InvalidRequest
-        for a session socket or a device that cannot be, PreconditionFailed where the pool cannot be on that device.
-        Then nothing of it is left.
+        """Serves. Raises Exhausted when the pool or the spill does not fit, AddressInUse when the address is taken,
+        InvalidRequest for a session socket or a device that cannot be, PreconditionFailed where the pool cannot be on
+        that device. Then nothing of it is left.
         """
         try:
             await self._start()
@@ -106,6 +107,7 @@ class Server:
             raise
 
     async def _start(self) -> None:
+        self._check_spill()
         self._ready.remove()  # of a process that was killed
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
@@ -124,6 +126,14 @@ class Server:
         if self._sessions is not None:
             await self._sessions.start()
         self._ready.write(self.address, self.config.engine_id)
+
+    def _check_spill(self) -> None:
+        nbytes, left = self.config.tensors.spill_bytes, available()
+        if left is not None and nbytes > left.nbytes:
+            raise Exhausted(
+                Reason.POOL_EXHAUSTED,
+                f"tensors.spill_bytes, {nbytes}, does not fit: {left.nbytes} bytes are left ({left.limited_by})",
+            )
 
     async def serve_forever(self) -> None:
         """Returns when the server was stopped."""

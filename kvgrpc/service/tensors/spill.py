@@ -1,11 +1,13 @@
 """Memory outside of the store: plain memory of the lead, allocated once, that no data path reaches."""
 
+import logging
 import mmap
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+_log = logging.getLogger(__name__)
 Memory = NDArray[np.uint8]
 
 
@@ -18,8 +20,12 @@ class SpillMemory:
         # Zeroed when it is touched: a spill that is never used costs nothing.
         self._pages: Memory | None = None
         if pages:
-            mapping = mmap.mmap(-1, pages * page_bytes)
-            self._pages = np.frombuffer(mapping, dtype=np.uint8).reshape(pages, page_bytes)
+            try:
+                mapping = mmap.mmap(-1, pages * page_bytes)
+            except OSError as error:  # there was enough when the server started
+                _log.error("nothing is spilled: %d bytes did not fit: %s", pages * page_bytes, error)
+            else:
+                self._pages = np.frombuffer(mapping, dtype=np.uint8).reshape(pages, page_bytes)
 
     @property
     def usable(self) -> bool:

@@ -15,7 +15,7 @@ from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.tensors.calls import Get, Put, Release
 from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Offer, Purpose, Tensor, Wait
-from kvgrpc.core.tensors.store import page_bytes_of
+from kvgrpc.core.tensors.store import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Expected, TensorId
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -328,7 +328,7 @@ class Staging:
         page_bytes = _page_bytes(engine)
         if engine is None or not page_bytes:
             return
-        spill_pages = config.tensors.spill_bytes // page_bytes
+        spill_pages = min(config.tensors.spill_bytes // page_bytes, PAGES_MAX)
         table = TensorTable(config.tensors.limits(spill_pages, config.limits), engine.pool.groups[0].blocks, page_bytes)
         life = Life(self._lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))

@@ -7,15 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvgrpc.config import Config, TensorsConfig
 from kvgrpc.core.tensors.calls import Get, Release
 from kvgrpc.core.tensors.rows import Stage, Tensor
+from kvgrpc.core.tensors.store import PAGE_BYTES_MAX, PAGES_MAX
 from kvgrpc.core.tensors.values import ANY
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.server import Server
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.pages import StorePages
 from kvgrpc.service.tensors.spill import SpillMemory
-from tests.service.tensors.leads import KEY, PAGE, PAGES, SPILL_PAGES, arriving, fill, life_of, named, spilled, stored
+from tests.service.tensors.leads import (
+    KEY,
+    PAGE,
+    PAGES,
+    SPILL_PAGES,
+    arriving,
+    fill,
+    life_of,
+    named,
+    spilled,
+    stored,
+)
 
 MANY = 500
 
@@ -164,3 +178,10 @@ async def test_one_that_is_released_before_its_caller_has_it_is_not_given(lead: 
     error = await refusal(call)
     assert isinstance(error, PreconditionFailed)
     assert error.reason is Reason.TRANSFER_ENDED
+
+
+async def test_a_spill_that_does_not_fit_the_machine_is_refused_when_the_server_starts() -> None:
+    tensors = TensorsConfig(spill_bytes=PAGES_MAX * PAGE_BYTES_MAX)
+    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), pool=None, tensors=tensors))
+    with pytest.raises(Exhausted, match="spill_bytes"):
+        await server.start()

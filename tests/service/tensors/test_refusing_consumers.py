@@ -45,8 +45,8 @@ REFUSALS = [
 ]
 
 
-class Refusing(tensor_pb2_grpc.TensorServiceServicer):
-    """A consumer that refuses every tensor."""
+class Refusing:
+    """A consumer that refuses every call."""
 
     def __init__(self, error: KVGrpcError) -> None:
         self.error = error
@@ -56,11 +56,14 @@ class Refusing(tensor_pb2_grpc.TensorServiceServicer):
         self.calls += 1
         await status.abort(context, self.error, common_pb2.ResponseHeader(engine_id="refusing"))
 
+    GetTensor = ReleaseTensors = ListTensors = GetStagingStatus = PutTensor
+
 
 @asynccontextmanager
 async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddress]]:
     server, service = grpc.aio.server(), Refusing(error)
-    tensor_pb2_grpc.add_TensorServiceServicer_to_server(service, server)
+    servicer: Any = service
+    tensor_pb2_grpc.add_TensorServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
