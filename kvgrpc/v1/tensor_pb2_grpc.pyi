@@ -38,9 +38,11 @@ class TensorServiceStub:
     others.
 
     A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A request that has ended
-    here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for the registration timeout. A new life of the engine
-    knows none of the tensors of the one before: calls that waited end with ABORTED INCARNATION_CHANGED.
+    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
+    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
+    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
+    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
     @_typing.overload
@@ -75,7 +77,7 @@ class TensorServiceStub:
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
       no more.
-    * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name.
+    * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
     * PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
     * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -106,6 +108,7 @@ class TensorServiceStub:
     * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
     * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
     * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+    * UNAVAILABLE ENGINE_LOST: this server stops.
     * What is fetched ends as in PutTensor.
     """
     ReleaseTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]
@@ -139,9 +142,11 @@ class TensorServiceAsyncStub(TensorServiceStub):
     others.
 
     A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A request that has ended
-    here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for the registration timeout. A new life of the engine
-    knows none of the tensors of the one before: calls that waited end with ABORTED INCARNATION_CHANGED.
+    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
+    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
+    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
+    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -173,7 +178,7 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
       no more.
-    * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name.
+    * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
     * PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
     * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -204,6 +209,7 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
     * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
     * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+    * UNAVAILABLE ENGINE_LOST: this server stops.
     * What is fetched ends as in PutTensor.
     """
     ReleaseTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]  # type: ignore[assignment]
@@ -236,9 +242,11 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
     others.
 
     A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A request that has ended
-    here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for the registration timeout. A new life of the engine
-    knows none of the tensors of the one before: calls that waited end with ABORTED INCARNATION_CHANGED.
+    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
+    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
+    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
+    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
     @_abc_1.abstractmethod
@@ -274,7 +282,7 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
         * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
           no more.
-        * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name.
+        * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
         * PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -311,6 +319,7 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
         * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
         * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+        * UNAVAILABLE ENGINE_LOST: this server stops.
         * What is fetched ends as in PutTensor.
         """
 

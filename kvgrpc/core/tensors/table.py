@@ -152,11 +152,11 @@ class TensorTable:
             self.effects.append(Answer(wait.number, tensor))
         elif tensor.stage is Stage.STORED:
             tensor.move_to(Stage.HELD, now)
-            self._asked_for(tensor)
+            self._not_idle(tensor)
             self.effects.append(Answer(wait.number, tensor))
         else:
             self.waits.add(wait)
-            self._asked_for(tensor)
+            self._not_idle(tensor)
             if tensor.stage is Stage.SPILLED:
                 self._bring_back(tensor, now)
 
@@ -332,7 +332,8 @@ class TensorTable:
             self._unasked[name] = tensor
             self._timers.set(Timer.TENSOR_TTL, name, now + tensor.ttl_s)
 
-    def _asked_for(self, tensor: Tensor) -> None:
+    def _not_idle(self, tensor: Tensor) -> None:
+        """It was asked for, or dropped."""
         self._idle.discard(tensor)
         if self._unasked.pop(str(tensor.number), None) is not None:
             self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
@@ -352,7 +353,7 @@ class TensorTable:
 
     def _drop(self, tensor: Tensor) -> None:
         del self.tensors[tensor.id]
-        self._asked_for(tensor)
+        self._not_idle(tensor)
         self._forget(tensor.id)
         tensor.gone = True
         if not tensor.copying:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvgrpc.core.tensors.table import TensorTable
+from kvgrpc.errors import Aborted, KVGrpcError, Reason, Unavailable
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.transfers import StoreTransfers
 
@@ -49,3 +50,10 @@ class Life:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a tensor could not be moved", exc_info=task.exception())
+
+
+def gone(lead: Lead) -> KVGrpcError:
+    """What the calls of a life that is over end with."""
+    if lead.node.state.stopping:
+        return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
+    return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")

@@ -37,7 +37,7 @@ class StorePages:
     def __init__(self, life: Life, spill: SpillMemory) -> None:
         self._life = life
         self._spill = spill
-        self._may_spill = spill.usable
+        self._may_spill = True
         """No copy out of the store has failed."""
         self.line = Line(life.table.store_pages)
         self._wanted: dict[TensorId, _Wanted] = {}
@@ -171,7 +171,7 @@ class StorePages:
 
     def _make_room(self, pages: int) -> None:
         """Begins to copy out what nobody has asked for, if that makes room for so many more."""
-        if pages > 0 and self._may_spill:
+        if pages > 0 and self._may_spill and self._spill.usable:
             life = self._life
             for tensor in life.table.spill(pages, life.now):
                 self._spilling += tensor.pages

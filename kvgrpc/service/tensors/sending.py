@@ -6,10 +6,10 @@ import logging
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tensors.calls import Put
 from kvgrpc.core.tensors.rows import Offer
-from kvgrpc.errors import Aborted, DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
-from kvgrpc.service.tensors.life import Life
+from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Sending:
                 late = "the tensor is still on its way to its consumers"
                 raise DeadlineExceeded(Reason.DEADLINE, late, metadata={"phase": "tensor"})
             if sent.cancelled():
-                raise Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensor it was is over")
+                raise gone(self._life.lead)
             sent.result()
         if offer.refused is not None:
             raise copied(offer.refused)

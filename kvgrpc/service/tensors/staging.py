@@ -22,11 +22,11 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.errors import Aborted, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import fetch
-from kvgrpc.service.tensors.life import Life
+from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.pages import Pages, StorePages
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.sending import Sending
@@ -77,7 +77,7 @@ class Staging:
         ENGINE_LOST when the server stops).
         """
         if self._store is None and self._lead.node.state.stopping:
-            raise self._gone()
+            raise gone(self._lead)
         self._lead.node.state.pool  # noqa: B018 - raises where there is none
         if self._store is None:
             raise PreconditionFailed(
@@ -314,7 +314,7 @@ class Staging:
             if not store.life.over:
                 store.pages.look()
         if store.life.over:
-            raise self._gone()
+            raise gone(self._lead)
         if isinstance(result, KVGrpcError):
             raise copied(result)
         return result
@@ -339,20 +339,14 @@ class Staging:
         store, self._store = self._store, None
         if store is not None:
             self._ending = store.life.end()
-        gone = self._gone()
         for future in self._answers.values():
             if not future.done():
-                future.set_result(gone)
+                future.set_result(gone(self._lead))
         self._arriving.clear()
         self._seen_cancels = (0, b"")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _gone(self) -> KVGrpcError:
-        if self._lead.node.state.stopping:
-            return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
-        return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:

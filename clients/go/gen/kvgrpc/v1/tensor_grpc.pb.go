@@ -42,9 +42,11 @@ const (
 // others.
 //
 // A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-// have no idempotency key, and what contradicts what is known is refused, before bytes move. A request that has ended
-// here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for the registration timeout. A new life of the engine
-// knows none of the tensors of the one before: calls that waited end with ABORTED INCARNATION_CHANGED.
+// have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
+// made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
+// registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
+// long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+// INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
 type TensorServiceClient interface {
 	// Puts a tensor. At its source, with `allocation_id`, by the engine: its pages are handed over, to be sent to
 	// `consumers`, or, without these, to be kept until one fetches it with GetTensor. At each consumer, with `grant`, by
@@ -73,7 +75,7 @@ type TensorServiceClient interface {
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
 	//     no more.
-	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
 	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
 	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -103,6 +105,7 @@ type TensorServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
 	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
 	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	// * UNAVAILABLE ENGINE_LOST: this server stops.
 	// * What is fetched ends as in PutTensor.
 	GetTensor(ctx context.Context, in *GetTensorRequest, opts ...grpc.CallOption) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
@@ -194,9 +197,11 @@ func (c *tensorServiceClient) GetStagingStatus(ctx context.Context, in *GetStagi
 // others.
 //
 // A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-// have no idempotency key, and what contradicts what is known is refused, before bytes move. A request that has ended
-// here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for the registration timeout. A new life of the engine
-// knows none of the tensors of the one before: calls that waited end with ABORTED INCARNATION_CHANGED.
+// have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
+// made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
+// registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
+// long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+// INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
 type TensorServiceServer interface {
 	// Puts a tensor. At its source, with `allocation_id`, by the engine: its pages are handed over, to be sent to
 	// `consumers`, or, without these, to be kept until one fetches it with GetTensor. At each consumer, with `grant`, by
@@ -225,7 +230,7 @@ type TensorServiceServer interface {
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
 	//     no more.
-	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
 	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
 	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -255,6 +260,7 @@ type TensorServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
 	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
 	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	// * UNAVAILABLE ENGINE_LOST: this server stops.
 	// * What is fetched ends as in PutTensor.
 	GetTensor(context.Context, *GetTensorRequest) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
