@@ -30,6 +30,8 @@ RETRY_S = 0.1
 """Between two tries to get pages, unless something happens earlier: pages come free with the end of a put."""
 QUEUED_MAX = 4_096
 """Tensors that wait to be copied into the store."""
+NAMES_MAX = 1_024
+"""Of one ReleaseTensors."""
 
 
 class StoredTensor:
@@ -207,9 +209,12 @@ class TensorStore:
         """A request is over: its tensors are gone, also those that were got and those to come. How many were here."""
         return self.release_async(key).result()
 
-    def release_async(self, key: bytes) -> "Future[int]":
-        """As `release`, without waiting. What is put or got under the key from now on is refused all the same."""
-        return self._thread.run(self._release_all(key))
+    def release_async(self, key: bytes, names: Sequence[tuple[str | int, int]] = ()) -> "Future[int]":
+        """As `release`, without waiting. What is put or got under the key from now on is refused all the same.
+        `names`: only these tensors, by name and part; the request goes on. Raises InvalidRequest for what is no name.
+        """
+        ids = [TensorId(key, _named(name, None)[0], part) for name, part in names]
+        return self._thread.run(self._release_all(key, ids))
 
     def close(self) -> None:
         """Ends the session, and with it all tensors; what was got stays readable. Idempotent."""
@@ -344,11 +349,17 @@ class TensorStore:
             names = [name_to_proto(id_)]
             yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=id_.key, names=names)}
 
-    def _release_all(self, key: bytes) -> Job:
-        for id_ in [id_ for id_ in self._got if id_.key == key]:
-            del self._got[id_]
-        answer = yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key)}
-        return answer.release_tensors.released_count
+    def _release_all(self, key: bytes, ids: Sequence[TensorId]) -> Job:
+        """All of a request; or, of it, these."""
+        for id_ in ids or [id_ for id_ in self._got if id_.key == key]:
+            self._got.pop(id_, None)
+        count = 0
+        for start in range(0, max(len(ids), 1), NAMES_MAX):
+            names = [name_to_proto(id_) for id_ in ids[start : start + NAMES_MAX]]
+            request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)
+            answer = yield {"release_tensors": request}
+            count += answer.release_tensors.released_count
+        return count
 
 
 @dataclass(eq=False)

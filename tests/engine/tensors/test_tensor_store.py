@@ -11,6 +11,7 @@ import torch
 
 from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.engine.tensors import PendingPut, TensorStore
+from kvgrpc.engine.tensors.store import NAMES_MAX
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -61,6 +62,24 @@ def test_tensors_are_asked_for_and_let_go_without_waiting(pair: Pair, key: bytes
     with pytest.raises(PreconditionFailed):
         late.result(20.0)
     assert released.result(20.0) == 20
+
+
+def test_tensors_are_let_go_by_name_and_their_request_goes_on(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    for name in range(3):
+        p.put(key, name, np.full(9, name), to=[d.address])
+    got = d.get(key, 0)
+    assert (
+        d.release_async(key, [(0, 0), ("layers.1", 0), *((5, part) for part in range(2 * NAMES_MAX))]).result(20) == 2
+    )
+    got.release()
+    for name, part in ((1, 0), (5, 2 * NAMES_MAX - 1)):
+        with pytest.raises(PreconditionFailed, match="TRANSFER_ENDED"):
+            p.put(key, name, np.full(9, 1), part=part, to=[d.address])
+    assert int(d.get(key, 2).numpy()[0]) == 2
+    with pytest.raises(InvalidRequest, match="part"):
+        d.release_async(key, [(3, -1)])
+    assert d.release(key) == 1
 
 
 def test_an_array_that_is_no_row_of_bytes_comes_as_it_reads(pair: Pair, key: bytes) -> None:
