@@ -4,10 +4,15 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm.v1.request import RequestStatus
+
 from kvgrpc.core.values.content import Item
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+"""How a request ends that has its prompt's KV as a whole."""
 
 
 def named_prompt(request: "Request") -> Sequence[int]:

@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.request import RequestStatus
-
 from kvgrpc.core.policy.values import (
     DROPPED,
     Admitted,
@@ -31,7 +29,7 @@ from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
-from kvgrpc.integrations.vllm.prompts import items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -267,7 +265,7 @@ class SchedulerSide:
         if request_id not in self.scheduler.policy:
             self._forget(request_id)
             return False, None
-        complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+        complete = request.status in COMPLETE
         if self._states and request.num_output_placeholders:
             complete = False  # steps in flight change its state, which is then of more tokens than it has
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
