@@ -1,10 +1,7 @@
 """The scheduler's side without an engine: what vLLM is told, and what the workers are."""
 
-import base64
 import os
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from vllm.v1.request import RequestStatus
@@ -14,38 +11,14 @@ from kvgrpc.core.values.content import Item
 from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
-from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
 from kvgrpc.integrations.vllm.tensors.working import TensorWorking
-from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of, request_of, scheduled
-from tests.vllm.engines import PREFILL
-
-LAYOUT, _ = pool_of(states=False)
-BLOCK_BYTES = sum(region.block_bytes for region in LAYOUT.regions)
-KEY, PEER = os.urandom(16), "127.0.0.1:7000"
-TABLE = list(range(1, 9))
-
-
-def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:
-    side = TensorScheduling(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
-    side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
-    return side
-
-
-def intent(key: bytes = KEY, peer: str = PEER) -> dict[str, Any]:
-    return {"kvgrpc_intent": {"transferKey": base64.b64encode(key).decode(), "peer": {"address": peer}}}
-
-
-def taking(name: str, key: bytes = KEY, **fields: Any) -> Any:
-    return request_of(name, {"do_remote_prefill": True, **intent(key)}, **fields)
-
-
-def held(side: TensorScheduling, name: str, parts: int, workers: int = 1) -> None:
-    side.hear(Heard(held=Counter({(name, parts): workers})))
+from tests.vllm.cores import BLOCK_TOKENS, PROMPT, scheduled
+from tests.vllm.tensors.sides import BLOCK_BYTES, KEY, LAYOUT, PEER, TABLE, giving, held, intent, side_of, taking
 
 
 @pytest.mark.parametrize("steps", [[40], [16, 24], [7, 7, 7, 7, 7, 5], [15, 17, 8], [39, 1]], ids=str)
 def test_parts_go_when_all_of_each_is_computed_whatever_the_steps_are(steps: list[int]) -> None:
-    side, request = side_of(), request_of("a", {**PREFILL, **intent()})
+    side, request = side_of(), giving("a")
     side.arrived(request)
     puts = []
     for count in steps:
@@ -94,26 +67,12 @@ def test_a_request_has_blocks_when_every_rank_has_what_it_lacks(computed: int) -
     assert (step.left, step.ended, step.expects) == (["a"], [KEY], [])
 
 
-def test_what_decode_had_and_has_no_more_is_asked_for_too() -> None:
-    side, request = side_of(), taking("a")
-    side.arrived(request)
-    side.match(request, 32)
-    side.step(scheduled())
-    held(side, "a", 1)
-    assert side.match(request, 0) == (None, False)
-    assert [part.number for part in side.step(scheduled()).expects[0].parts] == [0, 1]
-    held(side, "a", 1)
-    assert side.match(request, 0) == (None, False)
-    held(side, "a", 3)
-    assert side.match(request, 0) == (39, False)
-
-
 @pytest.mark.parametrize("on_loss", list(OnLoss))
 def test_what_does_not_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     side, request = side_of(on_loss=on_loss), taking("a")
     side.arrived(request)
     side.match(request, 16)
-    side.hear(Heard(lost={"a": "its source died"}))
+    side.hear(Heard(lost={("a", KEY): "its source died"}))
     tokens, waits = side.match(request, 16)
     assert (tokens, waits) == ((24, True) if on_loss is OnLoss.FAIL else (0, False))
     side.allocated(request, TABLE, tokens or 0)
@@ -148,15 +107,15 @@ def test_no_more_is_waited_for_than_fits_and_nobody_overtakes_the_first() -> Non
 
 def test_a_refused_prefill_ends_its_key_so_that_decode_hears_of_it() -> None:
     side = side_of(send=Send.GET, store_bytes=1 << 16)
-    side.arrived(request_of("a", {**PREFILL, **intent()}))
+    side.arrived(giving("a"))
     assert side.step(scheduled()).ended == [KEY]
-    assert side.finished(request_of("a", {**PREFILL, **intent()})) is None
+    assert side.finished(giving("a")) is None
 
 
 def test_a_key_that_is_given_already_is_not_ended_by_another_request() -> None:
     side = side_of()
-    side.arrived(request_of("a", {**PREFILL, **intent()}))
-    side.arrived(request_of("b", {**PREFILL, **intent()}))
+    side.arrived(giving("a"))
+    side.arrived(giving("b"))
     step = side.step(scheduled({"a": 16, "b": 16}))
     assert (step.ended, [put.request_id for put in step.puts]) == ([], ["a"])
 
@@ -164,7 +123,7 @@ def test_a_key_that_is_given_already_is_not_ended_by_another_request() -> None:
 def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
     side = side_of(ranks=2)
     assert side.reset()
-    side.arrived(request_of("a", {**PREFILL, **intent()}))
+    side.arrived(giving("a"))
     side.step(scheduled({"a": 40}))
     assert not side.reset()
     step = side.step(scheduled())
@@ -176,7 +135,7 @@ def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
 
 
 def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
-    side, request, gives = side_of(), taking("a"), request_of("b", {**PREFILL, **intent(os.urandom(16))})
+    side, request, gives = side_of(), taking("a"), giving("b", os.urandom(16))
     for arrived in (request, gives):
         side.arrived(arrived)
     side.match(request, 0)

@@ -43,6 +43,8 @@ class Expect:
     source: str
     """Address of the source's rank 0; empty: not known."""
     parts: list[Part]
+    let_go: int = 0
+    """So many parts, the first ones of the prompt, are refused from now on: nobody here takes them."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ class TensorStep(KVConnectorMetadata):
 class Heard(KVConnectorWorkerMetadata):
     """From the workers: summed over them."""
 
-    held: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By request and number of parts: how many workers have all these."""
-    lost: dict[str, str] = field(default_factory=dict)
-    """Requests of which something will not come, and why."""
+    held: Counter[tuple[str, bytes, int]] = field(default_factory=Counter)
+    """By request, transfer key and number of parts: how many workers have all these."""
+    lost: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    """Requests and their transfer keys of which something will not come, and why."""
     forgot: Counter[int] = field(default_factory=Counter)
     """By step: how many workers have ended what was put before."""
     over: str = ""

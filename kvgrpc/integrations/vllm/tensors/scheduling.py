@@ -8,10 +8,7 @@ and no other one.
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.tensors.store import pages_for
@@ -19,11 +16,12 @@ from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.integrations.params import Named, answered_named, named
 from kvgrpc.integrations.vllm.adapters import Adapters
-from kvgrpc.integrations.vllm.prompts import items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
+from kvgrpc.integrations.vllm.tensors.requests import Giving, Taking
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -32,37 +30,6 @@ if TYPE_CHECKING:
     from kvgrpc.core.values.layout import PoolLayout
 
 _log = logging.getLogger(__name__)
-COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
-
-
-@dataclass(eq=False)
-class _Giving:
-    """A request whose prompt is computed for another engine."""
-
-    request: "Request"
-    wants: Named
-    prompt: Prompt
-    put: int = 0
-    """So many parts, the first ones: also of a request that is preempted they are good."""
-
-
-@dataclass(eq=False)
-class _Taking:
-    """A request whose prompt is computed elsewhere, until it has blocks for it."""
-
-    tokens: int
-    wants: Named | None = None
-    prompt: Prompt | None = None
-    asked: range = range(0)
-    """Parts that the workers were told of."""
-    nbytes: int = 0
-    """Of these, on a rank."""
-    held: bool = False
-    """All workers hold what was asked for."""
-    lost: str = ""
-    """Why it does not come."""
-    workers: Counter[int] = field(default_factory=Counter)
-    """By number of parts: how many hold so many."""
 
 
 class TensorScheduling:
@@ -78,10 +45,12 @@ class TensorScheduling:
         self._cut = Cut(layout.groups[0].block_tokens, options.part_tokens, ranks)
         self._block_bytes = [region.block_bytes for region in layout.regions]
         self._pages = options.store_bytes // options.page_bytes
-        self._giving: dict[str, _Giving] = {}
-        self._taking: dict[str, _Taking] = {}
+        self._giving: dict[str, Giving] = {}
+        self._taking: dict[str, Taking] = {}
         self._users: Counter[bytes] = Counter()
         """Requests that take under each key: the answers of one prompt take the same tensors."""
+        self._asked_from: dict[bytes, int] = {}
+        """By key: the first part that was asked for. What is put, and comes before it, is refused."""
         self._waiting_bytes = 0
         """Of a rank's KV, for all that is asked for at present."""
         self._first = ""
@@ -111,24 +80,26 @@ class TensorScheduling:
                 self._check(wants)
                 self._admit(request, wants)
         except KVGrpcError as error:
+            if wants is not None and wants.gives:
+                self._not_given(wants.key)
             if request.abort_immediately:  # vLLM's API refused it
                 return
             self.stats.refused()
             _log.warning("request %s moves no KV: %s", request.request_id, error.message)
             if params.get("do_remote_prefill") is True:
-                taking = self._taking.setdefault(request.request_id, _Taking(request.num_tokens))
+                taking = self._taking.setdefault(request.request_id, Taking(request.num_tokens))
                 taking.lost = error.message
-            elif wants is not None and not self._gives(wants.key):
-                self._next.ended.append(wants.key)  # the decode engine may wait for it
 
     def _admit(self, request: "Request", wants: Named) -> None:
         """Raises KVGrpcError."""
-        taking = _Taking(request.num_tokens, wants)
+        taking = Taking(request.num_tokens, wants)
         if not wants.gives:
             self._users[wants.key] += 1
             self._taking[request.request_id] = taking
         if request.abort_immediately:  # vLLM's API refused it, and shows it without its prompt
             self.finished(request)
+            if wants.gives:
+                self._not_given(wants.key)
             return
         if self._over:
             raise PreconditionFailed(Reason.ENGINE_LOST, f"kvgrpc is over in this engine: {self._over}")
@@ -162,10 +133,15 @@ class TensorScheduling:
         elif not wants.peer:
             raise _no_peer('tensors are put; with "send": "get" they are kept')
         request.max_tokens = 1
-        self._giving[request.request_id] = _Giving(request, wants, prompt)
+        self._giving[request.request_id] = Giving(request, wants, prompt)
 
     def _gives(self, key: bytes) -> bool:
         return any(giving.wants.key == key for giving in self._giving.values())
+
+    def _not_given(self, key: bytes) -> None:
+        """The decode engine may wait for it already."""
+        if not self._gives(key):
+            self._next.ended.append(key)
 
     def _check_room(self, prompt: Prompt) -> None:
         """All of it is kept in this engine's stores."""
@@ -187,32 +163,46 @@ class TensorScheduling:
         if not taking.lost:
             self._ask(request, taking, computed_tokens)
         if taking.lost:
-            lacks = max(0, taking.tokens - computed_tokens) if self._options.on_loss is OnLoss.FAIL else 0
+            fails = self._options.on_loss is OnLoss.FAIL and not taking.computed_here
+            lacks = max(0, taking.tokens - computed_tokens) if fails else 0
             return lacks, lacks > 0
         external = max(0, taking.tokens - 1 - computed_tokens)
         return (external, False) if taking.held or not external else (None, False)
 
-    def _ask(self, request: "Request", taking: _Taking, computed_tokens: int) -> None:
+    def _ask(self, request: "Request", taking: Taking, computed_tokens: int) -> None:
         """For what it lacks, and was not asked for before."""
         assert taking.prompt is not None
         assert taking.wants is not None
-        needed = taking.prompt.needed(computed_tokens)
+        needed, key = taking.prompt.needed(computed_tokens), taking.wants.key
         if not needed or (taking.asked and taking.asked.start <= needed.start):
+            return
+        taking.held = False
+        puts = self._options.send is not Send.GET
+        if puts and needed.start < self._asked_from.get(key, 0):
+            taking.lost, taking.computed_here = "what was here of its prompt left the cache while the rest came", True
             return
         more = range(needed.start, taking.asked.start) if taking.asked else needed
         nbytes = sum(len(taking.prompt.blocks(number)) for number in more) * sum(self._block_bytes)
+        if not taking.asked and not self._has_turn(request.request_id, nbytes):
+            return
+        first = self._asked_from.setdefault(key, needed.start)
+        parts = [taking.prompt.part(number) for number in more]
+        expect = Expect(request.request_id, key, taking.wants.peer, parts, first if puts else 0)
+        self._next.expects.append(expect)
+        taking.asked = needed
+        taking.nbytes += nbytes
+        self._waiting_bytes += nbytes
+
+    def _has_turn(self, request_id: str, nbytes: int) -> bool:
+        """Whether a request is asked for: there is room for it, and no other one waits for that."""
         if self._first not in self._taking:
             self._first = ""
         full = self._waiting_bytes and self._waiting_bytes + nbytes > self._options.waiting_bytes
-        if full or self._first not in {"", request.request_id}:
-            self._first = self._first or request.request_id
-            return
+        if full or self._first not in {"", request_id}:
+            self._first = self._first or request_id
+            return False
         self._first = ""
-        parts = [taking.prompt.part(number) for number in more]
-        self._next.expects.append(Expect(request.request_id, taking.wants.key, taking.wants.peer, parts))
-        taking.asked, taking.held = range(needed.start, needed.stop), False
-        taking.nbytes += nbytes
-        self._waiting_bytes += nbytes
+        return True
 
     def allocated(self, request: "Request", blocks: list[int], external_tokens: int) -> bool:
         """It has blocks, and takes nothing more after this step. False: nothing is known of it."""
@@ -252,7 +242,7 @@ class TensorScheduling:
         self._next.ended.append(giving.wants.key)
         return None
 
-    def _leave(self, request_id: str, taking: _Taking) -> None:
+    def _leave(self, request_id: str, taking: Taking) -> None:
         if taking.wants is None:
             return
         key = taking.wants.key
@@ -262,6 +252,7 @@ class TensorScheduling:
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
+            self._asked_from.pop(key, None)
             self._next.ended.append(key)
 
     # -- steps
@@ -284,7 +275,7 @@ class TensorScheduling:
             self._resets_in, self._forgot, self._given = self._number, 0, bool(step.puts)
         return step
 
-    def _put(self, step: TensorStep, giving: _Giving, computed_tokens: int) -> None:
+    def _put(self, step: TensorStep, giving: Giving, computed_tokens: int) -> None:
         """What is whole when so many tokens are computed."""
         request, wants = giving.request, giving.wants
         done = giving.prompt.computed(computed_tokens)
@@ -308,20 +299,21 @@ class TensorScheduling:
         """What the workers say of a step."""
         if heard.over:
             self.end(heard.over)
-        for (request_id, parts), workers in heard.held.items():
+        for (request_id, key, parts), workers in heard.held.items():
             taking = self._taking.get(request_id)
-            if taking is not None:
+            if taking is not None and taking.takes(key):
                 taking.workers[parts] += workers
                 taking.held = taking.workers[len(taking.asked)] >= self._ranks
-        for request_id, why in heard.lost.items():
-            self._lose(request_id, why)
+        for (request_id, key), why in heard.lost.items():
+            taking = self._taking.get(request_id)
+            if taking is not None and taking.takes(key):
+                self._lose(request_id, taking, why)
         self._forgot += heard.forgot[self._resets_in]
         if self._forgot >= self._ranks:
             self._resets_in = self._forgot = 0
 
-    def _lose(self, request_id: str, why: str) -> None:
-        taking = self._taking.get(request_id)
-        if taking is not None and not taking.lost:
+    def _lose(self, request_id: str, taking: Taking, why: str) -> None:
+        if not taking.lost:
             taking.lost = why
             _log.warning("request %s gets no KV: %s", request_id, why)
 
@@ -330,24 +322,32 @@ class TensorScheduling:
     @property
     def speaks(self) -> bool:
         """Whether the workers are to be told something, though no request is there."""
+        return self._resets or bool(self._next.ended)
+
+    @property
+    def _resets(self) -> bool:
+        """What was put before a reset is not ended at all workers yet."""
         return self._next.forget or bool(self._resets_in)
 
     def reset(self) -> bool:
         """Ends all that is given, or comes. False: not yet; the next step does it."""
-        for request_id in self._taking:
-            self._lose(request_id, "the engine's cache was reset")
-        self._giving.clear()
+        self._end_all("the engine's cache was reset")
         self._next.forget = self._next.forget or self._given
-        return not self.speaks
+        return not self._resets
 
     def end(self, why: str) -> None:
         """Nothing is given or taken any more."""
         if not self._over:
             self._over = why
             _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)
+        self._end_all(why)
+
+    def _end_all(self, why: str) -> None:
+        """Decode engines hear it of what was not put yet, too."""
+        self._next.ended += [giving.wants.key for giving in self._giving.values()]
         self._giving.clear()
-        for request_id in self._taking:
-            self._lose(request_id, why)
+        for request_id, taking in self._taking.items():
+            self._lose(request_id, taking, why)
 
 
 def _no_peer(what: str) -> InvalidRequest:

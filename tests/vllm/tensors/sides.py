@@ -1,0 +1,44 @@
+"""The scheduler's side without an engine around it."""
+
+import base64
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from kvgrpc.integrations.vllm.tensors.messages import Heard
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
+from tests.vllm.cores import BLOCK_TOKENS, pool_of, request_of
+from tests.vllm.engines import PREFILL
+
+LAYOUT, _ = pool_of(states=False)
+BLOCK_BYTES = sum(region.block_bytes for region in LAYOUT.regions)
+KEY, PEER = os.urandom(16), "127.0.0.1:7000"
+TABLE = list(range(1, 9))
+
+
+def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:
+    """Its parts are blocks."""
+    side = TensorScheduling(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
+    side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
+    return side
+
+
+def intent(key: bytes = KEY, peer: str = PEER) -> dict[str, Any]:
+    return {"kvgrpc_intent": {"transferKey": base64.b64encode(key).decode(), "peer": {"address": peer}}}
+
+
+def giving(name: str, key: bytes = KEY, **fields: Any) -> Any:
+    """A request that is prefilled here."""
+    return request_of(name, {**PREFILL, **intent(key)}, **fields)
+
+
+def taking(name: str, key: bytes = KEY, **fields: Any) -> Any:
+    """A request that was, or is, prefilled elsewhere."""
+    return request_of(name, {"do_remote_prefill": True, **intent(key)}, **fields)
+
+
+def held(side: TensorScheduling, name: str, parts: int, workers: int = 1, key: bytes = KEY) -> None:
+    """So many workers have so many parts for it."""
+    side.hear(Heard(held=Counter({(name, key, parts): workers})))
