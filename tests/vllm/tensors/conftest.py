@@ -1,13 +1,16 @@
 """Engines that many tests share."""
 
-from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.vllm.engines import Engines
 from tests.vllm.tensors.pairs import TensorPair
+
+if TYPE_CHECKING:
+    from tests.vllm.tensors.workers import Worker
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "put": {"async_scheduling": True},
@@ -31,3 +34,18 @@ def pair(shared_tensor_pair: TensorPair) -> Iterator[TensorPair]:
     shared_tensor_pair.start()
     yield shared_tensor_pair
     shared_tensor_pair.at_rest()
+
+
+@pytest.fixture
+def worker() -> "Iterator[Callable[..., Worker]]":
+    """Starts workers."""
+    from tests.vllm.tensors.workers import Worker
+
+    with ExitStack() as workers:
+
+        def start(**options: Any) -> Worker:
+            made = Worker(**options)
+            workers.callback(made.side.close)
+            return made
+
+        yield start

@@ -1,32 +1,51 @@
-"""What a worker takes. It asks its store for all tensors of a request at once, and copies each out of the store as it
-comes: so the store has room for the next one, whatever else is in it, and may be smaller than a prompt. When the
-request has blocks, they are copied into these.
+"""What a worker takes. It asks its store for all tensors of a request, and copies each out of the store as it comes: so
+the store has room for the next one, whatever else is in it, and may be smaller than a prompt. When the request has
+blocks, they are copied into these.
 
 A tensor that is put here may never come. So with it the worker asks the source for one that is never put: this call
 ends when the source gives the request up, or dies.
 """
 
-import contextlib
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from kvgrpc.engine.tensors import StoredTensor, TensorStore
-from kvgrpc.errors import DeadlineExceeded, NotFound, Reason
+from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.errors import KVGrpcError, NotFound, Reason
+from kvgrpc.integrations.vllm.tensors.asking import Ask, Asking
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
-from kvgrpc.integrations.vllm.tensors.parts import Part
+from kvgrpc.integrations.vllm.tensors.parts import Part, tensor_name
 
 IDLE_S = 0.005
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
 NEVER = "never put"
-NEVER_S = 5.0
-"""So long each of these calls lasts: at the source it is one of a bounded number."""
 
-Coming = Future[torch.Tensor]
+
+@dataclass(eq=False)
+class _Coming:
+    """A part on its way."""
+
+    layers: list[torch.Tensor | None]
+    """The tensor of each layer, its blocks first, in memory of this worker; None: it is not here yet."""
+    lacks: int
+    """So many of them are not here."""
+    error: KVGrpcError | None = None
+    """Why one will not be."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """One that takes."""
+
+    parts: dict[Part, None] = field(default_factory=dict)
+    """All that it takes."""
+    told: int = 0
+    """So many parts were here when the scheduler's side was told last."""
 
 
 @dataclass(eq=False)
@@ -35,13 +54,14 @@ class _Taken:
 
     key: bytes
     source: str
-    parts: dict[Part, list[Coming]] = field(default_factory=dict)
-    """Of each part its tensors, layer by layer, in memory of this worker."""
-    requests: dict[str, dict[Part, None]] = field(default_factory=dict)
-    """What each of them takes."""
-    told: dict[str, int] = field(default_factory=dict)
-    """Parts of each that the scheduler's side knows to be here."""
-    never: Future[StoredTensor] | None = None
+    """Address of this rank's source; empty: not known."""
+    parts: dict[Part, _Coming] = field(default_factory=dict)
+    requests: dict[str, _Request] = field(default_factory=dict)
+    let_go: int = 0
+    """So many parts, the first ones, are refused."""
+    gone: KVGrpcError | None = None
+    """Why the source will not put anything more."""
+    ended: bool = False
 
 
 class Receiving:
@@ -55,66 +75,103 @@ class Receiving:
         self._caches = caches
         self._taken: dict[bytes, _Taken] = {}
         self._key_of: dict[str, bytes] = {}
+        self._changed: deque[_Taken] = deque()
+        """Something came for these, or will not, that the scheduler's side does not know of."""
         self._news = threading.Event()
-        """Something came, or will not."""
-        self._copier = ThreadPoolExecutor(1, "kvgrpc-take")
+        """There are such."""
+        self._asking = Asking(store)
 
     def expect(self, expect: Expect) -> None:
         """A request takes these parts."""
         source = address_of(expect.source, self._rank) if expect.source else ""
-        taken = self._taken.setdefault(expect.key, _Taken(expect.key, source))
+        taken = self._taken.get(expect.key)
+        asks = []
+        if taken is None:
+            taken = self._taken[expect.key] = _Taken(expect.key, source)
+            if source and self._options.send is not Send.GET:
+                asks.append(self._ask_for_never(taken))
+        self._let_go(taken, expect.let_go)
         self._key_of[expect.request_id] = expect.key
-        wanted = taken.requests.setdefault(expect.request_id, {})
+        request = taken.requests.setdefault(expect.request_id, _Request())
+        until = time.monotonic() + self._options.timeout_s
         for part in expect.parts:
-            wanted[part] = None
+            request.parts[part] = None
             if part not in taken.parts:
-                taken.parts[part] = [self._ask(taken, part, number) for number in range(len(self._caches))]
-        self._news.set()  # it may be here already
-        if source and self._options.send is not Send.GET:
-            self._ask_for_never(taken)
+                coming = taken.parts[part] = _Coming([None] * len(self._caches), len(self._caches))
+                asks += [self._ask(taken, part, coming, number, until) for number in range(len(self._caches))]
+        self._asking.ask(asks)
+        self._change(taken)  # it may be here already
 
-    def _ask(self, taken: _Taken, part: Part, number: int) -> Coming:
-        name, cache = list(self._caches.items())[number]
-        found = self._store.get_async(
-            taken.key, name, part=part.number, source=taken.source if self._options.send is Send.GET else "",
-            dtype=str(cache.dtype).removeprefix("torch."), shape=(part.blocks, *cache.shape[1:]), layer=number,
-            content_digest=part.content_digest, timeout_s=self._options.timeout_s,
-        )  # fmt: skip
-        coming: Coming = Future()
-        found.add_done_callback(lambda found: self._came(found, coming))
-        return coming
+    def _let_go(self, taken: _Taken, parts: int) -> None:
+        """What comes of the first parts of the prompt is refused: nobody is to wait for room for it."""
+        names = [(name, part) for part in range(taken.let_go, parts) for name in map(self._name, self._caches)]
+        taken.let_go = max(taken.let_go, parts)
+        if names:
+            self._store.release_async(taken.key, names)
 
-    def _came(self, found: Future[StoredTensor], coming: Coming) -> None:
-        """In the store's thread."""
-        with contextlib.suppress(RuntimeError):  # nobody takes anything any more
-            self._copier.submit(self._copy_out, found, coming)
+    def _name(self, layer: str) -> str:
+        return tensor_name(layer, self._rank)
 
-    def _copy_out(self, found: Future[StoredTensor], coming: Coming) -> None:
-        try:
-            with found.result() as tensor:
-                coming.set_result(tensor.torch().clone())
-        except BaseException as error:  # noqa: BLE001 - it is the request's
-            coming.set_exception(error)
+    def _ask(self, taken: _Taken, part: Part, coming: _Coming, number: int, until: float) -> Ask:
+        layer, cache = list(self._caches.items())[number]
+        more = {
+            "part": part.number, "source": taken.source if self._options.send is Send.GET else "",
+            "dtype": str(cache.dtype).removeprefix("torch."), "shape": (part.blocks, *cache.shape[1:]),
+            "layer": number, "content_digest": part.content_digest,
+        }  # fmt: skip
+
+        def over(tensor: torch.Tensor | None, error: KVGrpcError | None) -> None:
+            """In the thread of Asking."""
+            if tensor is not None:
+                coming.layers[number] = tensor
+                coming.lacks -= 1
+            coming.error = coming.error or error
+            if error is not None or not coming.lacks:
+                self._change(taken)
+
+        return Ask(taken.key, self._name(layer), over, lambda: not taken.ended, until, more)
+
+    def _ask_for_never(self, taken: _Taken) -> Ask:
+        def over(_: torch.Tensor | None, error: KVGrpcError | None) -> None:
+            """In the thread of Asking."""
+            taken.gone = error
+            self._change(taken)
+
+        return Ask(taken.key, NEVER, over, lambda: not taken.ended, more={"source": taken.source})
+
+    def _change(self, taken: _Taken) -> None:
+        self._changed.append(taken)
         self._news.set()
 
-    def _ask_for_never(self, taken: _Taken) -> None:
-        if taken.never is None:
-            taken.never = self._store.get_async(taken.key, NEVER, source=taken.source, timeout_s=NEVER_S)
-            taken.never.add_done_callback(lambda _: self._news.set())
-
     def load(self, load: Load) -> None:
-        """Copies into these blocks. Raises what a tensor did not come with; then some may be filled."""
-        if load.request_id not in self._key_of:
+        """Copies into these blocks. Raises what a tensor did not come with, and NotFound (TRANSFER_NOT_FOUND) where one
+        of them was not taken: then none is filled.
+        """
+        whole = list(self._found(load))
+        if missing := len(load.blocks) - sum(len(blocks) for blocks, _, _ in whole):
+            raise NotFound(Reason.TRANSFER_NOT_FOUND, f"nothing was taken for {missing} of its blocks")
+        for blocks, coming, skip in whole:
+            for cache, tensor in zip(self._caches.values(), coming.layers, strict=True):
+                assert tensor is not None, "its part is here"
+                rows = tensor[skip : skip + len(blocks)]
+                cache.index_copy_(0, torch.tensor(blocks, device=cache.device), rows.to(cache.device))
+
+    def _found(self, load: Load) -> Iterator[tuple[list[int], _Coming, int]]:
+        """Its blocks by parts, what came for these, and after so many blocks of a part they begin."""
+        taken = self._taken.get(self._key_of.get(load.request_id, b""))
+        if taken is None:
             raise NotFound(Reason.TRANSFER_NOT_FOUND, "nothing was taken for it")
-        taken, end = self._taken[self._key_of[load.request_id]], load.first_block + len(load.blocks)
-        for part in taken.requests[load.request_id]:
+        end = load.first_block + len(load.blocks)
+        for part in taken.requests[load.request_id].parts:
             first, last = max(part.first_block, load.first_block), min(part.first_block + part.blocks, end)
             if first >= last:
                 continue
-            skip, blocks = first - part.first_block, load.blocks[first - load.first_block : last - load.first_block]
-            for cache, coming in zip(self._caches.values(), taken.parts[part], strict=True):
-                rows = coming.result(0.0)[skip : skip + len(blocks)]
-                cache.index_copy_(0, torch.tensor(blocks, device=cache.device), rows.to(cache.device))
+            coming = taken.parts[part]
+            if coming.error is not None:
+                raise coming.error
+            if coming.lacks:
+                raise NotFound(Reason.TRANSFER_NOT_FOUND, f"part {part.number} is not here as a whole")
+            yield load.blocks[first - load.first_block : last - load.first_block], coming, first - part.first_block
 
     def left(self, request_id: str) -> None:
         """It takes nothing any more."""
@@ -124,39 +181,35 @@ class Receiving:
 
     def ended(self, key: bytes) -> None:
         """Nothing is taken under this key any more."""
-        self._taken.pop(key, None)
+        taken = self._taken.pop(key, None)
+        if taken is not None:
+            taken.ended = True
 
     def wait(self) -> None:
         """For news, but not long."""
         self._news.wait(IDLE_S)
 
     def hear(self, heard: Heard) -> None:
-        """Tells what is here by now, and what will not come."""
-        if not self._news.is_set():
-            return
+        """Tells what is here by now, and what will not come: of keys for which something changed."""
+        self._asking.turn()
         self._news.clear()
-        for taken in self._taken.values():
-            gone = self._source_is_gone(taken)
-            for request_id, parts in taken.requests.items():
-                coming = [one for part in parts for one in taken.parts[part]]
-                error = next((error for one in coming if one.done() and (error := one.exception()) is not None), None)
-                if error is None and all(one.done() for one in coming):
-                    if taken.told.get(request_id) != len(parts):
-                        taken.told[request_id] = len(parts)
-                        heard.held[request_id, len(parts)] += 1
-                elif error := error or gone:
-                    heard.lost[request_id] = str(error)
+        changed: dict[_Taken, None] = {}
+        while self._changed:
+            changed[self._changed.popleft()] = None
+        for taken in changed:
+            for request_id, request in taken.requests.items():
+                self._look(taken, request_id, request, heard)
 
-    def _source_is_gone(self, taken: _Taken) -> BaseException | None:
-        if taken.never is None or not taken.never.done():
-            return None
-        error = taken.never.exception()
-        if not isinstance(error, DeadlineExceeded):
-            return error
-        taken.never = None
-        self._ask_for_never(taken)
-        return None
+    def _look(self, taken: _Taken, request_id: str, request: _Request, heard: Heard) -> None:
+        coming = [taken.parts[part] for part in request.parts]
+        error = next((part.error for part in coming if part.error is not None), None)
+        if error is None and not any(part.lacks for part in coming):
+            if request.told != len(coming):
+                request.told = len(coming)
+                heard.held[request_id, taken.key, len(coming)] += 1
+        elif error := error or taken.gone:
+            heard.lost[request_id, taken.key] = str(error)
 
     def close(self) -> None:
         """Takes nothing any more."""
-        self._copier.shutdown(wait=False, cancel_futures=True)
+        self._asking.close()

@@ -1,0 +1,94 @@
+"""Calls for tensors: more than a lead lets wait, refused for being one too many, and for what never comes."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from kvgrpc.integrations.vllm.tensors.asking import CALLS_MAX
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
+from kvgrpc.integrations.vllm.tensors.options import Send
+from tests.vllm.engines import wait_until
+from tests.vllm.tensors.workers import PARTS, Worker, prompt_of_blocks, put_of
+
+
+def test_more_than_a_lead_lets_wait_are_asked_for_in_turn_and_nobody_is_lost(worker: Callable[..., Worker]) -> None:
+    """What the first request takes never comes, and has all calls for itself when the second one comes."""
+    p, d, keys = worker(), worker(timeout_s=60.0), [os.urandom(16) for _ in range(2)]
+    prompt = prompt_of_blocks(2100)
+    d.step(expects=[Expect("a", keys[0], "", [prompt.part(number) for number in range(2100)])])
+    wait_until(lambda: d.waits() == CALLS_MAX)
+    p.step(puts=[put_of(keys[1], PARTS[0], [4, 7], d.address)])
+    d.step(expects=[Expect("b", keys[1], "", PARTS[:1])])
+    wait_until(lambda: d.hears().held["b", keys[1], 1] == 1)
+    assert d.waits() <= CALLS_MAX
+    assert not d.hears().lost
+
+
+def test_calls_that_are_refused_for_being_one_too_many_are_made_again(
+    worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    p, key, prompt = worker(), os.urandom(16), prompt_of_blocks(15)
+    monkeypatch.setenv("KVGRPC_TENSORS_WAITS", "8")
+    d = worker()
+    parts = [prompt.part(number) for number in range(15)]
+    d.step(expects=[Expect("a", key, p.address, parts)])
+    wait_until(lambda: d.waits() == 8)
+    p.step(puts=[put_of(key, part, [part.number], d.address) for part in parts])
+    wait_until(lambda: d.hears().held["a", key, 15] == 1)
+    assert not d.hears().lost
+
+
+def test_a_source_at_which_too_many_wait_is_not_gone(
+    worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    first, second, keys = worker(), worker(), [os.urandom(16) for _ in range(2)]
+    monkeypatch.setenv("KVGRPC_TENSORS_WAITS", "1")
+    p = worker()
+    first.step(expects=[Expect("a", keys[0], p.address, PARTS)])
+    wait_until(lambda: p.waits() == 1)
+    second.step(expects=[Expect("b", keys[1], p.address, PARTS)])
+    p.step(puts=[put_of(keys[1], part, [4, 7][: part.blocks], second.address) for part in PARTS])
+    wait_until(lambda: second.hears().held["b", keys[1], 2] == 1)
+    assert not second.hears().lost
+    p.step(ended=[keys[0]])
+    wait_until(lambda: ("a", keys[0]) in first.hears().lost)
+    assert "TRANSFER_ENDED" in first.heard.lost["a", keys[0]]
+
+
+def test_what_does_not_come_in_time_is_lost_and_only_that(worker: Callable[..., Worker]) -> None:
+    d, key = worker(timeout_s=1.0), os.urandom(16)
+    d.step(expects=[Expect("a", key, "", PARTS)])
+    wait_until(lambda: ("a", key) in d.hears().lost)
+    assert "DEADLINE" in d.heard.lost["a", key]
+    assert not d.hears().over
+
+
+def test_a_load_of_what_is_on_its_way_fails_and_the_worker_goes_on(worker: Callable[..., Worker]) -> None:
+    p, d, key = worker(), worker(), os.urandom(16)
+    d.step(expects=[Expect("a", key, "", PARTS)])
+    d.step(loads=[Load("a", 0, [3, 4, 5])])
+    assert d.side.bad_blocks() == {3, 4, 5}
+    p.step(puts=[put_of(key, PARTS[0], [4, 7], d.address), put_of(key, PARTS[1], [2], d.address)])
+    wait_until(lambda: d.hears().held["a", key, 2] == 1)
+    d.step(loads=[Load("a", 0, [3, 4, 5])])
+    assert d.side.bad_blocks() == set()
+    assert not d.hears().over
+
+
+def test_a_request_that_comes_again_under_its_id_is_told_anew(worker: Callable[..., Worker]) -> None:
+    p, d, key = worker(send=Send.GET), worker(send=Send.GET), os.urandom(16)
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    d.step(expects=[Expect(name, key, p.address, PARTS[1:]) for name in "ab"])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)
+    d.step(left=["a"])
+    d.step(expects=[Expect("a", key, p.address, PARTS[1:])])
+    wait_until(lambda: d.hears().held["a", key, 1] == 2)
+
+
+def test_the_tensors_of_one_rank_are_not_taken_for_those_of_another(worker: Callable[..., Worker]) -> None:
+    p, d, key = worker(rank=1, send=Send.GET), worker(send=Send.GET, timeout_s=2.0), os.urandom(16)
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    d.step(expects=[Expect("a", key, p.address, PARTS[1:])])
+    wait_until(lambda: ("a", key) in d.hears().lost)
+    assert "DEADLINE" in d.heard.lost["a", key]

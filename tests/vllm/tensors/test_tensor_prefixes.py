@@ -1,0 +1,92 @@
+"""What an engine has of a prompt does not come, and may leave its prefix cache while the rest is on its way."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
+from kvgrpc.integrations.vllm.tensors.options import Send
+from tests.vllm.cores import scheduled
+from tests.vllm.engines import wait_until
+from tests.vllm.tensors.sides import BLOCK_BYTES, TABLE, held, side_of, taking
+from tests.vllm.tensors.workers import PAGE, PARTS, Worker, prompt_of_blocks, put_of
+
+
+def test_what_decode_had_and_has_no_more_is_fetched_too() -> None:
+    side, request = side_of(send=Send.GET), taking("a")
+    side.arrived(request)
+    side.match(request, 32)
+    side.step(scheduled())
+    held(side, "a", 1)
+    assert side.match(request, 0) == (None, False)
+    (expect,) = side.step(scheduled()).expects
+    assert [part.number for part in expect.parts] == [0, 1]
+    held(side, "a", 1)
+    assert side.match(request, 0) == (None, False)
+    held(side, "a", 3)
+    assert side.match(request, 0) == (39, False)
+
+
+def test_a_request_that_asked_is_asked_for_what_it_lacks_by_now_though_others_wait_for_room() -> None:
+    side, keys = side_of(send=Send.GET, waiting_bytes=3 * BLOCK_BYTES), [os.urandom(16) for _ in range(2)]
+    first, second = taking("a", keys[0]), taking("b", keys[1])
+    for request in (first, second):
+        side.arrived(request)
+    side.match(first, 32)
+    side.step(scheduled())
+    held(side, "a", 1, key=keys[0])
+    assert side.match(second, 0) == (None, False)
+    assert side.match(first, 0) == (None, False)
+    (expect,) = side.step(scheduled()).expects
+    assert (expect.request_id, [part.number for part in expect.parts]) == ("a", [0, 1])
+    held(side, "a", 3, key=keys[0])
+    assert side.match(first, 0) == (39, False)
+    side.allocated(first, TABLE, 39)
+    assert side.step(scheduled()).loads == [Load("a", 0, TABLE[:3])]
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_where_what_decode_had_was_refused_it_computes_the_prompt_itself(on_loss: OnLoss) -> None:
+    """Nothing failed to come: so it is no failed load either."""
+    side, requests = side_of(on_loss=on_loss), [taking("a"), taking("b")]
+    for request in requests:
+        side.arrived(request)
+    side.match(requests[0], 32)
+    (expect,) = side.step(scheduled()).expects
+    assert (expect.let_go, [part.number for part in expect.parts]) == (2, [2])
+    for request in requests:  # the second one had not asked yet
+        assert side.match(request, 0) == (0, False)
+        side.allocated(request, TABLE, 0)
+    step = side.step(scheduled())
+    assert (step.loads, step.failed, step.expects) == ([], set(), [])
+
+
+def test_a_load_into_blocks_that_nothing_was_taken_for_fails_and_nothing_else_does(
+    worker: Callable[..., Worker]
+) -> None:  # fmt: skip
+    p, d, key = worker(send=Send.GET), worker(send=Send.GET), os.urandom(16)
+    for cache in p.caches.values():
+        cache.fill_(7)
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    d.step(expects=[Expect("a", key, p.address, PARTS[1:])])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)
+    d.step(loads=[Load("a", 0, [3, 4, 5])])
+    assert d.side.bad_blocks() == {3, 4, 5}
+    assert not any(cache.any() for cache in d.caches.values())
+    d.step(loads=[Load("a", 2, [5])])
+    assert d.side.bad_blocks() == set()
+    assert all(torch.all(cache[5] == 7) for cache in d.caches.values())
+    assert not d.hears().over
+
+
+def test_parts_that_decode_has_take_no_room_and_hold_nobody_up(worker: Callable[..., Worker]) -> None:
+    """They alone would fill both stores, twice."""
+    p, d = (worker(store_bytes=8 * PAGE, timeout_s=20.0) for _ in "pd")
+    key, prompt = os.urandom(16), prompt_of_blocks(14)
+    d.step(expects=[Expect("a", key, p.address, [prompt.part(13)], let_go=13)])
+    p.step(puts=[put_of(key, prompt.part(number), [number + 1], d.address) for number in range(14)])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)
+    assert not d.hears().lost

@@ -1,0 +1,50 @@
+"""Workers without an engine: each has a cache of two layers, and a real store."""
+
+from typing import Any
+
+from kvgrpc.client import connect_sync
+from kvgrpc.integrations.vllm.tensors.messages import Heard, Put, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.parts import Cut, Part, Prompt
+from kvgrpc.integrations.vllm.tensors.working import TensorWorking
+from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of
+
+PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
+PAGE = 1 << 16
+
+
+def prompt_of_blocks(blocks: int) -> Prompt:
+    """Each of its parts is a block."""
+    return Prompt(Cut(BLOCK_TOKENS, BLOCK_TOKENS, 1), range(blocks * BLOCK_TOKENS))
+
+
+class Worker:
+    """A cache of two layers, and its store."""
+
+    def __init__(self, rank: int = 0, **options: Any) -> None:
+        layout, memory = pool_of(states=False)
+        self.caches = {"0": memory[0], "1": memory[1]}
+        self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, **options}), layout)
+        self.side.register(self.caches, ["0", "1"])
+        self.address = self.side.attach("", rank, "weights")
+        self.heard = Heard()
+
+    def step(self, told: TensorStep | None = None, **what: Any) -> None:
+        """One step of the engine, of which the worker was told this."""
+        step = told or TensorStep(**what)
+        self.side.begin(step)
+        self.side.end(step)
+        self.hears()
+
+    def hears(self) -> Heard:
+        """All that it said by now."""
+        return self.heard.aggregate(self.side.heard())
+
+    def waits(self) -> int:
+        """Calls that wait at its lead."""
+        with connect_sync(self.address) as lead:
+            return int(lead.tensors().status().waiting_count)
+
+
+def put_of(key: bytes, part: Part, blocks: list[int], to: str = "") -> Put:
+    return Put("a", key, to, part, blocks, None)
