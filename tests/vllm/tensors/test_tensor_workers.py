@@ -1,60 +1,16 @@
-"""The workers' side without an engine: two caches, each with a real store."""
+"""The workers' side without an engine: what is put, taken and loaded, and what ends."""
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
-from kvgrpc.integrations.vllm.tensors.parts import Cut, Part, Prompt
-from kvgrpc.integrations.vllm.tensors.working import TensorWorking
-from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
+from kvgrpc.integrations.vllm.tensors.options import Send
 from tests.vllm.engines import wait_until
-
-PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
-PAGE = 1 << 16
-
-
-class Worker:
-    """A cache of two layers, and its store."""
-
-    def __init__(self, **options: Any) -> None:
-        layout, memory = pool_of(states=False)
-        self.caches = {"0": memory[0], "1": memory[1]}
-        self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, **options}), layout)
-        self.side.register(self.caches, ["0", "1"])
-        self.address = self.side.attach("", 0, "weights")
-        self.heard = Heard()
-
-    def step(self, **what: Any) -> None:
-        step = TensorStep(**what)
-        self.side.begin(step)
-        self.side.end(step)
-        self.hears()
-
-    def hears(self) -> Heard:
-        return self.heard.aggregate(self.side.heard())
-
-
-@pytest.fixture
-def worker() -> Iterator[Callable[..., Worker]]:
-    with ExitStack() as workers:
-
-        def start(**options: Any) -> Worker:
-            made = Worker(**options)
-            workers.callback(made.side.close)
-            return made
-
-        yield start
-
-
-def put_of(key: bytes, part: Part, blocks: list[int], to: str = "") -> Put:
-    return Put("a", key, to, part, blocks, None)
+from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
 
 
 @pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
@@ -68,7 +24,7 @@ def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
     to = "" if send is Send.GET else d.address
     p.step(puts=[put_of(key, PARTS[0], [4, 7], to)])
     p.step(puts=[put_of(key, PARTS[1], [2], to)])
-    wait_until(lambda: d.hears().held["a", 2] == 1)
+    wait_until(lambda: d.hears().held["a", key, 2] == 1)
     d.step(loads=[Load("a", 1, [9, 3])], left=["a"], ended=[key])
     for mine, theirs in zip(d.caches.values(), p.caches.values(), strict=True):
         assert torch.equal(mine[[9, 3]], theirs[[7, 2]])
@@ -84,7 +40,7 @@ def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_
     p.step(puts=[put_of(key, PARTS[0], [4, 7])])
     assert time.monotonic() - began < 20.0
     d.step(expects=[Expect("a", key, p.address, PARTS[:1])])
-    wait_until(lambda: "a" in d.hears().lost)
+    wait_until(lambda: ("a", key) in d.hears().lost)
     assert not p.hears().over
 
 
@@ -92,7 +48,7 @@ def test_a_request_whose_source_is_gone_is_lost_though_nothing_was_put(worker: C
     p, d, key = worker(send=Send.PUT), worker(send=Send.PUT), os.urandom(16)
     d.step(expects=[Expect("a", key, p.address, PARTS)])
     p.side.close()
-    wait_until(lambda: "a" in d.hears().lost)
+    wait_until(lambda: ("a", key) in d.hears().lost)
 
 
 def test_a_worker_whose_store_is_over_loads_nothing_and_says_so(worker: Callable[..., Worker]) -> None:
@@ -112,4 +68,4 @@ def test_a_reset_ends_what_is_kept(worker: Callable[..., Worker]) -> None:
     p.step(number=2, forget=True, puts=[put_of(keys[1], PARTS[1], [2])])
     assert p.hears().forgot[2] == 1
     d.step(expects=[Expect(str(i), key, p.address, PARTS[1:]) for i, key in enumerate(keys)])
-    wait_until(lambda: d.hears().held["1", 1] == 1 and "0" in d.hears().lost)
+    wait_until(lambda: d.hears().held["1", keys[1], 1] == 1 and ("0", keys[0]) in d.hears().lost)

@@ -1,37 +1,54 @@
 """What a worker puts: each layer of what is computed, as soon as it is queued on the device."""
 
-import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import wait
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from kvgrpc.engine.tensors import PendingPut, TensorStore
-from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import AlreadyExists, DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
 from kvgrpc.integrations.vllm.tensors.messages import Put, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.parts import tensor_name
 
 _log = logging.getLogger(__name__)
 KEPT_S = 600.0
 """A key under which something was put is remembered so long, for a reset: no lease lasts longer."""
+QUEUED_BYTES_MAX = 256 << 20
+"""Of copies that wait to be in the store; one is made in any case. They are in the memory that the engine computes in.
+"""
 
 
 class Sending:
     """One worker's."""
 
     def __init__(
-        self, store: TensorStore, options: TensorOptions, rank: int, caches: Mapping[str, torch.Tensor]
+        self,
+        store: TensorStore,
+        options: TensorOptions,
+        rank: int,
+        caches: Mapping[str, torch.Tensor],
+        queued_bytes_max: int = QUEUED_BYTES_MAX,
     ) -> None:
         """`caches`: of each layer by its name, blocks first."""
         self._store, self._options, self._rank = store, options, rank
-        self._caches = caches
+        self._caches, self._queued_bytes_max = caches, queued_bytes_max
         self._numbers = {name: number for number, name in enumerate(caches)}
         self._done: set[str] = set()
         """Layers of this step that are put."""
+        self._until: float | None = None
+        """When this step waits no longer, by the monotonic clock; None: it had not to wait."""
         self._pending: list[tuple[Put, PendingPut]] = []
         """Of this step."""
+        self._queued: deque[tuple[int, PendingPut]] = deque()
+        """Copies that were not in the store when it was looked last, with their bytes; oldest first."""
+        self.queued_bytes = 0
+        """Of these."""
         self._lost: set[bytes] = set()
         """Keys of which something could not be put."""
         self._keys: dict[bytes, float] = {}
@@ -47,21 +64,10 @@ class Sending:
                 self._put(name, put)
 
     def _put(self, name: str, put: Put) -> None:
-        cache, number = self._caches[name], self._numbers[name]
-        rows = cache.index_select(0, torch.tensor(put.blocks, device=cache.device))
         self._keys.pop(put.key, None)
         self._keys[put.key] = time.monotonic() + KEPT_S
-        options: dict[str, Any] = {
-            "to": [address_of(put.to, self._rank)] if put.to else (), "part": put.part.number, "layer": number,
-            "content_digest": put.part.content_digest, "ttl_s": put.ttl_s, "timeout_s": self._options.timeout_s,
-            "request_id": put.request_id,
-        }  # fmt: skip
         try:
-            try:
-                pending = self._store.put_async(put.key, name, rows, **options)
-            except Exhausted:  # too many wait to be copied
-                self._store.wait_for_saved(self._options.timeout_s)
-                pending = self._store.put_async(put.key, name, rows, **options)
+            pending = self._begin(name, put)
         except Unavailable:
             raise
         except KVGrpcError as error:
@@ -70,6 +76,46 @@ class Sending:
         pending.future.add_done_callback(lambda future: self._over(put, future.exception()))
         self._pending.append((put, pending))
 
+    def _begin(self, name: str, put: Put) -> PendingPut:
+        """Raises what it is refused with, also where what was put before is not copied in time."""
+        cache = self._caches[name]
+        nbytes = len(put.blocks) * cache[0].nbytes
+        self._await_room(nbytes)
+        rows = cache.index_select(0, torch.tensor(put.blocks, device=cache.device))
+        options: dict[str, Any] = {
+            "to": [address_of(put.to, self._rank)] if put.to else (), "part": put.part.number,
+            "layer": self._numbers[name], "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
+            "timeout_s": self._options.timeout_s, "request_id": put.request_id,
+        }  # fmt: skip
+        try:
+            pending = self._store.put_async(put.key, tensor_name(name, self._rank), rows, **options)
+        except Exhausted:  # too many wait to be copied
+            self._store.wait_for_saved(self._left_s())
+            pending = self._store.put_async(put.key, tensor_name(name, self._rank), rows, **options)
+        self._queued.append((nbytes, pending))
+        self.queued_bytes += nbytes
+        return pending
+
+    def _await_room(self, nbytes: int) -> None:
+        """For a copy of so many bytes. Raises DeadlineExceeded (DEADLINE)."""
+        while self._queued:
+            size, oldest = self._queued[0]
+            if not oldest.saved.done():
+                if self.queued_bytes + nbytes <= self._queued_bytes_max:
+                    return
+                try:
+                    oldest.saved.result(self._left_s())
+                except TimeoutError:
+                    raise DeadlineExceeded(Reason.DEADLINE, "what was put before is not copied in time") from None
+            self._queued.popleft()
+            self.queued_bytes -= size
+
+    def _left_s(self) -> float:
+        """So long this step may still wait, in all."""
+        now = time.monotonic()
+        self._until = self._until or now + self._options.timeout_s
+        return max(self._until - now, 0.0)
+
     def step_done(self, step: TensorStep) -> None:
         """All layers are computed, or queued to be. Returns when they are in the store, or, with `send` put, at the
         consumers; or when they will not be.
@@ -77,32 +123,34 @@ class Sending:
         for name in self._caches if step.puts else ():  # where vLLM does not come by between layers
             self.layer_done(name, step)
         self._done.clear()
-        until = time.monotonic() + self._options.timeout_s
         for put, pending in self._pending:
             future = pending.future if self._options.send is Send.PUT else pending.saved
             try:
-                future.result(max(until - time.monotonic(), 0.0))
+                future.result(self._left_s())
             except TimeoutError:
                 self._lose(put, DeadlineExceeded(Reason.DEADLINE, "it did not get there in time"))
             except KVGrpcError:
                 continue  # `_over` hears of it
         self._pending.clear()
+        self._until = None
         self._forget_old()
 
     def _over(self, put: Put, error: BaseException | None) -> None:
         """In the store's thread."""
         if isinstance(error, KVGrpcError):
-            with contextlib.suppress(Unavailable):  # the store itself is over
+            with suppress(Unavailable):  # the store itself is over
                 self._lose(put, error)
 
     def _lose(self, put: Put, error: KVGrpcError) -> None:
-        """The consumer hears it: whoever waits for something of an ended request is refused."""
-        if put.key in self._lost or put.key not in self._keys:
+        """The consumer hears it: whoever waits for something of an ended request is refused. But not of what it wants
+        no more, nor where what is under that name belongs to another request.
+        """
+        if error.reason is Reason.TRANSFER_ENDED or put.key in self._lost or put.key not in self._keys:
             return
         self._lost.add(put.key)
-        level = logging.INFO if isinstance(error, PreconditionFailed) else logging.WARNING
-        _log.log(level, "request %s gives no KV: part %d: %s", put.request_id, put.part.number, error.message)
-        self._store.release_async(put.key)
+        _log.warning("request %s gives no KV: part %d: %s", put.request_id, put.part.number, error.message)
+        if not isinstance(error, AlreadyExists):
+            self._store.release_async(put.key)
 
     def ended(self, key: bytes) -> None:
         """Nothing is put under this key any more, and what was kept is not any more."""
@@ -110,9 +158,13 @@ class Sending:
         self._keys.pop(key, None)
 
     def forget(self) -> None:
-        """The same of all of them, at once."""
-        for ended in [self._store.release_async(key) for key in self._keys]:
-            ended.result(self._options.timeout_s)
+        """The same of all of them, at once. Raises DeadlineExceeded (DEADLINE)."""
+        ended = [self._store.release_async(key) for key in self._keys]
+        done, late = wait(ended, self._options.timeout_s)
+        if late:
+            raise DeadlineExceeded(Reason.DEADLINE, f"{len(late)} requests were not ended in time")
+        for one in done:
+            one.result()
         self._keys.clear()
         self._lost.clear()
 
