@@ -56,7 +56,8 @@ class TensorWorking:
         for load in step.loads:
             if not self._do(lambda sides, load=load: self._load(sides[1], load)):  # type: ignore[misc]
                 self._bad_blocks |= set(load.blocks)
-        self._do(lambda sides: self._take(sides, step))
+        if not self._do(lambda sides: self._take(sides, step)):
+            self._forgotten(step)  # with its store
 
     def layer_done(self, name: str, step: TensorStep) -> None:
         """A layer is computed, or queued to be."""
@@ -102,8 +103,12 @@ class TensorWorking:
     def _forget(self, sending: Sending, step: TensorStep) -> None:
         """Before anything is put in this step."""
         if step.forget and self._forgot_in != step.number:
-            self._forgot_in = step.number
             sending.forget()
+            self._forgotten(step)
+
+    def _forgotten(self, step: TensorStep) -> None:
+        if step.forget and self._forgot_in != step.number:
+            self._forgot_in = step.number
             self._heard.forgot[step.number] += 1
 
     def _take(self, sides: tuple[Sending, Receiving], step: TensorStep) -> None:
@@ -132,7 +137,11 @@ class TensorWorking:
             what(self._sides)
         except Exception as error:  # noqa: BLE001 - logged: the engine goes on without kvgrpc
             _log.exception("kvgrpc is over in this worker")
-            self._sides, self._over = None, f"a worker lost its store: {error}"
+            self._over = f"a worker lost its store: {error}"
+            try:
+                self.close()
+            except Exception:  # noqa: BLE001 - it is gone in any case
+                _log.exception("the store did not close")
             return False
         return True
 

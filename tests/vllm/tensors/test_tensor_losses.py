@@ -1,0 +1,127 @@
+"""What is not given any more: decode hears of it at once, and nobody else's tensors end with it."""
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
+from kvgrpc.integrations.vllm.tensors.parts import Part
+from kvgrpc.integrations.vllm.tensors.sending import Sending
+from tests.vllm.cores import scheduled
+from tests.vllm.engines import wait_until
+from tests.vllm.tensors.sides import KEY, giving, held, side_of, taking
+from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
+
+
+def test_a_prefill_that_vllm_refused_ends_its_key() -> None:
+    side = side_of()
+    side.arrived(giving("a", abort_immediately=True))
+    assert side.step(scheduled()).ended == [KEY]
+
+
+def test_a_prefill_that_vllm_refused_does_not_end_what_another_one_gives() -> None:
+    side = side_of()
+    side.arrived(giving("a"))
+    side.arrived(giving("b", abort_immediately=True))
+    step = side.step(scheduled({"a": 16}))
+    assert (step.ended, [put.request_id for put in step.puts]) == ([], ["a"])
+
+
+def test_a_prefill_that_is_aborted_before_anything_is_put_ends_its_key() -> None:
+    side, request = side_of(), giving("a")
+    side.arrived(request)
+    assert side.finished(request) is None
+    assert side.speaks
+    assert side.step(scheduled()).ended == [KEY]
+    assert not side.speaks
+
+
+def test_a_reset_before_anything_is_put_ends_the_key() -> None:
+    side = side_of()
+    side.arrived(giving("a"))
+    assert side.reset()
+    assert side.speaks
+    step = side.step(scheduled({"a": 16}))
+    assert (step.ended, step.puts) == ([KEY], [])
+
+
+def test_an_engine_without_kvgrpc_ends_what_it_was_giving() -> None:
+    side = side_of()
+    side.arrived(giving("a"))
+    side.hear(Heard(over="its store died"))
+    assert side.step(scheduled({"a": 16})).ended == [KEY]
+    side.arrived(giving("b", b"another key, too"))
+    assert side.step(scheduled({"b": 16})).ended == [b"another key, too"]
+
+
+def test_a_reset_is_done_though_the_store_died(worker: Callable[..., Worker]) -> None:
+    side, request, p = side_of(send=Send.GET), giving("a"), worker(send=Send.GET)
+    side.arrived(request)
+    p.step(side.step(scheduled({"a": 40})))
+    assert p.side._store is not None
+    p.side._store.close()
+    assert not side.reset()
+    p.step(side.step(scheduled()))
+    assert p.heard.over
+    side.hear(p.heard)
+    assert side.reset()
+    side.arrived(taking("b"))
+    assert side.match(taking("b"), 0) == (40, True)
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_what_is_said_of_a_request_that_left_is_not_taken_for_the_next_one_of_its_id(on_loss: OnLoss) -> None:
+    side, keys = side_of(on_loss=on_loss), [os.urandom(16) for _ in range(2)]
+    requests = [taking("a", key) for key in keys]
+    for request in requests:
+        side.finished(request)  # the one before
+        side.arrived(request)
+        side.match(request, 0)
+        side.step(scheduled())
+    held(side, "a", 3, key=keys[0])
+    side.hear(Heard(lost={("a", keys[0]): "its source died"}))
+    assert side.match(requests[1], 0) == (None, False)
+    held(side, "a", 3, key=keys[1])
+    assert side.match(requests[1], 0) == (39, False)
+
+
+def test_a_worker_that_is_over_ends_its_store_so_that_others_hear_of_it(worker: Callable[..., Worker]) -> None:
+    p, d, key = worker(), worker(), os.urandom(16)
+    d.step(expects=[Expect("a", key, p.address, PARTS)])
+    wait_until(lambda: p.waits() == 1)
+    p.step(puts=[put_of(key, PARTS[0], [4, 10_000], d.address)])  # no such block
+    assert "lost its store" in p.hears().over
+    wait_until(lambda: ("a", key) in d.hears().lost)
+    p.step(loads=[Load("b", 0, [3, 4])])
+    assert p.side.bad_blocks() == {3, 4}
+
+
+def test_a_second_prompt_under_a_key_does_not_end_the_first(worker: Callable[..., Worker]) -> None:
+    p, d, key = worker(send=Send.GET), worker(send=Send.GET), os.urandom(16)
+    p.caches["0"][2], p.caches["0"][3] = 7, 8
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    p.step(puts=[put_of(key, Part(1, 2, 1, b"another prompt"), [3])])
+    d.step(expects=[Expect("a", key, p.address, PARTS[1:])])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)
+    d.step(loads=[Load("a", 2, [5])])
+    assert torch.all(d.caches["0"][5] == 7)
+
+
+def test_a_step_waits_once_for_a_store_that_stays_full_and_queues_no_more_than_it_may() -> None:
+    caches, timeout_s = {name: torch.zeros(16, 4, dtype=torch.float16) for name in "01"}, 2.0
+    options = TensorOptions(send=Send.GET, timeout_s=timeout_s)
+    with TensorStore.launch(store_bytes=PAGE, weights_revision="weights") as store:
+        sending = Sending(store, options, 0, caches, queued_bytes_max=1)
+        step = TensorStep(puts=[put_of(os.urandom(16), PARTS[1], [2]) for _ in range(8)])
+        began = time.monotonic()
+        for layer in caches:
+            sending.layer_done(layer, step)
+            assert sending.queued_bytes == 8
+        sending.step_done(step)
+        assert timeout_s <= time.monotonic() - began < 2 * timeout_s
