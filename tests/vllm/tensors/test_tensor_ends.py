@@ -44,6 +44,15 @@ def test_decode_learns_at_once_that_prefill_was_aborted(pair: TensorPair) -> Non
     assert pair.lost(pair.d.answer(legs["D"]), prompt)
 
 
+def test_decode_learns_at_once_that_prefill_was_refused(pair: TensorPair) -> None:
+    prompt, key = prompt_of(300, seed=106), os.urandom(16)
+    waiting = pair.d.begin(prompt, {"do_remote_prefill": True, **pair.intent(key, pair.p)})
+    wait_until(lambda: waits(pair) > 0)
+    intent = pair.intent(key, pair.d)["kvgrpc_intent"]
+    assert pair.p.ask(prompt, {**PREFILL, "kvgrpc_intent": {**intent, "ttl": "-3s"}}, 1).params is None
+    assert pair.lost(pair.d.answer(waiting), prompt)
+
+
 def test_what_was_prefilled_and_is_never_taken_ends_by_its_ttl(pair: TensorPair) -> None:
     key, prompt = os.urandom(16), prompt_of(300, seed=104)
     answer = pair.p.ask(prompt, {**PREFILL, **soon(pair, key)}, 1)

@@ -8,6 +8,7 @@ from kvgrpc.integrations.vllm.tensors.options import TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Part, Prompt
 from kvgrpc.integrations.vllm.tensors.working import TensorWorking
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of
+from tests.vllm.engines import wait_until
 
 PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
 PAGE = 1 << 16
@@ -39,6 +40,11 @@ class Worker:
     def hears(self) -> Heard:
         """All that it said by now."""
         return self.heard.aggregate(self.side.heard())
+
+    def loses(self, key: bytes, name: str = "a") -> str:
+        """Waits until a request under this key is lost, and says why."""
+        wait_until(lambda: (name, key) in self.hears().lost)
+        return self.heard.lost[name, key]
 
     def waits(self) -> int:
         """Calls that wait at its lead."""

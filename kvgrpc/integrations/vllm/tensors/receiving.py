@@ -82,7 +82,7 @@ class Receiving:
         self._asking = Asking(store)
 
     def expect(self, expect: Expect) -> None:
-        """A request takes these parts."""
+        """A request takes these parts, from now on and for `timeout_s` at most. Raises Unavailable."""
         source = address_of(expect.source, self._rank) if expect.source else ""
         taken = self._taken.get(expect.key)
         asks = []
@@ -98,7 +98,7 @@ class Receiving:
             request.parts[part] = None
             if part not in taken.parts:
                 coming = taken.parts[part] = _Coming([None] * len(self._caches), len(self._caches))
-                asks += [self._ask(taken, part, coming, number, until) for number in range(len(self._caches))]
+                asks += [self._ask(taken, part, coming, layer, until) for layer in enumerate(self._caches)]
         self._asking.ask(asks)
         self._change(taken)  # it may be here already
 
@@ -112,8 +112,10 @@ class Receiving:
     def _name(self, layer: str) -> str:
         return tensor_name(layer, self._rank)
 
-    def _ask(self, taken: _Taken, part: Part, coming: _Coming, number: int, until: float) -> Ask:
-        layer, cache = list(self._caches.items())[number]
+    def _ask(self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, str], until: float) -> Ask:
+        """For the tensor of one layer: its number, and its name."""
+        number, layer = numbered
+        cache = self._caches[layer]
         more = {
             "part": part.number, "source": taken.source if self._options.send is Send.GET else "",
             "dtype": str(cache.dtype).removeprefix("torch."), "shape": (part.blocks, *cache.shape[1:]),
@@ -174,7 +176,7 @@ class Receiving:
             yield load.blocks[first - load.first_block : last - load.first_block], coming, first - part.first_block
 
     def left(self, request_id: str) -> None:
-        """It takes nothing any more."""
+        """A request takes nothing any more."""
         key = self._key_of.pop(request_id, None)
         if key is not None and key in self._taken:
             self._taken[key].requests.pop(request_id, None)
@@ -186,7 +188,7 @@ class Receiving:
             taken.ended = True
 
     def wait(self) -> None:
-        """For news, but not long."""
+        """Returns when there is news, and after IDLE_S in any case."""
         self._news.wait(IDLE_S)
 
     def hear(self, heard: Heard) -> None:

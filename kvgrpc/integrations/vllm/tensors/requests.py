@@ -19,7 +19,7 @@ class Giving:
     wants: Named
     prompt: Prompt
     put: int = 0
-    """So many parts, the first ones: also of a request that is preempted they are good."""
+    """So many parts, the first ones, are put. They stay good when the request is preempted."""
 
 
 @dataclass(eq=False)
@@ -32,15 +32,15 @@ class Taking:
     asked: range = range(0)
     """Parts that the workers were told of."""
     nbytes: int = 0
-    """Of these, on a rank."""
+    """Bytes of KV of these parts, on a rank."""
     held: bool = False
     """All workers hold what was asked for."""
     lost: str = ""
     """Why it does not come."""
     computed_here: bool = False
-    """It is lost by what happened here: it is computed, whatever is configured for what does not come."""
+    """It is lost by what happened in this engine, which computes it, whatever is configured for what does not come."""
     workers: Counter[int] = field(default_factory=Counter)
-    """By number of parts: how many hold so many."""
+    """By number of parts: how many workers hold so many."""
 
     def takes(self, key: bytes) -> bool:
         """Whether it is under this key: a request that left may have had the same id."""

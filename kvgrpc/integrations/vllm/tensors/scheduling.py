@@ -36,7 +36,7 @@ class TensorScheduling:
     """One engine's."""
 
     def __init__(self, options: TensorOptions, layout: "PoolLayout", ranks: int, address: str) -> None:
-        """`layout`: of a rank's cache. `address`: of the store of rank 0."""
+        """`layout`: of the cache of one of the `ranks`. `address`: of the store of rank 0."""
         self.stats = KVGrpcStats()
         self.adapters = Adapters()
         self.blocks: Any = None
@@ -52,9 +52,9 @@ class TensorScheduling:
         self._asked_from: dict[bytes, int] = {}
         """By key: the first part that was asked for. What is put, and comes before it, is refused."""
         self._waiting_bytes = 0
-        """Of a rank's KV, for all that is asked for at present."""
+        """Bytes of KV, on a rank, of all parts that are asked for at present."""
         self._first = ""
-        """The first request for which there was no room; none is asked for before it."""
+        """The first request for which there was no room; empty: there is none. None is asked for before it."""
         self._next = TensorStep()
         """What is to be said in the next step."""
         self._number = 0
@@ -63,13 +63,13 @@ class TensorScheduling:
         self._resets_in = 0
         """The step that says so to the workers, until they have done it; 0: none."""
         self._forgot = 0
-        """Workers that have."""
+        """Workers that have done it."""
         self._over = ""
 
     # -- requests
 
     def arrived(self, request: "Request") -> None:
-        """A request is there."""
+        """A request came. What is wrong with its params is logged, and makes it one that gives or gets no KV."""
         params = request.kv_transfer_params
         if not isinstance(params, dict):
             return
@@ -205,7 +205,9 @@ class TensorScheduling:
         return True
 
     def allocated(self, request: "Request", blocks: list[int], external_tokens: int) -> bool:
-        """It has blocks, and takes nothing more after this step. False: nothing is known of it."""
+        """A request has blocks, so many of its tokens come from elsewhere, and it takes nothing more after this step.
+        False: nothing is known of it.
+        """
         taking = self._taking.pop(request.request_id, None)
         if taking is None:
             return False
@@ -228,7 +230,7 @@ class TensorScheduling:
         self._next.loads.append(Load(f"{request_id}, which failed", 0, blocks))
 
     def finished(self, request: "Request") -> dict[str, Any] | None:
-        """It left; what the router relays to the decode engine."""
+        """A request left. What the router relays to the decode engine; None: nothing."""
         taking = self._taking.pop(request.request_id, None)
         if taking is not None:
             self._leave(request.request_id, taking)
@@ -276,7 +278,7 @@ class TensorScheduling:
         return step
 
     def _put(self, step: TensorStep, giving: Giving, computed_tokens: int) -> None:
-        """What is whole when so many tokens are computed."""
+        """Has the workers put the parts that are whole when so many tokens are computed."""
         request, wants = giving.request, giving.wants
         done = giving.prompt.computed(computed_tokens)
         if done <= giving.put:
@@ -336,14 +338,14 @@ class TensorScheduling:
         return not self._resets
 
     def end(self, why: str) -> None:
-        """Nothing is given or taken any more."""
+        """Nothing is given or taken any more, for this reason. Idempotent."""
         if not self._over:
             self._over = why
             _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)
         self._end_all(why)
 
     def _end_all(self, why: str) -> None:
-        """Decode engines hear it of what was not put yet, too."""
+        """All that is given or comes ends. Decode engines hear it, also of what was not put yet."""
         self._next.ended += [giving.wants.key for giving in self._giving.values()]
         self._giving.clear()
         for request_id, taking in self._taking.items():

@@ -142,8 +142,8 @@ class Sending:
                 self._lose(put, error)
 
     def _lose(self, put: Put, error: KVGrpcError) -> None:
-        """The consumer hears it: whoever waits for something of an ended request is refused. But not of what it wants
-        no more, nor where what is under that name belongs to another request.
+        """A part was refused, so nothing more of its request is put. The store ends the request, by which the consumer
+        hears of it. What the consumer let go ends nothing, nor does a name that another request has: the key is its.
         """
         if error.reason is Reason.TRANSFER_ENDED or put.key in self._lost or put.key not in self._keys:
             return
@@ -153,12 +153,14 @@ class Sending:
             self._store.release_async(put.key)
 
     def ended(self, key: bytes) -> None:
-        """Nothing is put under this key any more, and what was kept is not any more."""
+        """The request under this key is over, and is ended at the store by the caller."""
         self._lost.discard(key)
         self._keys.pop(key, None)
 
     def forget(self) -> None:
-        """The same of all of them, at once. Raises DeadlineExceeded (DEADLINE)."""
+        """Ends all requests for which something was put, and returns when the store has ended them. Raises Unavailable,
+        and DeadlineExceeded (DEADLINE) after `timeout_s`.
+        """
         ended = [self._store.release_async(key) for key in self._keys]
         done, late = wait(ended, self._options.timeout_s)
         if late:

@@ -25,10 +25,10 @@ class TensorWorking:
         self._caches: dict[str, torch.Tensor] = {}
         self._store: TensorStore | None = None
         self._sides: tuple[Sending, Receiving] | None = None
-        """None: there is no store yet, or any more."""
+        """None: there is no store yet, or none any more."""
         self._over = ""
         self._forgot_in = 0
-        """The last step that said to."""
+        """The number of the last step that said to end what was put before."""
         self._heard = Heard()
         self._bad_blocks: set[int] = set()
 
@@ -82,7 +82,7 @@ class TensorWorking:
         return found
 
     def close(self) -> None:
-        """Ends the store."""
+        """Ends the store. Idempotent."""
         sides, self._sides = self._sides, None
         if sides is not None:
             sides[1].close()
@@ -107,6 +107,7 @@ class TensorWorking:
             self._forgotten(step)
 
     def _forgotten(self, step: TensorStep) -> None:
+        """What was put before is ended. Said once for each step."""
         if step.forget and self._forgot_in != step.number:
             self._forgot_in = step.number
             self._heard.forgot[step.number] += 1
@@ -130,7 +131,9 @@ class TensorWorking:
             sides[1].wait()
 
     def _do(self, what: Callable[[tuple[Sending, Receiving]], None]) -> bool:
-        """False: it was not done, and kvgrpc is over in this worker."""
+        """False: it was not done, and kvgrpc is over in this worker, whose store ends: who waits for its tensors hears
+        of it.
+        """
         if self._sides is None:
             return False
         try:
