@@ -31,11 +31,14 @@ def test_calls_that_are_refused_for_being_one_too_many_are_made_again(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     p, key, prompt = worker(), os.urandom(16), prompt_of_blocks(15)
+    monkeypatch.setattr(asking, "CALL_S", 0.5)
     monkeypatch.setenv("KVGRPC_TENSORS_WAITS", "8")
     d = worker()
     parts = [prompt.part(number) for number in range(15)]
     d.step(expects=[Expect("a", key, p.address, parts)])
     wait_until(lambda: d.waits() == 8)
+    wait_until(lambda: d.waits() <= 4)  # half of what there is room for, which puts need, too
+    assert max(d.waits() for _ in range(30)) <= 4
     p.step(puts=[put_of(key, part, [part.number], d.address) for part in parts])
     wait_until(lambda: d.hears().held["a", key, 15] == 1)
     assert not d.hears().lost
