@@ -44,10 +44,12 @@ async def deliver(
 
 
 async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) -> Put:
-    """A tensor that is kept elsewhere, as what is to be received. Raises what the source refuses it with, and
-    PreconditionFailed (PEER_FAILED) for an answer that is none.
+    """A tensor that is kept elsewhere, as what is to be received. Raises what the source refuses it with,
+    PreconditionFailed (PEER_FAILED) for an answer that is none, and DeadlineExceeded (DEADLINE).
     """
     assert get.source is not None, "it is fetched from somewhere"
+    if timeout_s <= 0:
+        raise DeadlineExceeded(Reason.DEADLINE, "it was too late to fetch the tensor", metadata={"phase": "tensor"})
     request = tensor_pb2.GetTensorRequest(
         tensor=name_to_proto(get.id), expected=expected_to_proto(get.expected), as_offer=True,
         timeout=duration(timeout_s), request_id=get.request_id,

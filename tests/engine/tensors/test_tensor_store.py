@@ -64,6 +64,23 @@ def test_tensors_are_asked_for_and_let_go_without_waiting(pair: Pair, key: bytes
     assert released.result(20.0) == 20
 
 
+def test_a_fetch_goes_on_for_those_who_wait_longer_than_the_one_who_began_it(pair: Pair) -> None:
+    p, d = pair
+    keys = [os.urandom(16) for _ in range(30)]
+    short = [d.get_async(key, "a", source=p.address, timeout_s=0.0) for key in keys]
+    longer = [d.get_async(key, "a", source=p.address, timeout_s=20.0) for key in keys]
+    for one in short:
+        with pytest.raises(DeadlineExceeded):
+            one.result(20.0)
+    for key in keys:
+        p.put(key, "a", np.full(9, 7))
+    for one in longer:
+        with one.result(20.0) as got:
+            assert (got.numpy() == 7).all()
+    for key in keys:
+        p.release(key)
+
+
 def test_tensors_are_let_go_by_name_and_their_request_goes_on(pair: Pair, key: bytes) -> None:
     p, d = pair
     for name in range(3):
