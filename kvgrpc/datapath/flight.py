@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
@@ -12,6 +13,7 @@ from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.base import Buffer, DataPathFailed, Posting, PostingState
 from kvgrpc.datapath.calls import text
 from kvgrpc.datapath.copy.checksums import Arrival
+from kvgrpc.datapath.copy.strips import slices_of
 from kvgrpc.datapath.host.addresses import check_runs, slices
 from kvgrpc.datapath.links import Link
 from kvgrpc.datapath.mirror.mirror import Landing
@@ -22,14 +24,21 @@ from kvgrpc.errors import KVGrpcError
 _log = logging.getLogger(__name__)
 
 
+class _Slice(NamedTuple):
+    """What is moved at once."""
+
+    nbytes: int
+    start: Callable[[], Posting]
+
+
 def flight_with_repack(
     post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
 ) -> "Flight":
     """Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too."""
     repack = staging.check(post)
-    strips = None if pace is not None else link.strips_of(repack, post.runs)
+    strips = link.strips_of(repack, post.runs)
     if strips is not None:
-        return StripsFlight(post, link, repack, strips, landing)
+        return StripsFlight(post, link, repack, strips, pace, landing)
     return StagedFlight(post, link, repack, staging, pace, landing)
 
 
@@ -62,7 +71,7 @@ class Flight:
         self._summed = None if arrival is None or self._together is not None else arrival.slices(runs)
         if self._summed is not None:
             runs = self._summed.runs
-        self._left = iter([runs]) if pace is None else slices(runs, pace.slice_bytes)
+        self._left = self._cut(runs, pace)
         self._next = next(self._left, None)
         self._current: Posting | None = None
         self._current_bytes = 0
@@ -89,12 +98,12 @@ class Flight:
                     return ended
                 continue
             if self._pace is not None and self.start_at is None:
-                self.start_at = self._pace.book(self._next.total_bytes, now)
+                self.start_at = self._pace.book(self._next.nbytes, now)
                 self._began = self._began or now
             if self.start_at is not None and now < self.start_at:
                 return None
-            runs, self._next, self.start_at = self._next, None, None
-            if (ended := self._start(partial(self._submit, runs), runs.total_bytes, now)) is not None:
+            some, self._next, self.start_at = self._next, None, None
+            if (ended := self._start(some.start, some.nbytes, now)) is not None:
                 return ended
 
     def abandon(self, error: str, quiesced: bool) -> PostingEnded:
@@ -134,6 +143,11 @@ class Flight:
             return self._done()
         landing = self._landing
         return self._start(lambda: landing.start(self.wake), 0, now)
+
+    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:
+        """All of it, or in slices."""
+        for some in [runs] if pace is None else slices(runs, pace.slice_bytes):
+            yield _Slice(some.total_bytes, partial(self._submit, some))
 
     def _submit(self, runs: Runs) -> Posting:
         """Starts one slice."""
@@ -198,19 +212,16 @@ class StripsFlight(Flight):
     """A read whose re-pack is copied straight out of the peer's memory. Raises DataPathFailed as Flight does."""
 
     def __init__(
-        self, post: Post, link: Link, repack: Repack, strips: Sequence[Strip], landing: Landing | None = None
-    ) -> None:
-        super().__init__(post, None, link, repack.staging_bytes, None, landing)
+        self, post: Post, link: Link, repack: Repack, strips: Sequence[Strip], pace: Pace | None,
+        landing: Landing | None = None,
+    ) -> None:  # fmt: skip
         self._strips = strips
-        self._repacked_bytes = repack.total_bytes
+        super().__init__(post, None, link, repack.staging_bytes, pace, landing)
 
-    def _submit(self, runs: Runs) -> Posting:  # noqa: ARG002 - the strips are of all of them
-        return self.link.read_strips(self._strips, self.wake)
-
-    def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
-        """Of what was read only a part may be needed."""
-        self._nbytes = self._repacked_bytes if done else 0
-        return super()._ended(done, error, quiesced, own_at_rest)
+    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:  # noqa: ARG002 - of which a part may be needed
+        for some in [self._strips] if pace is None else slices_of(self._strips, pace.slice_bytes):
+            nbytes = sum(strip.total_bytes for strip in some)
+            yield _Slice(nbytes, lambda some=some: self.link.read_strips(some, self.wake))  # type: ignore[misc]
 
 
 class StagedFlight(Flight):

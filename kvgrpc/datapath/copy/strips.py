@@ -67,6 +67,18 @@ def works_of(
     ]
 
 
+def slices_of(strips: Sequence[Strip], slice_bytes: int) -> Iterator[Sequence[Strip]]:
+    """The same copies in pieces of at most `slice_bytes`, or of one run."""
+    for strip in strips:
+        each = strip.runs_each * strip.run_bytes
+        if each > slice_bytes and strip.shape:
+            yield from slices_of([_taken_apart(strip)], slice_bytes)
+            continue
+        copies = max(slice_bytes // each, 1)
+        for first in range(0, len(strip.src), copies):
+            yield [_some(strip, slice(first, first + copies))]
+
+
 def _works(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[Callable[[], None]]:
     """Sources of the strip are addresses already."""
     each = strip.runs_each * strip.run_bytes

@@ -20,6 +20,7 @@ from kvgrpc.datapath.copy.strips import (
     check_strips,
     copy_listed,
     library_copier,
+    slices_of,
     works_of,
 )
 from tests.datapath.peers import GUARD, Bytes, content, gather
@@ -110,6 +111,14 @@ def test_a_long_run_is_cut_so_that_several_threads_copy_it(sizes: list[int], for
     assert nbytes / (2 * work_bytes) <= len(works) <= nbytes / work_bytes + 2
 
 
+def listed(strips: Sequence[Strip]) -> list[tuple[int, int, int]]:
+    """All runs, by their destinations."""
+    runs = [part.runs() for part in strips]
+    return sorted(
+        row for some in runs for row in zip(some.dst.tolist(), some.src.tolist(), some.nbytes.tolist(), strict=True)
+    )
+
+
 DIMENSIONS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 300)), max_size=4)
 
 
@@ -128,6 +137,9 @@ def test_any_strip_is_copied_run_for_run(
     first = data.draw(st.integers(1, own))
     repack = Repack((found,), found.ends()[0])
     assert np.array_equal(*repacked(repack, [first, own - first] if own > first else [own], work_bytes))
+    slices = list(slices_of(repack.strips, work_bytes))
+    assert max(sum(part.total_bytes for part in some) for some in slices) <= max(work_bytes, run_bytes)
+    assert listed([part for some in slices for part in some]) == listed(repack.strips)
 
 
 def test_more_runs_than_are_listed_at_a_time_are_copied() -> None:

@@ -35,6 +35,10 @@ from tests.datapath.repacks import BLOCK, BLOCKS, HEAD_OF_EACH, THREE, post, rep
 
 PATHS = [case for case in CASES if case.name in ("loopback", "shm", "shm-loop", "cma", "nixl")]
 
+LIMITS = pytest.mark.parametrize(
+    "limit", [{}, {"bandwidth_limit_bytes_per_s": 64.0 * NBYTES}], ids=["at once", "in slices"]
+)
+
 
 @pytest.fixture(params=PATHS, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
@@ -49,7 +53,7 @@ def peer(case: Case) -> Iterator[Peer]:
     peer.close()
 
 
-@pytest.mark.parametrize("limit", [{}, {"bandwidth_limit_bytes_per_s": 64.0 * NBYTES}], ids=["at once", "in slices"])
+@LIMITS
 def test_blocks_are_read_into_staging_and_their_strips_copied_and_no_other_byte_changes(
     case: Case, peer: Peer, limit: dict[str, Any]
 ) -> None:
@@ -68,19 +72,19 @@ def test_blocks_are_read_into_staging_and_their_strips_copied_and_no_other_byte_
     assert rank.mover.close(DEADLINE_S)
 
 
-def test_out_of_a_mapped_pool_strips_are_copied_without_a_staging_buffer(peer: Peer, case: Case) -> None:
-    """Unless a cap on the rate has them read in slices."""
-    cap = {"bandwidth_limit_bytes_per_s": 1e12}
-    cases: list[tuple[dict[str, Any], bool]] = [({}, case.name.startswith("shm")), (cap, False)]
-    for limit, mapped in cases:
-        rank = Rank(lambda memory: [case.make(memory, "own")], staging_bytes=BLOCK, **limit)
-        rank.connect("p", peer.endpoint())
-        rank.post("a", "p", BLOCKS, repack=THREE)
-        ended = rank.next(PostingEnded)
-        assert (ended.done, ended.nbytes) == ((True, HEAD_OF_EACH.total_bytes) if mapped else (False, 0))
-        assert ("does not fit" in ended.message) != mapped
-        assert np.array_equal(rank.bytes, repacked(peer.content) if mapped else np.full(NBYTES, GUARD, np.uint8))
-        assert rank.mover.close(DEADLINE_S)
+@LIMITS
+def test_out_of_a_mapped_pool_strips_are_copied_without_a_staging_buffer(
+    case: Case, peer: Peer, limit: dict[str, Any]
+) -> None:
+    rank = Rank(lambda memory: [case.make(memory, "own")], staging_bytes=BLOCK, **limit)
+    rank.connect("p", peer.endpoint())
+    rank.post("a", "p", BLOCKS, repack=THREE)
+    ended = rank.next(PostingEnded)
+    mapped = case.name.startswith("shm")
+    assert (ended.done, ended.nbytes) == ((True, HEAD_OF_EACH.total_bytes) if mapped else (False, 0))
+    assert ("does not fit" in ended.message) != mapped
+    assert np.array_equal(rank.bytes, repacked(peer.content) if mapped else np.full(NBYTES, GUARD, np.uint8))
+    assert rank.mover.close(DEADLINE_S)
 
 
 def test_two_ranks_of_a_peer_are_re_packed_at_once(case: Case) -> None:
