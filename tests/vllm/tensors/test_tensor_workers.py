@@ -35,10 +35,10 @@ def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
 def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_of_it(
     worker: Callable[..., Worker]
 ) -> None:  # fmt: skip
-    p, d, key = worker(send=Send.GET, store_bytes=PAGE, timeout_s=2.0), worker(send=Send.GET), os.urandom(16)
+    p, d, key = worker(send=Send.GET, store_bytes=PAGE, timeout_s=1.0), worker(send=Send.GET), os.urandom(16)
     began = time.monotonic()
     p.step(puts=[put_of(key, PARTS[0], [4, 7])])
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 20.0, "a lease's time, or a registration's"
     d.step(expects=[Expect("a", key, p.address, PARTS[:1])])
     assert d.loses(key).startswith("TRANSFER_ENDED")
     assert not p.hears().over
