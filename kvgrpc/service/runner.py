@@ -27,6 +27,7 @@ from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.service.alarm import Alarm
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Runner:
         self._last_call = 0
         self._mailbox: deque[Event] = deque()
         self._busy = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._tick)
         self._performers: dict[type, Callable[[Action], None]] = {}
         self._voided: Callable[[], tuple[str, ...]] = tuple
 
@@ -199,7 +200,7 @@ class Runner:
                 self._handle(self._mailbox.popleft())
         finally:
             self._busy = False
-        self._arm()
+        self._alarm.set(self.node.next_deadline())
         self._hear(self.on_events)
 
     def feed_threadsafe(self, event: Event) -> None:
@@ -215,8 +216,7 @@ class Runner:
 
     def stop(self) -> None:
         """Stops the timer and fails the calls that still wait."""
-        if self._timer:
-            self._timer.cancel()
+        self._alarm.clear()
         gone = Unavailable(Reason.ENGINE_LOST, "the server is stopping")
         for answered in list(self._calls.values()):
             answered(gone)
@@ -295,24 +295,12 @@ class Runner:
         if defect is not None:
             raise defect
 
-    def _arm(self) -> None:
-        """The timer may be early: most deadlines are taken back, and following them would cost every event."""
-        deadline = self.node.next_deadline()
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer.when() <= deadline and not self._timer.cancelled():
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(deadline, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
         deadline = self.node.next_deadline()
         if deadline is not None and deadline <= self.now:
             self.feed(Tick())
         else:
-            self._arm()
+            self._alarm.set(deadline)
 
 
 def copied(error: KVGrpcError) -> KVGrpcError:

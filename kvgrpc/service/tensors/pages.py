@@ -11,6 +11,7 @@ from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
+from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.spill import SpillMemory
 
@@ -45,7 +46,7 @@ class StorePages:
         self._spilling = 0
         """Pages that are being copied out."""
         self._looking = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._look_again)
 
     async def take(self, tensor: Tensor, trace: str, put_until: float | None = None) -> Pages:
         """Its pages, for which others may be spilled. A put, which is to be over by `put_until`, waits a moment for
@@ -155,17 +156,10 @@ class StorePages:
             self._free(table.stays_out(tensor, defect, life.now))
 
     def _look_at(self, when: float) -> None:
-        """The timer may be early, and there is one."""
-        if not len(self.line):
-            return
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._look_again)
+        if len(self.line):
+            self._alarm.set(when)
 
     def _look_again(self) -> None:
-        self._timer = None
         if not self._life.over:
             self.look()
 

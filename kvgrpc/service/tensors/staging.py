@@ -23,6 +23,7 @@ from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import fetch
@@ -59,7 +60,7 @@ class Staging:
         """Of calls that wait."""
         self._arriving: dict[str, tuple[Tensor, bool]] = {}
         """By transfer; and whether it was fetched."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._due)
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
         self._store: _Store | None = None
@@ -242,7 +243,7 @@ class Staging:
     # -- what the table wants done
 
     def _perform(self) -> None:
-        """Everything, and sets the timer."""
+        """Everything, and sets the alarm."""
         store = self._store
         if store is None:
             return
@@ -250,7 +251,7 @@ class Staging:
             effects, store.table.effects = store.table.effects, []
             for effect in effects:
                 self._do(store, effect)
-        self._arm(store.table.next_deadline())
+        self._alarm.set(store.table.next_deadline())
 
     def _do(self, store: _Store, effect: Effect) -> None:
         match effect:
@@ -270,18 +271,7 @@ class Staging:
             case _:
                 store.sending.withdraw(effect.offer)
 
-    def _arm(self, deadline: float | None) -> None:
-        """The timer may be early."""
-        if deadline is None:
-            return
-        if self._timer is not None:
-            if self._timer.when() <= deadline:
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(deadline, self._due)
-
     def _due(self) -> None:
-        self._timer = None
         if self._store is not None:
             self._store.table.due(self._store.life.now)
             self._perform()
@@ -344,9 +334,7 @@ class Staging:
                 future.set_result(gone(self._lead))
         self._arriving.clear()
         self._seen_cancels = (0, b"")
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.clear()
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:
