@@ -187,6 +187,12 @@ class KVGrpcError(Exception):
         return f"{self.reason}: {self.message}{details}"
 
 
+def said_once(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
+    """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
+    suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
+    return message.removeprefix(f"{reason}: ").removesuffix(suffix)
+
+
 class InvalidRequest(KVGrpcError):
     """The request is malformed (gRPC INVALID_ARGUMENT)."""
 

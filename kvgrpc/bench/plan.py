@@ -163,7 +163,7 @@ class TensorsPlan(Plan):
     """A run of `kvgrpc bench tensors`. `block_bytes` are of one tensor; `pool_bytes` are of all that move at a time."""
 
     data_paths: tuple[str, ...] = (COLLECTIVE, "shm")
-    block_bytes: tuple[int, ...] = (16 << 20, 4 << 20, 1 << 20)
+    block_bytes: tuple[int, ...] = (64 << 20, 16 << 20, 4 << 20, 1 << 20)
     gets_at_once: int = 8
     """Threads of the consumer that fetch, and messages of raw Gloo that are under way."""
     full_tensors: int = 8

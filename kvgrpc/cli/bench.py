@@ -180,7 +180,7 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 def tensors(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     data_paths: DataPaths = "collective,shm",
     sizes: Annotated[
-        str | None, typer.Option(help="Sizes of a tensor, in KB. Default 16384,4096,1024; with --quick 256.")
+        str | None, typer.Option(help="Sizes of a tensor, in KB. Default 65536,16384,4096,1024; with --quick 256.")
     ] = None,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,

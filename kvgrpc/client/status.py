@@ -28,6 +28,7 @@ from kvgrpc.errors import (
     PermissionDenied,
     Reason,
     Unavailable,
+    said_once,
 )
 from kvgrpc.v1.calls_pb2 import CallStatus
 
@@ -98,7 +99,7 @@ def _error(
     kind = BY_CODE.get(code.name) or _FOREIGN.get(code.name, InternalError)
     error = kind(
         reason,
-        _without_repetition(message, reason, violations),
+        said_once(message, reason, violations),
         violations=violations,
         retry_delay_s=_retry_delay_s(details.get("google.rpc.RetryInfo", b"")),
         metadata=metadata,
@@ -174,12 +175,6 @@ def _retry_delay_s(retry_info: bytes) -> float | None:
         except DecodeError:
             return None
     return None
-
-
-def _without_repetition(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
-    """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
-    suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
-    return message.removeprefix(f"{reason}: ").removesuffix(suffix)
 
 
 def _text(fields: dict[int, list[bytes]], number: int) -> str:

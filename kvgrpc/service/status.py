@@ -21,6 +21,7 @@ from kvgrpc.errors import (
     OutOfRange,
     Reason,
     note,
+    said_once,
 )
 from kvgrpc.v1 import common_pb2
 
@@ -170,7 +171,8 @@ def _add_details(error: KVGrpcError, packed: bytes) -> None:
             _add_detail(error, detail)
     except DecodeError:
         return
-    error.message = note(status.message) or error.message
+    message = said_once(status.message, error.reason, error.violations)
+    error.message = note(message) or error.message
 
 
 def _add_detail(error: KVGrpcError, detail: AnyMessage) -> None:

@@ -57,7 +57,6 @@ class RemoteStores:
             return _checked(bounded(reply, address), at)
         except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
             error = failure_of(failed, method)
-            error.message = error.message.removeprefix(f"{error.reason}: ")  # it will be said with its reason again
         finally:
             self._done(address)
             ended(error)

@@ -115,7 +115,7 @@ def test_a_second_prompt_under_a_key_does_not_end_the_first(worker: Callable[...
 
 def test_a_step_waits_once_for_a_store_that_stays_full_and_queues_no_more_than_it_may() -> None:
     caches, timeout_s = {name: torch.zeros(16, 4, dtype=torch.float16) for name in "0123456789"}, 1.0
-    options = TensorOptions(send=Send.GET, timeout_s=timeout_s)
+    options = TensorOptions(send=Send.GET, timeout_s=timeout_s, layers_per_tensor=1)
     with TensorStore.launch(store_bytes=PAGE, weights_revision="weights") as store:
         sending = Sending(store, options, 0, caches, queued_bytes_max=1)
         step = TensorStep(puts=[put_of(os.urandom(16), PARTS[1], [2]) for _ in range(8)])

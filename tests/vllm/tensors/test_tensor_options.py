@@ -80,6 +80,8 @@ def _window() -> PoolLayout:
         ({"tensor_parallel_size": 2}, FULL, {}, "with port 0"),
         ({}, FULL, {"part_tokens": 48}, "part_tokens"),
         ({}, FULL, {"part_tokens": 0}, "part_tokens"),
+        ({}, FULL, {"layers_per_tensor": 0}, "layers_per_tensor"),
+        ({}, FULL, {"part_tokens": 256, "store_bytes": 1 << 16}, "takes 131072 bytes"),
         ({}, _window(), {}, "all have full attention"),
     ],
 )

@@ -13,11 +13,13 @@ from tests.vllm.engines import wait_until
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
 
 
+@pytest.mark.parametrize("layers_per_tensor", [1, 2, 3])
 @pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
 def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
-    worker: Callable[..., Worker], send: Send
+    worker: Callable[..., Worker], send: Send, layers_per_tensor: int
 ) -> None:
-    p, d, key = worker(send=send), worker(send=send), os.urandom(16)
+    p, d = (worker(send=send, layers_per_tensor=layers_per_tensor) for _ in "pd")
+    key = os.urandom(16)
     for number, cache in enumerate(p.caches.values()):
         cache.copy_(torch.arange(cache.numel()).reshape(cache.shape) % 1000 + number)
     d.step(expects=[Expect("a", key, p.address, PARTS)])
@@ -30,6 +32,16 @@ def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
         assert torch.equal(mine[[9, 3]], theirs[[7, 2]])
         assert not mine[[block for block in range(16) if block not in {9, 3}]].any()
     assert d.side.bad_blocks() == set()
+
+
+@pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
+def test_engines_that_stack_other_numbers_of_layers_hear_of_it_at_once(
+    worker: Callable[..., Worker], send: Send
+) -> None:  # fmt: skip
+    p, d, key = worker(send=send, layers_per_tensor=2), worker(send=send), os.urandom(16)
+    d.step(expects=[Expect("a", key, p.address, PARTS)])
+    p.step(puts=[put_of(key, PARTS[0], [4, 7], "" if send is Send.GET else d.address)])
+    assert d.loses(key).startswith("CONTENT_MISMATCH")
 
 
 def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_of_it(

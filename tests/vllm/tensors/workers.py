@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, rank: int = 0, **options: Any) -> None:
         layout, memory = pool_of(states=False)
         self.caches = {"0": memory[0], "1": memory[1]}
-        self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, **options}), layout)
+        self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, "layers_per_tensor": 1, **options}), layout)
         self.side.register(self.caches, ["0", "1"])
         self.address = self.side.attach("", rank, "weights")
         self.heard = Heard()

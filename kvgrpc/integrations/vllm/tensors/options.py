@@ -45,6 +45,7 @@ class TensorOptions:
     waiting_bytes: int = 4 << 30
     """A decode engine waits for no more requests at a time than have so many bytes of KV on a rank, but for one."""
     part_tokens: int = 1024
+    layers_per_tensor: int = 4
     timeout_s: float = 30.0
     """So long a decode engine waits for what it takes, and a prefill engine for room for what it gives."""
     ttl_s: float | None = None
@@ -120,4 +121,18 @@ def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> N
             f"parts of whole blocks of {block_tokens} tokens, and of a multiple of {UNIT_TOKENS} tokens; `part_tokens` "
             f"is {options.part_tokens}",
             "set `part_tokens` to a multiple of both, the same for both engines",
+        )
+    if options.layers_per_tensor < 1:
+        raise unserved(
+            f"tensors of one layer or more; `layers_per_tensor` is {options.layers_per_tensor}",
+            "set it to 1 or more, the same for both engines",
+        )
+    layers = min(options.layers_per_tensor, len(layout.regions))
+    nbytes = options.part_tokens // block_tokens * layers * max(region.block_bytes for region in layout.regions)
+    if nbytes > options.store_bytes:
+        raise unserved(
+            f"tensors that its store has room for; one of `part_tokens` {options.part_tokens} and "
+            f"`layers_per_tensor` {options.layers_per_tensor} takes {nbytes} bytes, and `store_bytes` is "
+            f"{options.store_bytes}",
+            "set `store_bytes` higher, or one of the others lower, the same for both engines",
         )

@@ -31,13 +31,6 @@ class Cut:
     """Of the engine: each has its share of the heads, so that engines with other numbers have other tensors."""
 
 
-def tensor_name(layer: str, rank: int) -> str:
-    """What a rank's tensors of a layer are called. A rank that is asked in place of another one has none of that name:
-    its share of the heads is never taken for the other's.
-    """
-    return f"{layer} of rank {rank}"
-
-
 class Prompt:
     """The parts of one prompt."""
 

@@ -19,7 +19,8 @@ from kvgrpc.errors import KVGrpcError, NotFound, Reason
 from kvgrpc.integrations.vllm.tensors.asking import Ask, Asking
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
-from kvgrpc.integrations.vllm.tensors.parts import Part, tensor_name
+from kvgrpc.integrations.vllm.tensors.parts import Part
+from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 IDLE_S = 0.005
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
@@ -30,8 +31,8 @@ NEVER = "never put"
 class _Coming:
     """A part on its way."""
 
-    layers: list[torch.Tensor | None]
-    """The tensor of each layer, its blocks first, in memory of this worker; None: it is not here yet."""
+    tensors: list[torch.Tensor | None]
+    """That of each stack, in memory of this worker; None: it is not here yet."""
     lacks: int
     """So many of them are not here."""
     error: KVGrpcError | None = None
@@ -72,7 +73,7 @@ class Receiving:
     ) -> None:
         """`caches`: as in Sending."""
         self._store, self._options, self._rank = store, options, rank
-        self._caches = caches
+        self._caches, self._stacks = caches, stacks(caches, options.layers_per_tensor)
         self._taken: dict[bytes, _Taken] = {}
         self._key_of: dict[str, bytes] = {}
         self._changed: deque[_Taken] = deque()
@@ -97,41 +98,38 @@ class Receiving:
         for part in expect.parts:
             request.parts[part] = None
             if part not in taken.parts:
-                coming = taken.parts[part] = _Coming([None] * len(self._caches), len(self._caches))
-                asks += [self._ask(taken, part, coming, layer, until) for layer in enumerate(self._caches)]
+                coming = taken.parts[part] = _Coming([None] * len(self._stacks), len(self._stacks))
+                asks += [self._ask(taken, part, coming, stack, until) for stack in enumerate(self._stacks)]
         self._asking.ask(asks)
         self._change(taken)  # it may be here already
 
     def _let_go(self, taken: _Taken, parts: int) -> None:
         """What comes of the first parts of the prompt is refused: nobody is to wait for room for it."""
-        names = [(name, part) for part in range(taken.let_go, parts) for name in map(self._name, self._caches)]
+        names = [(s.name(self._rank), part) for part in range(taken.let_go, parts) for s in self._stacks]
         taken.let_go = max(taken.let_go, parts)
         if names:
             self._store.release_async(taken.key, names)
 
-    def _name(self, layer: str) -> str:
-        return tensor_name(layer, self._rank)
-
-    def _ask(self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, str], until: float) -> Ask:
-        """For the tensor of one layer: its number, and its name."""
-        number, layer = numbered
-        cache = self._caches[layer]
+    def _ask(self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float) -> Ask:
+        """For the tensor of one stack, which has this number among them."""
+        number, stack = numbered
+        cache = self._caches[stack.layers[0]]
         more = {
             "part": part.number, "source": taken.source if self._options.send is Send.GET else "",
-            "dtype": str(cache.dtype).removeprefix("torch."), "shape": (part.blocks, *cache.shape[1:]),
-            "layer": number, "content_digest": part.content_digest,
+            "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
+            "shape": (len(stack.layers), part.blocks, *cache.shape[1:]), "content_digest": part.content_digest,
         }  # fmt: skip
 
         def over(tensor: torch.Tensor | None, error: KVGrpcError | None) -> None:
             """In the thread of Asking."""
             if tensor is not None:
-                coming.layers[number] = tensor
+                coming.tensors[number] = tensor
                 coming.lacks -= 1
             coming.error = coming.error or error
             if error is not None or not coming.lacks:
                 self._change(taken)
 
-        return Ask(taken.key, self._name(layer), over, lambda: not taken.ended, until, more)
+        return Ask(taken.key, stack.name(self._rank), over, lambda: not taken.ended, until, more)
 
     def _ask_for_never(self, taken: _Taken) -> Ask:
         def over(_: torch.Tensor | None, error: KVGrpcError | None) -> None:
@@ -153,10 +151,9 @@ class Receiving:
         if missing := len(load.blocks) - sum(len(blocks) for blocks, _, _ in whole):
             raise NotFound(Reason.TRANSFER_NOT_FOUND, f"nothing was taken for {missing} of its blocks")
         for blocks, coming, skip in whole:
-            for cache, tensor in zip(self._caches.values(), coming.layers, strict=True):
+            for stack, tensor in zip(self._stacks, coming.tensors, strict=True):
                 assert tensor is not None, "its part is here"
-                rows = tensor[skip : skip + len(blocks)]
-                cache.index_copy_(0, torch.tensor(blocks, device=cache.device), rows.to(cache.device))
+                stack.scatter(self._caches, blocks, tensor[:, skip : skip + len(blocks)])
 
     def _found(self, load: Load) -> Iterator[tuple[list[int], _Coming, int]]:
         """Its blocks by parts, what came for these, and after so many blocks of a part they begin."""

@@ -14,7 +14,7 @@ from kvgrpc.engine.tensors import PendingPut, TensorStore
 from kvgrpc.errors import AlreadyExists, DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
 from kvgrpc.integrations.vllm.tensors.messages import Put, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
-from kvgrpc.integrations.vllm.tensors.parts import tensor_name
+from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 _log = logging.getLogger(__name__)
 KEPT_S = 600.0
@@ -38,9 +38,9 @@ class Sending:
         """`caches`: of each layer by its name, blocks first."""
         self._store, self._options, self._rank = store, options, rank
         self._caches, self._queued_bytes_max = caches, queued_bytes_max
-        self._numbers = {name: number for number, name in enumerate(caches)}
+        self._stack_of = {name: stack for stack in stacks(caches, options.layers_per_tensor) for name in stack.layers}
         self._done: set[str] = set()
-        """Layers of this step that are put."""
+        """Layers of this step that are computed, or queued to be."""
         self._until: float | None = None
         """When this step waits no longer, by the monotonic clock; None: it had not to wait."""
         self._pending: list[tuple[Put, PendingPut]] = []
@@ -59,15 +59,18 @@ class Sending:
         if not step.puts or name in self._done:
             return
         self._done.add(name)
+        stack = self._stack_of[name]
+        if not self._done.issuperset(stack.layers):
+            return
         for put in step.puts:
             if put.key not in self._lost:
-                self._put(name, put)
+                self._put(stack, put)
 
-    def _put(self, name: str, put: Put) -> None:
+    def _put(self, stack: Stack, put: Put) -> None:
         self._keys.pop(put.key, None)
         self._keys[put.key] = time.monotonic() + KEPT_S
         try:
-            pending = self._begin(name, put)
+            pending = self._begin(stack, put)
         except Unavailable:
             raise
         except KVGrpcError as error:
@@ -76,22 +79,21 @@ class Sending:
         pending.future.add_done_callback(lambda future: self._over(put, future.exception()))
         self._pending.append((put, pending))
 
-    def _begin(self, name: str, put: Put) -> PendingPut:
+    def _begin(self, stack: Stack, put: Put) -> PendingPut:
         """Raises what it is refused with, also where what was put before is not copied in time."""
-        cache = self._caches[name]
-        nbytes = len(put.blocks) * cache[0].nbytes
+        nbytes = len(put.blocks) * sum(self._caches[name][0].nbytes for name in stack.layers)
         self._await_room(nbytes)
-        rows = cache.index_select(0, torch.tensor(put.blocks, device=cache.device))
+        name, rows = stack.name(self._rank), stack.gather(self._caches, put.blocks)
         options: dict[str, Any] = {
             "to": [address_of(put.to, self._rank)] if put.to else (), "part": put.part.number,
-            "layer": self._numbers[name], "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
+            "layer": stack.number, "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
             "timeout_s": self._options.timeout_s, "request_id": put.request_id,
         }  # fmt: skip
         try:
-            pending = self._store.put_async(put.key, tensor_name(name, self._rank), rows, **options)
+            pending = self._store.put_async(put.key, name, rows, **options)
         except Exhausted:  # too many wait to be copied
             self._store.wait_for_saved(self._left_s())
-            pending = self._store.put_async(put.key, tensor_name(name, self._rank), rows, **options)
+            pending = self._store.put_async(put.key, name, rows, **options)
         self._queued.append((nbytes, pending))
         self.queued_bytes += nbytes
         return pending
