@@ -224,7 +224,8 @@ def test_every_figure_of_geometries_is_measured_and_named_whatever_the_bytes() -
 @pytest.mark.timeout(TIMEOUT_S + 10)
 def test_every_figure_of_named_tensors_is_measured_and_named() -> None:
     said = measure("tensors", "--data-paths", "shm")
-    assert [case["name"] for case in said["cases"]] == ["shm put_async 256 KB", "shm get 256 KB", "shm put 256 KB"]
+    ways = ("put_async", "put_in_place", "get", "put")
+    assert [case["name"] for case in said["cases"]] == [f"shm {way} 256 KB" for way in ways]
     for case in said["cases"]:
         check_case(case, TENSOR_CASE)
         assert (case["tensors"], case["tensor_bytes"]) == (16, 256 << 10)

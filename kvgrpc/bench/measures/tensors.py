@@ -34,6 +34,7 @@ def _cases(plan: TensorsPlan, data_path: str, tensor_bytes: int, stores: Stores,
     at_once = partial(raw.move_s, tensor_bytes, plan.gets_at_once)
     ways: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
         "put_async": (partial(stores.put_s, at_once=True), at_once),
+        "put_in_place": (partial(stores.put_s, at_once=True, in_place=True), at_once),
         "get": (partial(stores.fetch_s, plan.gets_at_once), at_once),
         "put": (partial(stores.put_s, at_once=False), one_by_one),
     }

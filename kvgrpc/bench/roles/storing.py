@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvgrpc.bench.plan import path_of
 from kvgrpc.bench.roles.role import Answer
 from kvgrpc.bench.stages.memory import fill
-from kvgrpc.engine.tensors import TensorStore
+from kvgrpc.engine.tensors import NewTensor, TensorStore
 from kvgrpc.errors import InternalError, Reason
 
 
@@ -48,12 +48,15 @@ class Storing:
             store.close()
         return {}
 
-    def put(self, key: str, to: str, at_once: bool) -> dict[str, Any]:
-        """Puts all of them, one after the other or `at_once`. Gives when it began."""
+    def put(self, key: str, to: str, at_once: bool, in_place: bool) -> dict[str, Any]:
+        """Puts all of them, one after the other or `at_once`. `in_place`: they were computed in the store. Gives when
+        the first one was put.
+        """
         store = self._started()
+        tensors = [self._computed(tensor) for tensor in self._tensors] if in_place else self._tensors
         began_ns = time.monotonic_ns()
         puts = []
-        for number, tensor in enumerate(self._tensors):
+        for number, tensor in enumerate(tensors):
             put = store.put_async(bytes.fromhex(key), number, tensor, to=[to])
             if at_once:
                 puts.append(put)
@@ -96,6 +99,11 @@ class Storing:
         """The request is over."""
         self._started().release(bytes.fromhex(key))
         return {}
+
+    def _computed(self, tensor: NDArray[np.uint8]) -> NewTensor:
+        made = self._started().empty(tensor.shape, tensor.dtype)
+        made.numpy()[:] = tensor
+        return made
 
     def _started(self) -> TensorStore:
         if self._store is None:

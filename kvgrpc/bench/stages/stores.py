@@ -47,11 +47,15 @@ class Stores:
             if not self._destination.ask("check", key=key, source=self._source_address)["equal"]:
                 raise InternalError(Reason.INTERNAL, "other bytes than those that were put came")
 
-    def put_s(self, *, at_once: bool) -> float:
-        """Seconds from the first put until the destination has had the last tensor; it gets them in order."""
+    def put_s(self, *, at_once: bool, in_place: bool = False) -> float:
+        """Seconds from the first put until the destination has had the last tensor; it gets them in order. `in_place`:
+        the source has computed them in its store.
+        """
         with self._request() as key:
             put, got = self._both(
-                lambda: self._source.ask("put", key=key, to=self._destination_address, at_once=at_once),
+                lambda: self._source.ask(
+                    "put", key=key, to=self._destination_address, at_once=at_once, in_place=in_place
+                ),
                 lambda: self._destination.ask("get", key=key, source="", threads=1),
             )
             return float(got["ended_ns"] - put["began_ns"]) / 1e9

@@ -11,6 +11,7 @@ any thread.
 """
 
 from kvgrpc.engine.tensors.jobs import PendingPut
-from kvgrpc.engine.tensors.store import StoredTensor, TensorStore
+from kvgrpc.engine.tensors.store import TensorStore
+from kvgrpc.engine.tensors.stored import NewTensor, StoredTensor
 
-__all__ = ["PendingPut", "StoredTensor", "TensorStore"]
+__all__ = ["NewTensor", "PendingPut", "StoredTensor", "TensorStore"]

@@ -1,6 +1,7 @@
 """Tensors as bytes: numpy arrays, and torch tensors of any device, into pages of a store and out of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,16 @@ def describe(tensor: AnyTensor, layer: int | None, content_digest: bytes) -> Des
     """Raises InvalidRequest for what is no tensor, or one that cannot be moved."""
     if not isinstance(tensor, np.ndarray | torch.Tensor):
         raise invalid("tensor", "is a numpy array or a torch tensor")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(int(size) for size in tensor.shape)
-    nbytes = DTYPES.get(dtype, 0) * int(np.prod(shape, dtype=object))
-    return Description(dtype, shape, nbytes, layer, content_digest)
+    return replace(described_as(tensor.shape, tensor.dtype), layer=layer, content_digest=content_digest)
+
+
+def described_as(shape: Sequence[int], dtype: Any) -> Description:
+    """A tensor of this element type: numpy's or torch's, or its name. Raises InvalidRequest for one that cannot be
+    moved.
+    """
+    name = dtype if isinstance(dtype, str) else str(np.dtype(dtype) if isinstance(dtype, type) else dtype)
+    name, sizes = name.removeprefix("torch."), tuple(int(size) for size in shape)
+    return Description(name, sizes, DTYPES.get(name, 0) * int(np.prod(sizes, dtype=object)))
 
 
 def when_computed(tensor: AnyTensor) -> Callable[[], None]:

@@ -1,0 +1,180 @@
+"""What a store puts: copied into its pages in the order in which it was put, each sent as soon as it is there."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgrpc.core.tensors.store import pages_for
+from kvgrpc.core.tensors.values import Description
+from kvgrpc.engine.engine import Engine
+from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, copy_in, read
+from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut, too_late
+from kvgrpc.engine.tensors.stored import NewTensor
+from kvgrpc.errors import Exhausted, KVGrpcError, NotFound, OutOfRange, Reason, Unavailable
+from kvgrpc.v1 import common_pb2, pool_pb2, tensor_pb2
+from kvgrpc.wire.values import duration
+
+RETRY_S = 0.1
+"""Between two tries to get pages, unless something happens earlier: pages come free with the end of a put."""
+QUEUED_MAX = 4_096
+"""Tensors that wait to be copied into the store."""
+
+
+@dataclass(eq=False)
+class Put:
+    """A tensor that is put."""
+
+    tensor: AnyTensor | NewTensor
+    computed: Callable[[], None]
+    """Waits until its device has computed it."""
+    request: tensor_pb2.PutTensorRequest
+    nbytes: int
+    deadline: float
+    traceparent: str
+    pending: PendingPut = field(default_factory=PendingPut)
+
+
+class Saving:
+    """That of one store."""
+
+    def __init__(self, engine: Engine, thread: JobThread, memory: Bytes) -> None:
+        self._engine, self._thread, self._memory = engine, thread, memory
+        self._page_bytes = engine.pool.block_bytes(0)
+        self._lock = threading.Lock()
+        self._queue: deque[Put] = deque()
+        """Tensors that are not copied yet, oldest first."""
+        self._saving = False
+        """There is a job that copies them."""
+
+    def put(self, put: Put) -> None:
+        """Queues it; one that lies in the store is sent at once, and waits for none that has no room yet. Raises
+        Exhausted (QUEUE_FULL), Unavailable, and InvalidRequest for a new tensor that was put before.
+        """
+        if isinstance(put.tensor, NewTensor):
+            self._thread.run(self._send_new(put.tensor, put.tensor.take(), put), put.pending.future)
+            return
+        with self._lock:
+            if len(self._queue) >= QUEUED_MAX:
+                raise Exhausted(Reason.QUEUE_FULL, f"{QUEUED_MAX} tensors wait to be copied", retry_delay_s=RETRY_S)
+            self._queue.append(put)
+            idle, self._saving = not self._saving, True
+        if idle:
+            try:
+                self._thread.run(self._save_all()).add_done_callback(self._saved_all)
+            except KVGrpcError as error:
+                self._fail_all(error)
+                raise
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Returns when all that was put before is copied, or never will be. Raises DeadlineExceeded (DEADLINE)."""
+        with self._lock:
+            before = list(self._queue)
+        _, left = wait([put.pending.saved for put in before], timeout_s)
+        if left:
+            raise too_late(f"{len(left)} tensors are not copied yet: this store is full, or waits for the device")
+
+    def new(self, what: Description, deadline: float) -> Generator[Call | float, Any, NewTensor]:
+        """Pages for a tensor that is to be computed in them, when there are some. Raises Exhausted (POOL_EXHAUSTED)."""
+        allocation_id, pages = yield from self._allocate(what.nbytes, deadline, no_expiry=True)
+        data, is_view = read(self._memory, pages, self._page_bytes, what.nbytes)
+        return NewTensor(what, allocation_id, pages, data, is_view, self._give_back)
+
+    # -- jobs
+
+    def _save_all(self) -> Job:
+        """Copies what is queued into the store, in order, and begins to send each."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._saving = False
+                    return
+                put = self._queue[0]
+            try:
+                allocation_id, pages = yield from self._allocate(put.nbytes, put.deadline)
+                self._copy(put, allocation_id, pages)
+                self._thread.run(self._send(put, allocation_id), put.pending.future)
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                put.pending.future.set_exception(error)
+            with self._lock:
+                self._queue.popleft()
+            put.pending.saved.set_result(None)
+
+    def _copy(self, put: Put, allocation_id: str, pages: list[int]) -> None:
+        try:
+            put.computed()
+            copy_in(put.tensor, self._memory, pages, self._page_bytes)
+        except Exception:
+            self._give_back(allocation_id)
+            raise
+
+    def _saved_all(self, saver: "Future[None]") -> None:
+        """The job that copies is over; what is queued then, because the store is, never will be copied."""
+        error = saver.exception()
+        if error is not None:
+            self._fail_all(error)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """What is queued, by whatever thread, never will be copied."""
+        with self._lock:
+            left, self._queue, self._saving = self._queue, deque(), False
+        for put in left:
+            put.pending.saved.set_result(None)
+            put.pending.future.set_exception(error)
+
+    def _allocate(
+        self, nbytes: int, deadline: float, *, no_expiry: bool = False
+    ) -> Generator[Call | float, Any, tuple[str, list[int]]]:
+        pages = pages_for(nbytes, self._page_bytes)
+        if pages > self._engine.pool.groups[0].blocks:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED, f"the tensor takes {pages} pages; this store has fewer: put it in several parts"
+            )
+        request = pool_pb2.AllocateBlocksRequest(no_expiry=no_expiry)
+        request.group_block_counts.add(group=0, block_count=pages)
+        while True:
+            try:
+                answer = yield {"allocate_blocks": request}
+            except Exhausted:
+                if time.monotonic() + RETRY_S > deadline:
+                    raise
+            else:
+                blocks = answer.allocate_blocks.blocks
+                return blocks.allocation_id, pages_of(blocks)
+            yield RETRY_S
+
+    def _send(self, put: Put, allocation_id: str) -> Job:
+        request = put.request
+        request.allocation_id = allocation_id
+        request.timeout.CopyFrom(duration(max(put.deadline - time.monotonic(), 1e-3)))
+        try:
+            yield {"put_tensor": request, "traceparent": put.traceparent}
+        except KVGrpcError:
+            yield from self._free(allocation_id)
+            raise
+
+    def _send_new(self, new: NewTensor, data: Bytes, put: Put) -> Job:
+        """One that lies in the store, or in memory of its own beside pages that do not lie side by side."""
+        if not new.is_view:
+            copy_in(data, self._memory, new.pages, self._page_bytes)
+        put.pending.saved.set_result(None)
+        yield from self._send(put, new.allocation_id)
+
+    def _give_back(self, allocation_id: str) -> None:
+        with suppress(Unavailable):  # of a store that is over nothing is held any more
+            self._thread.run(self._free(allocation_id))
+
+    @staticmethod
+    def _free(allocation_id: str) -> Job:
+        with suppress(NotFound):  # it belongs to a hand-over already
+            yield {"free_blocks": pool_pb2.FreeBlocksRequest(allocation_id=allocation_id)}
+
+
+def pages_of(blocks: common_pb2.Blocks) -> list[int]:
+    """The pages of an allocation, in order."""
+    runs = blocks.groups[0].runs
+    return [start + i for start, count in zip(runs.starts, runs.counts, strict=True) for i in range(count)]
