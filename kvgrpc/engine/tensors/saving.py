@@ -57,6 +57,7 @@ class Saving:
         """
         if isinstance(put.tensor, NewTensor):
             self._thread.run(self._send_new(put.tensor, put.tensor.take(), put), put.pending.future)
+            put.pending.saved.set_result(None)
             return
         with self._lock:
             if len(self._queue) >= QUEUED_MAX:
@@ -161,7 +162,6 @@ class Saving:
         """One that lies in the store, or in memory of its own beside pages that do not lie side by side."""
         if not new.is_view:
             copy_in(data, self._memory, new.pages, self._page_bytes)
-        put.pending.saved.set_result(None)
         yield from self._send(put, new.allocation_id)
 
     def _give_back(self, allocation_id: str) -> None:

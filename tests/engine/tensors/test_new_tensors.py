@@ -10,7 +10,7 @@ import torch
 
 from kvgrpc.client import connect_sync
 from kvgrpc.engine.tensors import TensorStore
-from kvgrpc.errors import Exhausted, InvalidRequest, OutOfRange, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import Exhausted, InvalidRequest, OutOfRange, PermissionDenied, PreconditionFailed, Reason, Unavailable
 from tests.engine.tensors.conftest import PAGE, PAGES, Launch
 
 Pair = tuple[TensorStore, TensorStore]
@@ -113,3 +113,15 @@ def test_it_does_not_wait_behind_a_put_that_waits_for_its_pages(launch: Launch, 
     late.result(20.0)
     with d.get(key, "new") as got:
         assert (got.numpy() == 5).all()
+
+
+def test_a_put_after_the_end_of_its_store_keeps_nobody_waiting(launch: Launch, key: bytes) -> None:
+    p = launch()
+    new = p.empty((9,), "uint8")
+    p.close()
+    with pytest.raises(Unavailable):
+        p.put_async(key, "a", new)
+    with pytest.raises(Unavailable):
+        p.empty((9,), "uint8")
+    new.release()
+    new.numpy()[:] = 1  # that memory stays, though nobody's
