@@ -10,7 +10,15 @@ import torch
 
 from kvgrpc.client import connect_sync
 from kvgrpc.engine.tensors import TensorStore
-from kvgrpc.errors import Exhausted, InvalidRequest, OutOfRange, PermissionDenied, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import (
+    Exhausted,
+    InvalidRequest,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
 from tests.engine.tensors.conftest import PAGE, PAGES, Launch
 
 Pair = tuple[TensorStore, TensorStore]
