@@ -189,8 +189,13 @@ class KVGrpcError(Exception):
 
 def said_once(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
     """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
-    suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
-    return message.removeprefix(f"{reason}: ").removesuffix(suffix)
+    message = message.removeprefix(f"{reason}: ")
+    if violations:
+        suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
+        at = message.find(suffix[: len(violations[0].field) + 4])
+        if at >= 0 and suffix.startswith(message[at:]):  # long ones are cut
+            return message[:at]
+    return message
 
 
 class InvalidRequest(KVGrpcError):

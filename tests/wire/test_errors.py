@@ -74,6 +74,12 @@ async def test_an_error_comes_back_as_it_went(kind: type[KVGrpcError]) -> None:
     assert str(back) == str(error)
 
 
+async def test_an_error_that_is_too_long_for_a_status_says_nothing_twice() -> None:
+    violations = tuple(FieldViolation(f"field[{i}]", f"{i} " * 100) for i in range(16))
+    back = await travelled(InternalError(Reason.INTERNAL, "too much", violations=violations))
+    assert (back.message, back.violations) == ("too much", violations)
+
+
 @pytest.mark.parametrize("reason", Reason)
 async def test_every_reason_travels(reason: Reason) -> None:
     assert (await travelled(InternalError(reason, "x"))).reason is reason

@@ -70,6 +70,14 @@ def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tu
     return whole[:nbytes], False
 
 
+def room(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tuple[Bytes, bool]:
+    """Memory for so many bytes, and whether it is these pages: where they do not lie side by side, it is other memory.
+    What was there before is still in it.
+    """
+    run = _run(store, pages, page_bytes, nbytes)
+    return (np.empty(nbytes, dtype=np.uint8), False) if run is None else (run, True)
+
+
 def _run(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> Bytes | None:
     if pages[-1] - pages[0] != len(pages) - 1:
         return None

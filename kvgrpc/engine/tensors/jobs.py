@@ -1,8 +1,8 @@
 """The thread of a store: it speaks to the lead, copies tensors into the store in the order in which they were put, and
 has any number of calls under way.
 
-A job is a generator. It yields a call, to go on with its answer, or a number of seconds, to go on when something was
-answered or they are over; what it returns, or raises, is its caller's.
+A job is a generator. It yields a call, to go on with its answer, or a number of seconds, to go on when another job has
+ended or they are over; what it returns, or raises, is its caller's.
 """
 
 import logging
@@ -74,6 +74,8 @@ class JobThread:
         self._closing = False
         self._calls: dict[int, _Running] = {}
         self._paused: list[tuple[float, _Running]] = []
+        self._ended = False
+        """A job has, since paused ones were looked at last."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._live, name="kvgrpc-tensors", daemon=True)
         self._thread.start()
@@ -125,15 +127,15 @@ class JobThread:
         for call_id in answered:
             self._answer(call_id)
         now = time.monotonic()
-        due = [row for row in self._paused if answered or row[0] <= now]
-        self._paused = [row for row in self._paused if row not in due]
-        for _, running in due:
-            self._go_on(running, next)
-        with self._lock:
-            new, self._new = self._new, deque()
-        for running in new:
-            self._go_on(running, next)
-        if not (answered or due or new):
+        due = [row for row in self._paused if self._ended or row[0] <= now]
+        self._ended = False
+        for row in due:
+            self._paused.remove(row)
+            self._go_on(row[1], next)
+        new = len(self._new)
+        for _ in range(new):
+            self._go_on(self._new.popleft(), next)
+        if not (answered or due or new or self._ended):
             self._wait()
 
     def _wait(self) -> None:
@@ -158,15 +160,17 @@ class JobThread:
     def _go_on(self, running: _Running, step: Callable[[Job], Call | float]) -> None:
         try:
             wanted = step(running.job)
-        except StopIteration as end:
-            running.future.set_result(end.value)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            _fail(running.future, error)
-        else:
             if isinstance(wanted, float):
                 self._paused.append((time.monotonic() + wanted, running))
             else:
                 self._calls[self._engine.call(**wanted)] = running
+        except StopIteration as end:
+            running.future.set_result(end.value)
+            self._ended = True
+        except Exception as error:  # noqa: BLE001 - it is the caller's, also where what it calls cannot be said
+            running.job.close()
+            _fail(running.future, error)
+            self._ended = True
 
 
 def too_late(what: str) -> DeadlineExceeded:

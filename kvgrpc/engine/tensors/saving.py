@@ -3,24 +3,26 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.core.tensors.values import Description
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, copy_in, read
+from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, copy_in, room
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut, too_late
 from kvgrpc.engine.tensors.stored import NewTensor
 from kvgrpc.errors import Exhausted, KVGrpcError, NotFound, OutOfRange, Reason, Unavailable
 from kvgrpc.v1 import common_pb2, pool_pb2, tensor_pb2
 from kvgrpc.wire.values import duration
 
-RETRY_S = 0.1
-"""Between two tries to get pages, unless something happens earlier: pages come free with the end of a put."""
+RETRY_S = 0.02
+"""Between two tries to get pages, unless a job ends earlier: pages come free with the end of a put, or without any job,
+as of a tensor that its consumer fetched.
+"""
 QUEUED_MAX = 4_096
 """Tensors that wait to be copied into the store."""
 
@@ -29,7 +31,8 @@ QUEUED_MAX = 4_096
 class Put:
     """A tensor that is put."""
 
-    tensor: AnyTensor | NewTensor
+    tensor: AnyTensor | NewTensor | None
+    """None: it is copied, or never will be."""
     computed: Callable[[], None]
     """Waits until its device has computed it."""
     request: tensor_pb2.PutTensorRequest
@@ -53,10 +56,12 @@ class Saving:
 
     def put(self, put: Put) -> None:
         """Queues it; one that lies in the store is sent at once, and waits for none that has no room yet. Raises
-        Exhausted (QUEUE_FULL), Unavailable, and InvalidRequest for a new tensor that was put before.
+        Exhausted (QUEUE_FULL), Unavailable, and InvalidRequest for a new tensor that is of another store, or was put
+        before.
         """
         if isinstance(put.tensor, NewTensor):
-            self._thread.run(self._send_new(put.tensor, put.tensor.take(), put), put.pending.future)
+            data = put.tensor.take(self._give_back)
+            self._thread.run(self._send_new(put.tensor, data, put), put.pending.future)
             put.pending.saved.set_result(None)
             return
         with self._lock:
@@ -81,9 +86,10 @@ class Saving:
 
     def new(self, what: Description, deadline: float) -> Generator[Call | float, Any, NewTensor]:
         """Pages for a tensor that is to be computed in them, when there are some. Raises Exhausted (POOL_EXHAUSTED)."""
-        allocation_id, pages = yield from self._allocate(what.nbytes, deadline, no_expiry=True)
-        data, is_view = read(self._memory, pages, self._page_bytes, what.nbytes)
-        return NewTensor(what, allocation_id, pages, data, is_view, self._give_back)
+        allocation_id, pages = yield from self._allocate(what.nbytes, deadline)
+        with self._kept(allocation_id):
+            data, is_view = room(self._memory, pages, self._page_bytes, what.nbytes)
+            return NewTensor(what, allocation_id, pages, data, is_view, self._give_back)
 
     # -- jobs
 
@@ -97,21 +103,16 @@ class Saving:
                 put = self._queue[0]
             try:
                 allocation_id, pages = yield from self._allocate(put.nbytes, put.deadline)
-                self._copy(put, allocation_id, pages)
+                with self._kept(allocation_id):
+                    put.computed()
+                    copy_in(put.tensor, self._memory, pages, self._page_bytes)
                 self._thread.run(self._send(put, allocation_id), put.pending.future)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 put.pending.future.set_exception(error)
             with self._lock:
                 self._queue.popleft()
+            put.tensor = None  # whoever sends it keeps no memory of the engine's
             put.pending.saved.set_result(None)
-
-    def _copy(self, put: Put, allocation_id: str, pages: list[int]) -> None:
-        try:
-            put.computed()
-            copy_in(put.tensor, self._memory, pages, self._page_bytes)
-        except Exception:
-            self._give_back(allocation_id)
-            raise
 
     def _saved_all(self, saver: "Future[None]") -> None:
         """The job that copies is over; what is queued then, because the store is, never will be copied."""
@@ -127,15 +128,13 @@ class Saving:
             put.pending.saved.set_result(None)
             put.pending.future.set_exception(error)
 
-    def _allocate(
-        self, nbytes: int, deadline: float, *, no_expiry: bool = False
-    ) -> Generator[Call | float, Any, tuple[str, list[int]]]:
+    def _allocate(self, nbytes: int, deadline: float) -> Generator[Call | float, Any, tuple[str, list[int]]]:
         pages = pages_for(nbytes, self._page_bytes)
         if pages > self._engine.pool.groups[0].blocks:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED, f"the tensor takes {pages} pages; this store has fewer: put it in several parts"
             )
-        request = pool_pb2.AllocateBlocksRequest(no_expiry=no_expiry)
+        request = pool_pb2.AllocateBlocksRequest()
         request.group_block_counts.add(group=0, block_count=pages)
         while True:
             try:
@@ -161,8 +160,18 @@ class Saving:
     def _send_new(self, new: NewTensor, data: Bytes, put: Put) -> Job:
         """One that lies in the store, or in memory of its own beside pages that do not lie side by side."""
         if not new.is_view:
-            copy_in(data, self._memory, new.pages, self._page_bytes)
+            with self._kept(new.allocation_id):
+                copy_in(data, self._memory, new.pages, self._page_bytes)
         yield from self._send(put, new.allocation_id)
+
+    @contextmanager
+    def _kept(self, allocation_id: str) -> Iterator[None]:
+        """What fails within gives the pages back."""
+        try:
+            yield
+        except BaseException:
+            self._give_back(allocation_id)
+            raise
 
     def _give_back(self, allocation_id: str) -> None:
         with suppress(Unavailable):  # of a store that is over nothing is held any more

@@ -16,7 +16,7 @@ from kvgrpc.engine.tensors.arrays import AnyTensor, describe, described_as, read
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut
 from kvgrpc.engine.tensors.saving import Put, Saving, pages_of
 from kvgrpc.engine.tensors.stored import NewTensor, StoredTensor
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable, invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
 from kvgrpc.wire.tensors import described, description_to_proto, name_to_proto
 from kvgrpc.wire.values import duration
@@ -65,10 +65,14 @@ class TensorStore:
         (POOL_EXHAUSTED) when it stays so for `timeout_s`, OutOfRange (LIMIT_EXCEEDED), InvalidRequest for what is no
         tensor that can be moved, and Unavailable.
         """
-        made: NewTensor = self._thread.run(
+        made: Future[NewTensor] = self._thread.run(
             self._saving.new(described_as(shape, dtype), time.monotonic() + timeout_s)
-        ).result()
-        return made
+        )
+        try:
+            return made.result()
+        except BaseException:
+            made.add_done_callback(_unwanted)  # it may still come
+            raise
 
     def put(
         self, key: bytes, name: str | int, tensor: AnyTensor | NewTensor, to: Sequence[str] = (), **options: Any
@@ -102,6 +106,7 @@ class TensorStore:
         store or that of a consumer is full the put waits, `timeout_s` at most. Raises InvalidRequest for what is no
         tensor that can be moved, or was put before, Exhausted where too many are queued, Unavailable.
         """
+        _check_trace(traceparent)
         text, layer = _named(name, layer)
         id_, what = TensorId(key, text, part), _described(tensor, layer, content_digest)
         request = tensor_pb2.PutTensorRequest(
@@ -148,6 +153,7 @@ class TensorStore:
         InvalidRequest for an `expected` that none can be, and Unavailable. What is done with the future is done in the
         thread of the store, which it must not hold up.
         """
+        _check_trace(traceparent)
         text, layer = _named(name, layer)
         expected = tensor_pb2.ExpectedTensor(
             dtype=dtype, shape_sizes=shape or (), scalar=shape is not None and not len(shape), layer=layer,
@@ -269,6 +275,17 @@ class _Got:
 def _named(name: str | int, layer: int | None) -> tuple[str, int | None]:
     """A tensor's name and layer: a number is both."""
     return (name, layer) if isinstance(name, str) else (f"layers.{name}", name if layer is None else layer)
+
+
+def _check_trace(traceparent: str) -> None:
+    """Raises InvalidRequest for one that no message can have."""
+    if not traceparent.isascii():
+        raise invalid("traceparent", "is ASCII, as W3C's Trace Context says")
+
+
+def _unwanted(made: "Future[NewTensor]") -> None:
+    if made.exception() is None:
+        made.result().release()
 
 
 def _described(tensor: AnyTensor | NewTensor, layer: int | None, content_digest: bytes) -> Description:

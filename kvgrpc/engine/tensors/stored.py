@@ -1,5 +1,6 @@
 """Tensors that lie in a store, as an engine has them in its hands."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -25,13 +26,13 @@ class StoredTensor:
 
     def numpy(self) -> NDArray[Any]:
         """As an array, read-only. Raises TypeError for an element type that numpy lacks: use `torch`."""
-        array = self._data.view(np.dtype(self.description.dtype)).reshape(self.description.shape)
+        array = _array(self._data, self.description)
         array.flags.writeable = False
         return array
 
     def torch(self) -> torch.Tensor:
         """As a torch tensor on the CPU. Nothing writes into it."""
-        return torch.from_numpy(self._data).view(getattr(torch, self.description.dtype)).view(self.description.shape)
+        return _tensor(self._data, self.description)
 
     def release(self) -> None:
         """The memory is the store's again. Idempotent."""
@@ -47,42 +48,63 @@ class StoredTensor:
 
 
 class NewTensor:
-    """A tensor that an engine computes where it lies, in its own store, to put it without a copy. What `numpy` and
-    `torch` give is the engine's until it puts it, or `release`, as by `with`; nothing may be written there after that.
+    """A tensor that an engine computes where it lies, in its own store, to put it without a copy. It is the engine's
+    until it puts it, or `release`, as by `with`; after that nothing may be written, or read, where `numpy` and `torch`
+    said, and they raise InvalidRequest.
     """
 
     def __init__(
         self, what: Description, allocation_id: str, pages: list[int], data: Bytes, is_view: bool,
         release: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`is_view`: as of StoredTensor; what is none is copied with the put."""
+        """`is_view`: as of StoredTensor; what is none is copied with the put. `release`: of the store that it is in."""
         self.description, self.allocation_id, self.pages, self.is_view = what, allocation_id, pages, is_view
-        self._data = data
-        self._release: Callable[[str], None] | None = release
+        self._data: Bytes | None = data
+        self._release = release
+        self._lock = threading.Lock()
 
     def numpy(self) -> NDArray[Any]:
         """As an array. Raises TypeError for an element type that numpy lacks: use `torch`."""
-        return self._data.view(np.dtype(self.description.dtype)).reshape(self.description.shape)
+        return _array(self._own(self._data), self.description)
 
     def torch(self) -> torch.Tensor:
         """As a torch tensor on the CPU."""
-        return torch.from_numpy(self._data).view(getattr(torch, self.description.dtype)).view(self.description.shape)
+        return _tensor(self._own(self._data), self.description)
 
-    def take(self) -> Bytes:
-        """Its bytes, to be put: from here on it is not the engine's. Raises InvalidRequest where that was so before."""
-        if self._release is None:
-            raise invalid("tensor", "was put already, or released")
-        self._release = None
-        return self._data
+    def take(self, release: Callable[[str], None]) -> Bytes:
+        """Its bytes, to be put into the store with that `release`: from here on it is not the engine's. Raises
+        InvalidRequest where it was not any more, and for one of another store.
+        """
+        if release != self._release:
+            raise invalid("tensor", "is of another store: put it into that")
+        return self._own(self._given_up())
 
     def release(self) -> None:
         """It is not put: its memory is the store's again. Idempotent."""
-        release, self._release = self._release, None
-        if release is not None:
-            release(self.allocation_id)
+        if self._given_up() is not None:
+            self._release(self.allocation_id)
+
+    def _given_up(self) -> Bytes | None:
+        with self._lock:
+            data, self._data = self._data, None
+        return data
+
+    @staticmethod
+    def _own(data: Bytes | None) -> Bytes:
+        if data is None:
+            raise invalid("tensor", "was put already, or released")
+        return data
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _array(data: Bytes, what: Description) -> NDArray[Any]:
+    return data.view(np.dtype(what.dtype)).reshape(what.shape)
+
+
+def _tensor(data: Bytes, what: Description) -> torch.Tensor:
+    return torch.from_numpy(data).view(getattr(torch, what.dtype)).view(what.shape)

@@ -78,6 +78,9 @@ def test_it_is_put_once_and_not_after_it_was_released(pair: Pair, key: bytes) ->
             p.put(key, name, gone, to=[d.address])
     new.release()
     unwanted.release()
+    for use in (new.numpy, new.torch, unwanted.numpy, unwanted.torch):
+        with pytest.raises(InvalidRequest, match="put already, or released"):
+            use()
     with d.get(key, "a") as got:
         assert (got.numpy() == 7).all()
     d.release(key)
@@ -132,4 +135,45 @@ def test_a_put_after_the_end_of_its_store_keeps_nobody_waiting(launch: Launch, k
     with pytest.raises(Unavailable):
         p.empty((9,), "uint8")
     new.release()
-    new.numpy()[:] = 1  # that memory stays, though nobody's
+
+
+def test_whoever_waits_for_memory_hears_that_the_store_is_closed(launch: Launch) -> None:
+    p = launch()
+    p.empty((PAGES * PAGE,), "uint8")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(p.empty, (1,), "uint8", timeout_s=60.0)
+        p.close()
+        with pytest.raises(Unavailable):
+            waiting.result(20.0)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_it_is_put_by_its_own_store_alone(launch: Launch, key: bytes, scattered: bool) -> None:
+    """In another one the same pages are somebody else's."""
+    a, b = launch(), launch()
+    before = [a.empty((PAGE,), "uint8") for _ in range(PAGES)]
+    for one in before[:: 2 if scattered else 1]:
+        one.release()
+    new, others = a.empty((2 * PAGE,), "uint8"), b.empty((PAGES * PAGE,), "uint8")
+    assert new.is_view is not scattered
+    new.numpy()[:] = 7
+    others.numpy()[:] = 9
+    with pytest.raises(InvalidRequest, match="of another store"):
+        b.put(key, "a", new)
+    assert (others.numpy() == 9).all()
+    a.put(key, "a", new)
+    others.release()
+    with b.get(key, "a", source=a.address) as got:
+        assert (got.numpy() == 7).all()
+
+
+def test_a_scattered_one_whose_put_is_refused_gives_its_pages_back(launch: Launch, key: bytes) -> None:
+    p = launch()
+    held = [p.empty((PAGE,), "uint8") for _ in range(PAGES)]
+    for one in held[::2]:
+        one.release()
+    new = p.empty((3 * PAGE,), "uint8")
+    p.release(key)
+    with pytest.raises(PreconditionFailed, match="TRANSFER_ENDED"):
+        p.put(key, "a", new)
+    assert used_pages(p) == PAGES // 2

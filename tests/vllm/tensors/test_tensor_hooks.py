@@ -112,6 +112,18 @@ def test_a_refused_prefill_ends_its_key_so_that_decode_hears_of_it() -> None:
     assert side.finished(giving("a")) is None
 
 
+@pytest.mark.parametrize(
+    ("layers_per_tensor", "pages", "ended"), [(1, 6, []), (1, 5, [KEY]), (2, 3, []), (2, 2, [KEY])]
+)
+def test_a_prompt_is_refused_that_has_no_room_in_the_store(
+    layers_per_tensor: int, pages: int, ended: list[bytes]
+) -> None:
+    """It has three parts of two layers, each smaller than a page."""
+    side = side_of(send=Send.GET, store_bytes=pages << 16, layers_per_tensor=layers_per_tensor)
+    side.arrived(giving("a"))
+    assert side.step(scheduled()).ended == ended
+
+
 def test_a_key_that_is_given_already_is_not_ended_by_another_request() -> None:
     side = side_of()
     side.arrived(giving("a"))

@@ -72,6 +72,13 @@ def _window() -> PoolLayout:
     return uniform_layout(group_of(GroupKind.SLIDING_WINDOW, window_tokens=64), 2 * 32 * 64 * 2)
 
 
+def test_tensors_that_may_wait_for_others_to_leave_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for store_bytes, warned in ((16 << 16, False), (15 << 16, True)):
+        config = config_of(part_tokens=256, store_bytes=store_bytes)
+        check(config, TensorOptions.of(config), FULL)
+        assert any("take 2 pages" in record.message for record in caplog.records) is warned
+
+
 @pytest.mark.parametrize(
     ("fields", "layout", "extra", "why"),
     [
@@ -81,7 +88,7 @@ def _window() -> PoolLayout:
         ({}, FULL, {"part_tokens": 48}, "part_tokens"),
         ({}, FULL, {"part_tokens": 0}, "part_tokens"),
         ({}, FULL, {"layers_per_tensor": 0}, "layers_per_tensor"),
-        ({}, FULL, {"part_tokens": 256, "store_bytes": 1 << 16}, "takes 131072 bytes"),
+        ({}, FULL, {"part_tokens": 256, "store_bytes": 1 << 16}, "take 2 pages"),
         ({}, _window(), {}, "all have full attention"),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Load, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send
 from tests.vllm.engines import wait_until
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
@@ -42,6 +42,36 @@ def test_engines_that_stack_other_numbers_of_layers_hear_of_it_at_once(
     d.step(expects=[Expect("a", key, p.address, PARTS)])
     p.step(puts=[put_of(key, PARTS[0], [4, 7], "" if send is Send.GET else d.address)])
     assert d.loses(key).startswith("CONTENT_MISMATCH")
+
+
+def test_a_tensor_goes_when_the_last_of_its_layers_is_computed(worker: Callable[..., Worker]) -> None:
+    p, key = worker(send=Send.GET, layers_per_tensor=2), os.urandom(16)
+    step = TensorStep(puts=[put_of(key, PARTS[0], [4, 7])])
+    p.side.begin(step)
+    p.side.layer_done("0", step)
+    assert p.side._store is not None
+    p.side._store.wait_for_saved()
+    assert p.offers() == 0
+    p.side.layer_done("1", step)
+    wait_until(lambda: p.offers() == 1)
+    p.side.end(step)
+    p.step(TensorStep(puts=[put_of(key, PARTS[1], [2])]))
+    wait_until(lambda: p.offers() == 2)
+
+
+def test_a_load_begins_within_a_part_of_several_layers(worker: Callable[..., Worker]) -> None:
+    p, d = (worker(send=Send.GET, layers_per_tensor=2) for _ in "pd")
+    key = os.urandom(16)
+    for number, cache in enumerate(p.caches.values()):
+        cache[7] = number + 1
+    p.step(puts=[put_of(key, PARTS[0], [4, 7])])
+    d.step(expects=[Expect("a", key, p.address, PARTS[:1])])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)
+    d.step(loads=[Load("a", 1, [9])], left=["a"], ended=[key])
+    assert d.side.bad_blocks() == set()
+    for number, cache in enumerate(d.caches.values()):
+        assert torch.all(cache[9] == number + 1)
+        assert not cache[[block for block in range(16) if block != 9]].any()
 
 
 def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_of_it(

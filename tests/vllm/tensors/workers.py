@@ -46,6 +46,11 @@ class Worker:
         wait_until(lambda: (name, key) in self.hears().lost)
         return self.heard.lost[name, key]
 
+    def offers(self) -> int:
+        """Tensors that its lead keeps for others."""
+        with connect_sync(self.address) as lead:
+            return int(lead.tensors().status().offered_count)
+
     def waits(self) -> int:
         """Calls that wait at its lead."""
         with connect_sync(self.address) as lead:

@@ -1,11 +1,13 @@
 """What vLLM is told about kvgrpc in this mode, and which engines it serves."""
 
+import logging
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import OnLoss
-from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
+from kvgrpc.core.tensors.line import RESERVED
+from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
@@ -14,6 +16,7 @@ from kvgrpc.integrations.vllm.geometry import unserved
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+_log = logging.getLogger(__name__)
 MODE = "tensors"
 SERVED = {GroupKind.FULL_ATTENTION, GroupKind.MLA}
 OTHER_MODE = 'set "mode" to "pull" or "push"'
@@ -129,10 +132,13 @@ def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> N
         )
     layers = min(options.layers_per_tensor, len(layout.regions))
     nbytes = options.part_tokens // block_tokens * layers * max(region.block_bytes for region in layout.regions)
-    if nbytes > options.store_bytes:
-        raise unserved(
-            f"tensors that its store has room for; one of `part_tokens` {options.part_tokens} and "
-            f"`layers_per_tensor` {options.layers_per_tensor} takes {nbytes} bytes, and `store_bytes` is "
-            f"{options.store_bytes}",
-            "set `store_bytes` higher, or one of the others lower, the same for both engines",
-        )
+    pages, there = pages_for(nbytes, options.page_bytes), options.store_bytes // options.page_bytes
+    what = (
+        f"`part_tokens` {options.part_tokens} and `layers_per_tensor` {options.layers_per_tensor} take {pages} pages "
+        f"of {options.page_bytes} bytes, and with `store_bytes` {options.store_bytes} there are {there}"
+    )
+    larger = "set `store_bytes` higher, or one of the others lower, the same for both engines"
+    if pages > there:
+        raise unserved(f"tensors that its store has room for; those of {what}", larger)
+    if pages > there // RESERVED:
+        _log.warning("tensors of %s: one that is needed may wait for others to leave. To do: %s", what, larger)

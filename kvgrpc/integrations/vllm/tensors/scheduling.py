@@ -44,6 +44,9 @@ class TensorScheduling:
         self._options, self._ranks, self._address = options, ranks, address
         self._cut = Cut(layout.groups[0].block_tokens, options.part_tokens, ranks)
         self._block_bytes = [region.block_bytes for region in layout.regions]
+        n = options.layers_per_tensor
+        self._tensors = [sum(self._block_bytes[i : i + n]) for i in range(0, len(self._block_bytes), n)]
+        """Bytes of a block in each tensor of a part."""
         self._pages = options.store_bytes // options.page_bytes
         self._giving: dict[str, Giving] = {}
         self._taking: dict[str, Taking] = {}
@@ -146,7 +149,7 @@ class TensorScheduling:
     def _check_room(self, prompt: Prompt) -> None:
         """All of it is kept in this engine's stores."""
         counts, page_bytes = [len(prompt.blocks(number)) for number in range(prompt.parts)], self._options.page_bytes
-        pages = sum(pages_for(count * layer, page_bytes) for count in counts for layer in self._block_bytes)
+        pages = sum(pages_for(count * nbytes, page_bytes) for count in counts for nbytes in self._tensors)
         if pages > self._pages:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,

@@ -1,4 +1,4 @@
-"""What a worker puts: each layer of what is computed, as soon as it is queued on the device."""
+"""What a worker puts: some layers of what is computed, as soon as the last of them is queued on the device."""
 
 import logging
 import time
