@@ -182,16 +182,24 @@ class KVGrpcError(Exception):
         self.__traceback__ = self.__context__ = self.__cause__ = None
         return self
 
+    @property
+    def sentence(self) -> str:
+        """What it says, without its reason, and with the fields that are wrong: a note."""
+        return note(self.message + _listed(self.violations))
+
     def __str__(self) -> str:
-        details = "".join(f"; {v.field}: {v.description}" for v in self.violations)
-        return f"{self.reason}: {self.message}{details}"
+        return f"{self.reason}: {self.message}{_listed(self.violations)}"
+
+
+def _listed(violations: tuple[FieldViolation, ...]) -> str:
+    return "".join(f"; {v.field}: {v.description}" for v in violations)
 
 
 def said_once(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
     """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
     message = message.removeprefix(f"{reason}: ")
     if violations:
-        suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
+        suffix = _listed(violations)
         at = message.find(suffix[: len(violations[0].field) + 4])
         if at >= 0 and suffix.startswith(message[at:]):  # long ones are cut
             return message[:at]

@@ -122,7 +122,7 @@ def stated_error(code: str, reason_value: int, message: str) -> KVGrpcError:
 
 def error_row(error: KVGrpcError) -> common_pb2.Failure:
     """An error as a row of a batch."""
-    return common_pb2.Failure(reason=reason(error.reason), message=error.message)
+    return common_pb2.Failure(reason=reason(error.reason), message=error.sentence)
 
 
 def named_blocks(lists: BlockLists, incarnation: int, allocation_id: str = "") -> common_pb2.Blocks:

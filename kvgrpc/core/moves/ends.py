@@ -20,7 +20,7 @@ class Ends(ABC, Generic[M]):
 
     def fail(self, move: M, error: KVGrpcError, *, closed: bool = False) -> None:
         """Ends a move with an error. `closed`: there is no access to close at the peer."""
-        self.fail_with(move, error.reason, error.message, closed=closed)
+        self.fail_with(move, error.reason, error.sentence, closed=closed)
 
     @abstractmethod
     def fail_with(

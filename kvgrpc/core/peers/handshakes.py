@@ -154,7 +154,7 @@ class Handshakes:
             return
         error = event.error
         if error.reason in _NOT_ITS_TO_SAY:
-            error = PreconditionFailed(Reason.PEER_FAILED, error.message)
+            error = PreconditionFailed(Reason.PEER_FAILED, error.sentence)
         self._give_up(dial, error)
 
     def endpoint_offered(self, event: EndpointOffered) -> None:

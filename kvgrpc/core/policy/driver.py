@@ -189,7 +189,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         """Cancels a transfer; what comes of it is reported."""
 
     def _loss(self, error: KVGrpcError) -> Loss:
-        return Loss(error.reason, error.message, NextStep.RECOMPUTE)
+        return Loss(error.reason, error.sentence, NextStep.RECOMPUTE)
 
     # ---- tasks
 

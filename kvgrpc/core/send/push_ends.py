@@ -41,7 +41,7 @@ class PushEnds(Ends[Registration]):
     def fail(self, move: Registration, error: KVGrpcError, *, closed: bool = False) -> None:
         # Only this lead declares a peer dead.
         reason = Reason.PEER_FAILED if error.reason is Reason.PEER_LOST else error.reason
-        self.fail_with(move, reason, error.message, closed=closed)
+        self.fail_with(move, reason, error.sentence, closed=closed)
 
     def fail_with(
         self, move: Registration, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None

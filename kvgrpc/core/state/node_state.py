@@ -288,7 +288,7 @@ class NodeState:
         """
         known = self.tombstones.get(key)
         if known is not None and not (begins and known.parts_only):
-            raise PreconditionFailed(known.error.reason, known.error.message)
+            raise PreconditionFailed(known.error.reason, known.error.sentence)
 
     def check_grant(self, token: bytes) -> None:
         """Raises PreconditionFailed for a WRITE grant whose push is over, as `check_key` does."""

@@ -173,7 +173,7 @@ class SchedulerSide:
         except LeadDied:
             raise
         except KVGrpcError as error:
-            self.scheduler.refused(found, error.message)
+            self.scheduler.refused(found, error.sentence)
             self._engine.flush()
             raise
         return named, admitted
@@ -280,7 +280,7 @@ class SchedulerSide:
             raise
         except KVGrpcError as error:
             _log.error("the KV of request %s goes nowhere: %s", request_id, error)
-            found = self.scheduler.aborted(request_id, error.message)
+            found = self.scheduler.aborted(request_id, error.sentence)
         self._engine.flush()
         self._forget(request_id)
         grant = self.scheduler.grant(request_id)

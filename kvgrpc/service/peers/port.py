@@ -285,7 +285,7 @@ class PeerChannels:
             if isinstance(result, KVGrpcError):
                 known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
                 regroup = known and result.reason is Reason.DATA_PATH_FAILED
-                answer = replace(answer, error=result.message, known=known, regroup=regroup)
+                answer = replace(answer, error=result.sentence, known=known, regroup=regroup)
             else:
                 answer = replace(answer, values=result)
             self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer, action.incarnation))

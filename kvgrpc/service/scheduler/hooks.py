@@ -38,7 +38,6 @@ from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
-from kvgrpc.service.session.calls import sentence
 from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
 
@@ -137,7 +136,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         return reply.answer
 
     def _loss(self, error: KVGrpcError) -> Loss:
-        return Loss(error.reason, sentence(error), next_step(error))
+        return Loss(error.reason, error.sentence, next_step(error))
 
     def _register(self, request: _Request) -> str:
         ids = os.urandom(ACCESS_ID_BYTES), os.urandom(ACCESS_ID_BYTES)

@@ -148,14 +148,8 @@ def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | Non
 def refusal(error: KVGrpcError) -> common_pb2.Failure:
     """A refusal with all that a caller can know of it: the fields that are wrong, and what would help."""
     row = error_row(error)
-    row.message = sentence(error)
     row.next = common_pb2.NextStep.Value(f"NEXT_STEP_{next_step(error)}")
     return row
-
-
-def sentence(error: KVGrpcError) -> str:
-    """What a refusal says, with the fields that are wrong."""
-    return str(error).removeprefix(f"{error.reason}: ")
 
 
 def _pool_answer(made: session_pb2.CallAnswer, answer: Any, incarnation: int) -> None:

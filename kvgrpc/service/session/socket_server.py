@@ -17,7 +17,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease, sentence
+from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.session import Session
@@ -157,7 +157,7 @@ class Sessions:
                 await self.serve_worker(first.attach_rank, _reports(frames), SocketEnd(writer))
         except KVGrpcError as error:
             error.untraced()
-            refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=sentence(error))
+            refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=error.sentence)
             write(writer, encode(session_pb2.ServerFrame(refused=refused)))
         except (OSError, TimeoutError):
             _log.debug("a session connection broke")

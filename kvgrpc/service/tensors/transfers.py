@@ -57,7 +57,7 @@ def error_of(failure: Failure | None) -> KVGrpcError:
         return InternalError(Reason.INTERNAL, "the transfer ended without saying why")
     kind = _BY_REASON.get(failure.reason, PreconditionFailed)
     phase = {"phase": failure.phase} if failure.phase else {}
-    return kind(failure.reason, failure.message.removeprefix(f"{failure.reason}: "), metadata=phase)
+    return kind(failure.reason, failure.message, metadata=phase)
 
 
 class StoreTransfers:

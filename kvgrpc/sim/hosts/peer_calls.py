@@ -196,7 +196,7 @@ class PeerCalls:
         def give(result: Result) -> None:
             answer = SendAnswer(asked.source_rank, asked.epoch, asked.sequence)
             if isinstance(result, KVGrpcError):
-                answer = replace(answer, error=result.message, known=_is_of_the_lead(result))
+                answer = replace(answer, error=result.sentence, known=_is_of_the_lead(result))
             else:
                 assert isinstance(result, SendUnderWay)
                 answer = replace(answer, values=result.values)

@@ -94,11 +94,12 @@ def content(key: bytes, name: str) -> bytes:
 def test_whatever_callers_do_every_call_ends_and_every_page_comes_back(begin: Begin, seed: int) -> None:
     made = begin(*[SHORT + TENSORS + f"spill_bytes = {16 * PAGE}\n"] * 3)
     keys = [new_key() for _ in range(4)]
+    before = threading.active_count()
     callers = [Caller(made, keys, seed * 100 + i) for i in range(CALLERS)]
     with ThreadPoolExecutor(CALLERS) as threads:
         for running in [threads.submit(caller.run) for caller in callers]:
             running.result()
-    assert threading.active_count() < 50
+    assert threading.active_count() < before + 50
     for store in made:
         store.process.check_log()
         for key in keys:

@@ -88,10 +88,10 @@ class TensorScheduling:
             if request.abort_immediately:  # vLLM's API refused it
                 return
             self.stats.refused()
-            _log.warning("request %s moves no KV: %s", request.request_id, error.message)
+            _log.warning("request %s moves no KV: %s", request.request_id, error.sentence)
             if params.get("do_remote_prefill") is True:
                 taking = self._taking.setdefault(request.request_id, Taking(request.num_tokens))
-                taking.lost = error.message
+                taking.lost = error.sentence
 
     def _admit(self, request: "Request", wants: Named) -> None:
         """Raises KVGrpcError."""
@@ -289,7 +289,7 @@ class TensorScheduling:
         try:
             self.adapters.name(request.lora_request)
         except KVGrpcError as error:
-            _log.warning("request %s gives no KV: %s", request.request_id, error.message)
+            _log.warning("request %s gives no KV: %s", request.request_id, error.sentence)
             del self._giving[request.request_id]
             self._next.ended.append(wants.key)
             return

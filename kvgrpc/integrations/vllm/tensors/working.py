@@ -93,7 +93,7 @@ class TensorWorking:
         try:
             receiving.load(load)
         except KVGrpcError as error:
-            _log.warning("request %s gets no KV: %s", load.request_id, error.message)
+            _log.warning("request %s gets no KV: %s", load.request_id, error.sentence)
             self._bad_blocks |= set(load.blocks)
 
     def _layer_done(self, sides: tuple[Sending, Receiving], name: str, step: TensorStep) -> None:
