@@ -4,6 +4,8 @@
     store.put(key, "layers.0.k", tensor, to=[address])         # returns when the other engine has it
     pending = store.put_async(key, "layers.1.k", tensor, to=[address])
     store.wait_for_saved()                                     # the tensors may be overwritten from here on
+    new = store.empty((8, 128), "float32")                     # computed in the store, and put without a copy
+    store.put(key, "layers.2.k", new, to=[address])
     with store.get(key, "layers.0.k") as there: use(there.torch())     # at the other engine, in any order
 
 Each store has one thread, which speaks to the lead and copies tensors into the store; its methods may be called from

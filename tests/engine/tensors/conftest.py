@@ -1,5 +1,6 @@
 """Stores of engines, each with a lead of its own as a process."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,13 @@ from kvgrpc.engine.tensors import TensorStore
 PAGE = 4096
 PAGES = 64
 Launch = Callable[..., TensorStore]
+Pair = tuple[TensorStore, TensorStore]
+
+
+@pytest.fixture
+def key() -> bytes:
+    """Of a request that no other test knows."""
+    return os.urandom(16)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The thread of a store: what one job does wrong, or waits for, costs no other one."""
 
 import gc
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -16,11 +15,6 @@ from kvgrpc.engine.tensors.jobs import Job
 from kvgrpc.engine.tensors.saving import RETRY_S
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed
 from tests.engine.tensors.conftest import PAGE, PAGES, Launch
-
-
-@pytest.fixture
-def key() -> bytes:
-    return os.urandom(16)
 
 
 def nonsense() -> Job:

@@ -19,14 +19,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from tests.engine.tensors.conftest import PAGE, PAGES, Launch
-
-Pair = tuple[TensorStore, TensorStore]
-
-
-@pytest.fixture
-def key() -> bytes:
-    return os.urandom(16)
+from tests.engine.tensors.conftest import PAGE, PAGES, Launch, Pair
 
 
 def used_pages(store: TensorStore) -> int:

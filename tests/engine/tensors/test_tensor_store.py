@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvgrpc.core.tensors.line import RESERVED
-from kvgrpc.engine.tensors import PendingPut, TensorStore
+from kvgrpc.engine.tensors import PendingPut
 from kvgrpc.engine.tensors.store import NAMES_MAX
 from kvgrpc.errors import (
     AlreadyExists,
@@ -24,14 +24,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from tests.engine.tensors.conftest import PAGE, PAGES, Launch
-
-Pair = tuple[TensorStore, TensorStore]
-
-
-@pytest.fixture
-def key() -> bytes:
-    return os.urandom(16)
+from tests.engine.tensors.conftest import PAGE, PAGES, Launch, Pair
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "bool", "int64", "complex64"])

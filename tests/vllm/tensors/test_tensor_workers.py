@@ -49,10 +49,10 @@ def test_a_tensor_goes_when_the_last_of_its_layers_is_computed(worker: Callable[
     step = TensorStep(puts=[put_of(key, PARTS[0], [4, 7])])
     p.side.begin(step)
     p.side.layer_done("0", step)
-    assert p.side._store is not None
-    p.side._store.wait_for_saved()
-    assert p.offers() == 0
+    assert p.side._sides is not None
+    assert p.side._sides[0].queued_bytes == 0
     p.side.layer_done("1", step)
+    assert p.side._sides[0].queued_bytes > 0
     wait_until(lambda: p.offers() == 1)
     p.side.end(step)
     p.step(TensorStep(puts=[put_of(key, PARTS[1], [2])]))

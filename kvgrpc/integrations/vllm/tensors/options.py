@@ -118,6 +118,11 @@ def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> N
             "in this mode engines whose ranks are found by the port of the first one; with port 0 they are not",
             "give `listen` a fixed port, with as many free ones behind it",
         )
+    _check_tensors(options, layout)
+
+
+def _check_tensors(options: TensorOptions, layout: PoolLayout) -> None:
+    """Raises ValueError for tensors that are none, or that the store has no room for."""
     block_tokens = layout.groups[0].block_tokens
     if options.part_tokens < 1 or options.part_tokens % block_tokens or options.part_tokens % UNIT_TOKENS:
         raise unserved(
