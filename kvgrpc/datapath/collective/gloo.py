@@ -1,5 +1,8 @@
 """Gloo: a process group over TCP, for host memory. Imports torch, so only the thread of a group imports it.
 
+Messages go by several connections in turn, each with a thread of Gloo's at either side: while one of them ends a
+message and looks for the next, the other one moves bytes.
+
 Gloo connects whoever comes first to its port, and knows no secret. So each side tells the other one a token, by way of
 their leads, and hears it from who is connected before anything is sent or received.
 
@@ -10,7 +13,9 @@ connection. `connection.shut_down` closes it sooner.
 import ctypes
 import hmac
 import secrets
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,6 +37,8 @@ _ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
 _TAGS = (1 << 31) - 1
 """Gloo's tags are numbers below this, for sends; and this, for tokens."""
 TOKEN_BYTES = 32
+CONNECTIONS = 2
+"""Of a group."""
 
 
 @dataclass(eq=False)
@@ -49,32 +56,36 @@ class GlooGroup:
     """
 
     def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous, wait_s: float) -> None:
-        options = _ProcessGroup._Options()  # noqa: SLF001 - the only way to say where it listens
-        options._devices = [_ProcessGroup.create_device(hostname=host)]  # noqa: SLF001
-        options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
         self._sends = sends
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
+        self._launched = (0, 0)
+        """The send that was launched last, and how many of its messages were."""
         before = sockets()
         own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
         token = secrets.token_bytes(TOKEN_BYTES)
         rendezvous.put(_token_of(own), token)
-        self._group = _ProcessGroup(RendezvousStore(rendezvous), own, 2, options)
-        self._prove(token, rendezvous.take(_token_of(self._peer)))
-        self._connections = connections(*rendezvous.both, before)
+        self._connected = _connect(own, host, rendezvous, wait_s)
+        heard = rendezvous.take(_token_of(self._peer))
+        for connected in self._connected:
+            self._prove(connected, token, heard)
+        self._sockets = connections(*rendezvous.both, before)
         if sends:
-            bound_what_is_unsent(self._connections)
+            bound_what_is_unsent(self._sockets)
 
     def launch(self, message: Message, number: int) -> Flying:
         """Hands a message of the send of that number to the library: it meets none of another one."""
+        send, index = self._launched
+        index = index if send == number else 0
+        self._launched = number, index + 1
+        group = self._connected[index % CONNECTIONS]
         buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
         part, tag = buffer[: message.nbytes], number % _TAGS
         if not self._sends:
-            return Flying(self._group.recv([part], self._peer, tag), message, buffer)
+            return Flying(group.recv([part], self._peer, tag), message, buffer)
         if not message.address:
             _copy(message.rows, destination=buffer.data_ptr())
-        return Flying(self._group.send([part], self._peer, tag), message, buffer)
+        return Flying(group.send([part], self._peer, tag), message, buffer)
 
     def land(self, flying: Flying, stall_s: float) -> None:
         """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
@@ -88,13 +99,13 @@ class GlooGroup:
                 self._spare.append(flying.buffer)
 
     def shut_down(self) -> None:
-        """Ends what is under way, by its connection. From any thread."""
-        shut_down(self._connections)
+        """Ends what is under way, by its connections. From any thread."""
+        shut_down(self._sockets)
 
-    def _prove(self, own: bytes, peers: bytes) -> None:
+    def _prove(self, connected: Any, own: bytes, peers: bytes) -> None:
         """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        sending, hearing = self._group.send([said], self._peer, _TAGS), self._group.recv([heard], self._peer, _TAGS)
+        sending, hearing = connected.send([said], self._peer, _TAGS), connected.recv([heard], self._peer, _TAGS)
         give_up_at = time.monotonic() + PROOF_S
         hearing.wait(timedelta(seconds=PROOF_S))
         if not hmac.compare_digest(heard.numpy().tobytes(), own):
@@ -106,6 +117,31 @@ class GlooGroup:
         if nbytes <= PACKED_BYTES_MAX and self._spare:
             return self._spare.pop()
         return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
+
+
+def _connect(own: int, host: str, rendezvous: Rendezvous, wait_s: float) -> list[Any]:
+    """A group of the library's for each connection. All are made at once, since what they tell goes to the other side
+    together.
+    """
+    all_put = threading.Barrier(CONNECTIONS)
+
+    def connect(index: int) -> Any:
+        options = _ProcessGroup._Options()  # noqa: SLF001 - the only way to say where it listens
+        options._devices = [_ProcessGroup.create_device(hostname=host)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001
+        try:
+            return _ProcessGroup(RendezvousStore(rendezvous, f"{index}/", all_put.wait), own, 2, options)
+        except BaseException:
+            all_put.abort()  # nobody waits for this one
+            raise
+
+    with ThreadPoolExecutor(CONNECTIONS, "kvgrpc-connect") as threads:
+        made = [threads.submit(connect, index) for index in range(CONNECTIONS)]
+    failed = [error for connection in made if (error := connection.exception()) is not None]
+    if failed:
+        raise min(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError))  # which another one broke
+    return [connection.result() for connection in made]
 
 
 def _token_of(side: int) -> str:

@@ -4,9 +4,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +12,15 @@ import pytest
 
 from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.collective.gloo import TOKEN_BYTES, GlooGroup
+from kvgrpc.datapath.collective.gloo import CONNECTIONS, TOKEN_BYTES
 from kvgrpc.datapath.collective.group import RECEIVER, SENDER
-from kvgrpc.datapath.collective.rendezvous import Rendezvous
-from kvgrpc.datapath.host.memory import PrivateMemory
-from tests.datapath.halves import Half, Halves
+from tests.datapath.collective.conftest import NBYTES, Made
+from tests.datapath.halves import Half
 from tests.datapath.movers import until
-from tests.datapath.peers import DEADLINE_S, Bytes, content, runs_of
-from tests.datapath.pumped import HOST, LONG_S
+from tests.datapath.peers import DEADLINE_S, runs_of
+from tests.datapath.pumped import HOST
 
-NBYTES = 4_000_000
 SAID = [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xfe" + secrets.token_bytes(4_095), b"\xff" * 64]
-Made = tuple[Halves, Bytes, Bytes]
-
-
 GREETING = struct.Struct("=Q")
 """Whom it wants at a port: there is one for each rank of the group."""
 PREAMBLE = struct.Struct("=6Q")
@@ -38,35 +31,11 @@ WAITED_FOR = 0xFFFF
 SHORT_S = 1.0
 
 
-def gloo(sends: bool, wait_s: float, rendezvous: Rendezvous) -> GlooGroup:
-    return GlooGroup(sends=sends, host=HOST, rendezvous=rendezvous, wait_s=wait_s)
-
-
-@pytest.fixture
-def wait_s() -> float:
-    """How long a half waits for the other one."""
-    return LONG_S
-
-
-@pytest.fixture
-def made(wait_s: float) -> Iterator[Made]:
-    """A group whose halves have not met, and the memory of its ranks."""
-    source, destination = content(1, NBYTES), np.zeros(NBYTES, dtype=np.uint8)
-    halves = Halves(
-        *(
-            Half(partial(gloo, sends, wait_s), PrivateMemory.of(memory).segments, sends=sends)
-            for sends, memory in ((True, source), (False, destination))
-        )
-    )
-    yield halves, source, destination
-    halves.close()
-
-
-def port_of(half: Half) -> int:
-    """At which it listens: it stands before the address."""
+def ports_of(half: Half) -> list[int]:
+    """At which it listens: each stands before the address."""
     half.wait_told()
-    (value,) = (value for key, value in half.values if not key.startswith("token"))
-    return int(struct.unpack("!H", value.partition(socket.inet_aton(HOST))[0][-2:])[0])
+    values = [value for key, value in sorted(half.values) if not key.startswith("token")]
+    return [int(struct.unpack("!H", value.partition(socket.inet_aton(HOST))[0][-2:])[0]) for value in values]
 
 
 @pytest.mark.parametrize("meets", ["before the halves meet", "after they met"])
@@ -75,7 +44,7 @@ def test_what_strangers_say_at_the_port_of_a_group_ends_nothing(made: Made, meet
     if meets == "after they met":
         halves.meet()
     with ExitStack() as stack:
-        for port in map(port_of, halves.both):
+        for port in [*ports_of(halves.source), *ports_of(halves.destination)]:
             for said in SAID:
                 stranger = stack.enter_context(socket.create_connection((HOST, port), timeout=DEADLINE_S))
                 stranger.sendall(said)
@@ -87,11 +56,12 @@ def test_what_strangers_say_at_the_port_of_a_group_ends_nothing(made: Made, meet
 
 
 class Impostor:
-    """Who comes to a port before the peer does, and speaks Gloo: it takes what is there for it, and gives what is asked
-    for.
+    """Who comes to a port before the peer does, and speaks Gloo: it takes what is there for it, and says what it knows
+    for a token.
     """
 
-    def __init__(self, port: int, rank: int) -> None:
+    def __init__(self, port: int, rank: int, said: bytes) -> None:
+        self._said = said
         self._connection = socket.create_connection((HOST, port), timeout=DEADLINE_S)
         self._connection.sendall(GREETING.pack(rank))
         until(self._is_read)
@@ -120,12 +90,12 @@ class Impostor:
                     self._connection.sendall(PREAMBLE.pack(PREAMBLE.size, RECEIVE_READY, slot, offset, length, 0))
                 elif code == RECEIVE_READY:
                     self._connection.sendall(PREAMBLE.pack(PREAMBLE.size + length, SENT, slot, offset, length, 0))
-                    self._connection.sendall(b"\xee" * length)
+                    self._connection.sendall(self._said)
                 elif code == SENT:
                     self.heard += said.read(size - PREAMBLE.size)
 
 
-def told_with_port(values: Values, port: int) -> Values:
+def told_with_ports(values: Values, port: int) -> Values:
     """What a half tells, but for where it listens."""
     host = socket.inet_aton(HOST)
     found = [value.partition(host) for _, value in values]
@@ -135,19 +105,27 @@ def told_with_port(values: Values, port: int) -> Values:
     )
 
 
+@pytest.mark.parametrize("ignorant", range(CONNECTIONS))
 @pytest.mark.parametrize("taken", ["source", "destination"])
 @pytest.mark.parametrize("wait_s", [SHORT_S])
-def test_who_takes_the_place_of_a_peer_hears_no_byte_of_memory_and_writes_none(made: Made, taken: str) -> None:
+def test_who_takes_the_place_of_a_peer_at_any_connection_hears_no_byte_of_memory_and_writes_none(
+    made: Made, taken: str, ignorant: int
+) -> None:
     halves, _, destination = made
     half, peer = halves.both if taken == "source" else halves.both[::-1]
     peer.wait_told()
-    impostor = Impostor(port_of(half), RECEIVER if taken == "source" else SENDER)
-    half.group.learn(told_with_port(peer.values, WAITED_FOR))
+    ports, (token,) = ports_of(half), (value for key, value in half.values if key.startswith("token"))
+    impostors = [
+        Impostor(port, RECEIVER if taken == "source" else SENDER, b"\xee" * TOKEN_BYTES if index == ignorant else token)
+        for index, port in enumerate(ports)
+    ]
+    half.group.learn(told_with_ports(peer.values, WAITED_FOR))
     job = half.start(runs_of((0, 0, NBYTES)))
     half.wait_ended()
     halves.close()
-    impostor.close()
+    for impostor in impostors:
+        impostor.close()
     assert job.poll() is PostingState.FAILED
     assert "is not the peer's" in job.error
-    assert len(impostor.heard) == TOKEN_BYTES
+    assert sum(len(impostor.heard) for impostor in impostors) == (ignorant + 1) * TOKEN_BYTES
     assert not destination.any()
