@@ -579,7 +579,9 @@ class CollectiveEndpoint(_message.Message):
     size_bytes: _builtins.int
     """Length of the memory."""
     framing: _builtins.int
-    """How sends are cut into messages. Ranks of which one cuts otherwise use another data path."""
+    """How sends are cut into messages, and which connection each of them takes. Ranks of which one does otherwise use
+    another data path.
+    """
     def __init__(
         self,
         *,

@@ -1107,7 +1107,8 @@ type CollectiveEndpoint struct {
 	Backend string `protobuf:"bytes,1,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Length of the memory.
 	SizeBytes uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
-	// How sends are cut into messages. Ranks of which one cuts otherwise use another data path.
+	// How sends are cut into messages, and which connection each of them takes. Ranks of which one does otherwise use
+	// another data path.
 	Framing       uint32 `protobuf:"varint,3,opt,name=framing,proto3" json:"framing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
