@@ -86,11 +86,15 @@ class Tensors:
         return await self._call.read(self._stub.GetTensor, request, {"timeout_s": within_s + MARGIN_S, **options})
 
     async def release(
-        self, transfer_key: bytes, names: Sequence[str] = (), **options: Unpack[opt.Call]
+        self, transfer_key: bytes, names: Sequence[str] = (), *, source: str = "", **options: Unpack[opt.Call]
     ) -> pb.ReleaseTensorsResponse:
-        """These tensors, part 0 of each, or the whole request, are wanted no more."""
+        """These tensors, part 0 of each, or the whole request, are wanted no more; also at the lead at `source`, which
+        keeps them for this one.
+        """
         rows = [pb.TensorName(name=name) for name in names]
         request = pb.ReleaseTensorsRequest(transfer_key=transfer_key, names=rows)
+        if source:
+            request.source.address = source
         return await self._call.read(self._stub.ReleaseTensors, request, options)
 
     async def list(

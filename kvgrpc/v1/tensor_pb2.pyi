@@ -386,21 +386,27 @@ class ReleaseTensorsRequest(_message.Message):
 
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
     """Required. The request's transfer key."""
     @_builtins.property
     def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorName]:
         """At most 4,096 of its tensors, which name the same transfer key or none; none: all that there are and will be."""
 
+    @_builtins.property
+    def source(self) -> _common_pb2.PeerAddress:
+        """The lead that keeps them for this engine, if one does."""
+
     def __init__(
         self,
         *,
         transfer_key: _builtins.bytes = ...,
         names: _abc.Iterable[Global___TensorName] | None = ...,
+        source: _common_pb2.PeerAddress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "transfer_key", b"transfer_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "source", b"source", "transfer_key", b"transfer_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,8 +420,11 @@ class ReleaseTensorsResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     RELEASED_COUNT_FIELD_NUMBER: _builtins.int
+    SOURCE_RELEASED_COUNT_FIELD_NUMBER: _builtins.int
     released_count: _builtins.int
     """How many of them were here."""
+    source_released_count: _builtins.int
+    """How many of them were kept at `source`."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -425,10 +434,11 @@ class ReleaseTensorsResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         released_count: _builtins.int = ...,
+        source_released_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "released_count", b"released_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "released_count", b"released_count", "source_released_count", b"source_released_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

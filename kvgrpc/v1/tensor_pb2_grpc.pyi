@@ -117,9 +117,16 @@ class TensorServiceStub:
     that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
     CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
+    With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
+    kept for it.
+
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+    * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
+      what it keeps ends with its lease. Here they are released.
     """
     ListTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
@@ -218,9 +225,16 @@ class TensorServiceAsyncStub(TensorServiceStub):
     that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
     CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
+    With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
+    kept for it.
+
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+    * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+    * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
+      what it keeps ends with its lease. Here they are released.
     """
     ListTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]  # type: ignore[assignment]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
@@ -334,9 +348,16 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
         CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
+        With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
+        kept for it.
+
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+        * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+        * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
+          what it keeps ends with its lease. Here they are released.
         """
 
     @_abc_1.abstractmethod

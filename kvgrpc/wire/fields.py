@@ -127,7 +127,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.NUMBER, INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
-        "cancelled_call_ids sequence",
+        "cancelled_call_ids sequence released_count source_released_count",
     ),
     Bound(
         Kind.FREE, 0,

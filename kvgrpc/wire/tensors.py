@@ -68,7 +68,8 @@ def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
         names.append(TensorId(request.transfer_key, name.name, name.part))
     if not names:
         TensorId(request.transfer_key, "any")  # checks the key
-    return Release(request.transfer_key, tuple(names))
+    source = lead_address("source", request.source) if request.HasField("source") else None
+    return Release(request.transfer_key, tuple(names), source)
 
 
 def tensor_id(value: tensor_pb2.TensorName) -> TensorId:

@@ -30,7 +30,7 @@ FILES = (
 )  # fmt: skip
 REPLIES = (
     peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse,
-    tensor_pb2.PutTensorResponse, tensor_pb2.GetTensorResponse,
+    tensor_pb2.PutTensorResponse, tensor_pb2.GetTensorResponse, tensor_pb2.ReleaseTensorsResponse,
 )  # fmt: skip
 """What is read of other leads' answers. RegisterPushResponse is not: of it only counts that it came."""
 

@@ -51,3 +51,5 @@ class Release:
 
     key: bytes
     names: tuple[TensorId, ...] = ()
+    source: LeadAddress | None = None
+    """Who keeps them for this engine."""

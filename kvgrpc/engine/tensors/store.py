@@ -169,12 +169,16 @@ class TensorStore:
         """A request is over: its tensors are gone, also those that were got and those to come. How many were here."""
         return self.release_async(key).result()
 
-    def release_async(self, key: bytes, names: Sequence[tuple[str | int, int]] = ()) -> "Future[int]":
+    def release_async(
+        self, key: bytes, names: Sequence[tuple[str | int, int]] = (), *, source: str = ""
+    ) -> "Future[int]":
         """As `release`, without waiting. What is put or got under the key from now on is refused all the same.
-        `names`: only these tensors, by name and part; the request goes on. Raises InvalidRequest for what is no name.
+        `names`: only these tensors, by name and part; the request goes on. `source`: the address of a lead that keeps
+        them for this store, and gives them up, too; the result counts those, and is what that lead refuses, or
+        Unavailable (PEER_UNREACHABLE) where it cannot be told. Raises InvalidRequest for what is no name.
         """
         ids = [TensorId(key, _named(name, None)[0], part) for name, part in names]
-        return self._thread.run(self._release_all(key, ids))
+        return self._thread.run(self._release_all(key, ids, source))
 
     def close(self) -> None:
         """Ends the session, and with it all tensors; what was got stays readable. Idempotent."""
@@ -247,7 +251,7 @@ class TensorStore:
             names = [name_to_proto(id_)]
             yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=id_.key, names=names)}
 
-    def _release_all(self, key: bytes, ids: Sequence[TensorId]) -> Job:
+    def _release_all(self, key: bytes, ids: Sequence[TensorId], source: str) -> Job:
         """All of a request; or, of it, these."""
         for id_ in ids or [id_ for id_ in self._got if id_.key == key]:
             self._got.pop(id_, None)
@@ -255,8 +259,10 @@ class TensorStore:
         for start in range(0, max(len(ids), 1), NAMES_MAX):
             names = [name_to_proto(id_) for id_ in ids[start : start + NAMES_MAX]]
             request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)
+            if source:
+                request.source.address = source
             answer = yield {"release_tensors": request}
-            count += answer.release_tensors.released_count
+            count += answer.release_tensors.released_count + answer.release_tensors.source_released_count
         return count
 
 

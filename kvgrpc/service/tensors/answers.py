@@ -33,20 +33,20 @@ async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> t
     return made
 
 
-def release(lead: Lead, request: tensor_pb2.ReleaseTensorsRequest) -> tensor_pb2.ReleaseTensorsResponse:
+async def release(
+    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, _: str = ""
+) -> tensor_pb2.ReleaseTensorsResponse:
     """ReleaseTensors."""
-    count = lead.tensors.release(wire.release(request))
-    return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=count)
-
-
-async def _release(lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, _: str) -> Message:
-    return release(lead, request)
+    asked = wire.release(request)
+    here = lead.tensors.release(asked)
+    there = await lead.tensors.give_back(asked) if asked.source is not None else 0
+    return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=here, source_released_count=there)
 
 
 _CALLS: dict[str, Callable[[Lead, Any, str], Awaitable[Message]]] = {
     "put_tensor": put,
     "get_tensor": get,
-    "release_tensors": _release,
+    "release_tensors": release,
 }
 
 

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Callable
 
-from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
+from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.v1 import tensor_pb2
 from kvgrpc.wire.tensors import described, description_to_proto, expected_to_proto, name_to_proto
 from kvgrpc.wire.values import claims_of, duration, grant
+
+GIVE_BACK_S = 5.0
+"""How long a source may take to hear that its tensors are wanted no more."""
 
 
 async def deliver(
@@ -62,3 +65,15 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
         raise PreconditionFailed(Reason.PEER_FAILED, f"{get.source.address} answers with no tensor: {error}") from error
     get.expected.check(found)
     return Put(get.id, found, token=reply.grant.token, request_id=get.request_id)
+
+
+async def give_back(remote: RemoteStores, release: Release) -> int | KVGrpcError:
+    """Tells the source that its tensors are wanted no more: how many it kept, or why it was not told."""
+    assert release.source is not None, "somebody keeps them"
+    names = [name_to_proto(name) for name in release.names]
+    request = tensor_pb2.ReleaseTensorsRequest(transfer_key=release.key, names=names)
+    try:
+        reply = await remote.release(release.source, request, GIVE_BACK_S)
+    except KVGrpcError as error:
+        return error.untraced()
+    return reply.released_count

@@ -40,6 +40,13 @@ class RemoteStores:
         reply: tensor_pb2.GetTensorResponse = await self._call(at, "GetTensor", request, timeout_s, trace)
         return reply
 
+    async def release(
+        self, at: LeadAddress, request: tensor_pb2.ReleaseTensorsRequest, timeout_s: float
+    ) -> tensor_pb2.ReleaseTensorsResponse:
+        """ReleaseTensors at a source. Raises as `put`."""
+        reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, "")
+        return reply
+
     async def stop(self) -> None:
         """Ends all channels, and what is under way."""
         channels, self._channels = self._channels, {}

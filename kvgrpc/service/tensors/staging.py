@@ -18,15 +18,16 @@ from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Offer, Pur
 from kvgrpc.core.tensors.store import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Expected, TensorId
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import copied
-from kvgrpc.service.tensors.delivery import fetch
+from kvgrpc.service.tensors.delivery import fetch, give_back
 from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.pages import Pages, StorePages
 from kvgrpc.service.tensors.remote import RemoteStores
@@ -35,6 +36,8 @@ from kvgrpc.service.tensors.spill import Memory, SpillMemory
 from kvgrpc.service.tensors.transfers import error_of
 
 Result = Tensor | Offer
+TELLING_MAX = 1_024
+"""Calls that tell a source that its tensors are wanted no more."""
 
 
 @dataclass(eq=False)
@@ -63,6 +66,7 @@ class Staging:
         self._alarm = Alarm(self._due)
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
+        self._telling: set[asyncio.Task[int | KVGrpcError]] = set()
         self._store: _Store | None = None
         self._ending: set[asyncio.Task[Any]] = set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -124,10 +128,27 @@ class Staging:
 
     def release(self, release: Release) -> int:
         """ReleaseTensors: how many were here."""
-        store = self.store
+        store, source = self.store, release.source
+        if source is not None:
+            self._lead.check_dial(source.address, "source.address")
+            if len(self._telling) >= TELLING_MAX:
+                raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
         found = store.table.release(release.key, release.names, Reason.TRANSFER_ENDED, store.life.now)
         self._perform()
         return len(found)
+
+    async def give_back(self, release: Release) -> int:
+        """Tells the source of what was released here: how many it kept."""
+        told = self.store.life.spawn(give_back(self._remote, release))
+        self._telling.add(told)
+        told.add_done_callback(self._telling.discard)
+        await asyncio.wait((told,))
+        if told.cancelled():
+            raise gone(self._lead)
+        result: int | KVGrpcError = told.result()
+        if isinstance(result, KVGrpcError):
+            raise result
+        return result
 
     def serve(self, work: Coroutine[Any, Any, None]) -> None:
         """Begins to answer a call whose caller is no task."""

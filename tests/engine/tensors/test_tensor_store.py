@@ -295,6 +295,17 @@ def test_tensors_move_over_every_data_path(launch: Launch, key: bytes, path: str
         assert torch.equal(got.torch(), sent)
 
 
+def test_a_store_that_leaves_gives_back_what_is_kept_for_it(launch: Launch, key: bytes) -> None:
+    p, d = launch(), launch()
+    for i in range(3):
+        p.put(key, i, np.arange(9))
+    d.get(key, 0, source=p.address).release()
+    assert d.release_async(key, [(1, 0)], source=p.address).result(20.0) == 1
+    assert d.release_async(key, source=p.address).result(20.0) == 1
+    with pytest.raises(PreconditionFailed):
+        p.put(key, 3, np.arange(9))
+
+
 def test_a_store_whose_lead_died_says_so_and_what_was_got_stays_readable(launch: Launch, key: bytes) -> None:
     p, d = launch(), launch()
     p.put(key, "a", np.arange(1000), to=[d.address])

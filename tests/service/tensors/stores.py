@@ -81,6 +81,14 @@ class Store(Engine):
         request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=[name_of(key, name) for name in names])
         return self.api.tensors.ReleaseTensors(request).released_count
 
+    def give_back(self, key: bytes, source: str, *names: str) -> int:
+        """Releases tensors here, and at an address that keeps them: how many there."""
+        request = tensor_pb2.ReleaseTensorsRequest(
+            transfer_key=key, names=[name_of(key, name) for name in names],
+            source=common_pb2.PeerAddress(address=source),
+        )  # fmt: skip
+        return self.api.tensors.ReleaseTensors(request).source_released_count
+
     def listed(self, **fields: Any) -> dict[str, int]:
         """State of each tensor by its name."""
         rows = self.api.tensors.ListTensors(tensor_pb2.ListTensorsRequest(**fields)).tensors

@@ -10,7 +10,7 @@ from kvgrpc.v1 import transfer_pb2
 from tests.service.api import read_refusal, refused
 from tests.service.engines import wait_until
 from tests.service.tensors.conftest import Begin
-from tests.service.tensors.stores import HELD, PAGE, TENSORS, Store, data_of
+from tests.service.tensors.stores import HELD, OFFERED, PAGE, TENSORS, Store, data_of
 from tests.service.values import dur, new_key
 
 Pair = tuple[Store, Store]
@@ -93,6 +93,30 @@ def test_an_offer_that_is_taken_back_is_refused_to_who_comes_late(stores: Pair, 
     assert p.release_tensors(key) == 1
     with refused(d.api, "FAILED_PRECONDITION", "TRANSFER_ENDED"):
         d.get_tensor(key, source=p)
+
+
+def test_a_consumer_that_leaves_gives_back_what_is_kept_for_it(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    for name in "abc":
+        p.put(key, DATA, name=name)
+    d.get_tensor(key, "a", source=p)
+    assert d.give_back(key, p.address, "b") == 1
+    assert p.listed() == {"c": OFFERED}
+    assert d.give_back(key, p.address) == 1
+    wait_until(lambda: p.used() == d.used() == 0)
+
+
+def test_a_source_that_cannot_be_told_keeps_its_lease_and_here_all_is_released(
+    stores: Pair, begin: Begin, key: bytes
+) -> None:
+    p, d = stores
+    p.put(key, DATA, [d])
+    d.get_tensor(key)
+    (gone,) = begin(TENSORS)
+    gone.process.kill()
+    with refused(d.api, "UNAVAILABLE", "PEER_UNREACHABLE"):
+        d.give_back(key, gone.address)
+    assert d.used() == 0
 
 
 def test_a_consumer_that_cannot_be_reached_ends_the_put_in_time(stores: Pair, begin: Begin, key: bytes) -> None:

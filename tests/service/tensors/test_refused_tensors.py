@@ -8,7 +8,7 @@ from kvgrpc.v1 import common_pb2, tensor_pb2
 from tests.service.api import refused
 from tests.service.engines import Engine, wait_until
 from tests.service.tensors.conftest import Begin
-from tests.service.tensors.stores import PAGE, PAGES, TENSORS, Store, data_of, described, name_of
+from tests.service.tensors.stores import PAGE, PAGES, STORED, TENSORS, Store, data_of, described, name_of
 from tests.service.values import dur, new_key
 
 Pair = tuple[Store, Store]
@@ -72,6 +72,16 @@ def test_a_get_that_is_wrong_is_refused(stores: Pair, key: bytes) -> None:
     foreign = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=[name_of(new_key())])
     with refused(d.api, *INVALID):
         d.api.tensors.ReleaseTensors(foreign)
+
+
+def test_a_release_at_a_source_that_may_not_be_dialled_releases_nothing(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    p.put(key, DATA, [d])
+    for address, error in (("192.0.2.1:1", ("PERMISSION_DENIED", "DIAL_REFUSED")), ("", INVALID)):
+        with refused(d.api, *error):
+            d.give_back(key, address)
+    assert d.listed() == {"a": STORED}
+    d.release_tensors(key)
 
 
 @pytest.mark.parametrize("source", [False, True])

@@ -9,9 +9,9 @@ import torch
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
 from kvgrpc.integrations.vllm.tensors.options import Send
-from tests.vllm.cores import scheduled
+from tests.vllm.cores import BLOCK_TOKENS, scheduled
 from tests.vllm.engines import wait_until
-from tests.vllm.tensors.sides import BLOCK_BYTES, TABLE, held, side_of, taking
+from tests.vllm.tensors.sides import BLOCK_BYTES, KEY, PEER, TABLE, held, side_of, taking
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, prompt_of_blocks, put_of
 
 
@@ -90,3 +90,49 @@ def test_parts_that_decode_has_take_no_room_and_hold_nobody_up(worker: Callable[
     p.step(puts=[put_of(key, prompt.part(number), [number + 1], d.address) for number in range(14)])
     wait_until(lambda: d.hears().held["a", key, 1] == 1)
     assert not d.hears().lost
+
+
+@pytest.mark.parametrize("asked", [[], [32], [32, 0], [0]], ids=["nothing", "the end", "the end, then all", "all"])
+def test_what_decode_leaves_at_its_source_is_given_back(asked: list[int]) -> None:
+    """But where it fetched all of it: then there is nothing left."""
+    side, request = side_of(send=Send.GET), taking("a")
+    side.arrived(request)
+    for computed in asked:
+        side.match(request, computed)
+        side.step(scheduled())
+        held(side, "a", 3 - computed // BLOCK_TOKENS)
+    side.finished(request)
+    step = side.step(scheduled())
+    assert step.ended == [KEY]
+    assert step.given_back == ({} if 0 in asked else {KEY: PEER})
+
+
+def test_what_one_answer_left_and_another_one_fetched_is_not_given_back() -> None:
+    side, requests = side_of(send=Send.GET), [taking("a"), taking("b")]
+    for request in requests:
+        side.arrived(request)
+        side.match(request, 0)
+    side.finished(requests[0])
+    held(side, "b", 3)
+    side.finished(requests[1])
+    step = side.step(scheduled())
+    assert (step.ended, step.given_back) == ([KEY], {})
+
+
+def test_where_tensors_are_put_nothing_is_given_back() -> None:
+    side, request = side_of(), taking("a")
+    side.arrived(request)
+    side.finished(request)
+    step = side.step(scheduled())
+    assert (step.ended, step.given_back) == ([KEY], {})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_gives_back_what_the_source_of_its_rank_keeps(worker: Callable[..., Worker], rank: int) -> None:
+    p, d, key = worker(rank=rank, send=Send.GET), worker(rank=rank, send=Send.GET), os.urandom(16)
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    wait_until(lambda: p.offers() == 2)
+    host, _, port = p.address.rpartition(":")
+    d.step(ended=[key], given_back={key: f"{host}:{int(port) - rank}"})
+    wait_until(lambda: p.offers() == 0)
+    assert not d.hears().over

@@ -70,6 +70,8 @@ class TensorStep(KVConnectorMetadata):
     """Requests that take nothing any more."""
     ended: list[bytes] = field(default_factory=list)
     """Keys under which nothing is put or taken any more."""
+    given_back: dict[bytes, str] = field(default_factory=dict)
+    """Of some of these keys: the address of the source's rank 0, which keeps tensors that nobody here takes."""
     failed: set[str] = field(default_factory=set)
     """Requests that wait for blocks to be filled, which will not be."""
     forget: bool = False

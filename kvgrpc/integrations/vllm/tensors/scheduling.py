@@ -52,6 +52,8 @@ class TensorScheduling:
         self._taking: dict[str, Taking] = {}
         self._users: Counter[bytes] = Counter()
         """Requests that take under each key: the answers of one prompt take the same tensors."""
+        self._kept: dict[bytes, str] = {}
+        """By key: the address of a source that keeps tensors of which not all were fetched."""
         self._asked_from: dict[bytes, int] = {}
         """By key: the first part that was asked for. What is put, and comes before it, is refused."""
         self._waiting_bytes = 0
@@ -99,6 +101,8 @@ class TensorScheduling:
         if not wants.gives:
             self._users[wants.key] += 1
             self._taking[request.request_id] = taking
+            if self._options.send is Send.GET and wants.peer:
+                self._kept.setdefault(wants.key, wants.peer)
         if request.abort_immediately:  # vLLM's API refused it, and shows it without its prompt
             self.finished(request)
             if wants.gives:
@@ -254,11 +258,15 @@ class TensorScheduling:
         self._waiting_bytes -= taking.nbytes
         self._next.expects = [expect for expect in self._next.expects if expect.request_id != request_id]
         self._next.left.append(request_id)
+        if taking.held and not taking.asked.start:  # every part was fetched
+            self._kept.pop(key, None)
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
             self._asked_from.pop(key, None)
             self._next.ended.append(key)
+            if source := self._kept.pop(key, ""):
+                self._next.given_back[key] = source
 
     # -- steps
 

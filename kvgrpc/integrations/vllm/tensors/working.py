@@ -10,7 +10,7 @@ from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.integrations.vllm.geometry import memory_of
 from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.receiving import Receiving
 from kvgrpc.integrations.vllm.tensors.sending import Sending
 
@@ -26,6 +26,7 @@ class TensorWorking:
         self._store: TensorStore | None = None
         self._sides: tuple[Sending, Receiving] | None = None
         """None: there is no store yet, or none any more."""
+        self._rank = 0
         self._over = ""
         self._forgot_in = 0
         """The number of the last step that said to end what was put before."""
@@ -40,7 +41,7 @@ class TensorWorking:
     def attach(self, engine_id: str, rank: int, identity: str) -> str:
         """Starts its store, once; where that serves."""
         if self._store is None:
-            options = self._options
+            options, self._rank = self._options, rank
             self._store = TensorStore.launch(
                 store_bytes=options.store_bytes, page_bytes=options.page_bytes, listen=options.listen_of(rank),
                 flags=("--data-paths", ",".join(options.data_paths), *options.serve_flags),
@@ -120,7 +121,8 @@ class TensorWorking:
         for key in step.ended:
             sending.ended(key)
             receiving.ended(key)
-            self._store.release_async(key)
+            source = step.given_back.get(key)
+            self._store.release_async(key, source=address_of(source, self._rank) if source else "")
         self._forget(sending, step)
         for expect in step.expects:
             receiving.expect(expect)

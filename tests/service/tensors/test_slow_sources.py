@@ -1,0 +1,52 @@
+"""A source that does not answer is told by a bounded number of calls, which end with the life of the engine."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvgrpc.errors import Exhausted, KVGrpcError, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors import answers
+from kvgrpc.service.tensors.staging import TELLING_MAX
+from kvgrpc.v1 import common_pb2, tensor_pb2
+from tests.service.tensors.leads import KEY, life_of, served, stored
+from tests.service.tensors.stores import name_of
+
+
+@contextmanager
+def silent() -> Iterator[tensor_pb2.ReleaseTensorsRequest]:
+    """What is to be told where nobody ever says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = common_pb2.PeerAddress(address="127.0.0.1:{1}".format(*server.getsockname()))
+        yield tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, names=[name_of(KEY)], source=source)
+
+
+async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothing(lead: Lead) -> None:
+    with silent() as request:
+        calls = [asyncio.create_task(answers.release(lead, request)) for _ in range(TELLING_MAX)]
+        await asyncio.sleep(0)
+        tensor = stored(life_of(lead), "b")
+        more = tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, source=request.source)
+        with pytest.raises(Exhausted) as raised:
+            await answers.release(lead, more)
+        assert raised.value.reason is Reason.QUEUE_FULL
+        assert not tensor.gone
+        here = await answers.release(lead, tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY))
+        assert here.released_count == 1
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_call_that_tells_a_source_ends_with_its_server() -> None:
+    with silent() as request:
+        async with served() as server:
+            call = asyncio.create_task(answers.release(server._lead, request))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(server.stop(), 3.0)
+            with pytest.raises(KVGrpcError) as raised:
+                await call
+            assert raised.value.reason is Reason.ENGINE_LOST
