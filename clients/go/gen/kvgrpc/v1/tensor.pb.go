@@ -711,7 +711,9 @@ type ReleaseTensorsRequest struct {
 	// Required. The request's transfer key.
 	TransferKey []byte `protobuf:"bytes,1,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// At most 4,096 of its tensors, which name the same transfer key or none; none: all that there are and will be.
-	Names         []*TensorName `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	Names []*TensorName `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	// The lead that keeps them for this engine, if one does.
+	Source        *PeerAddress `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,6 +762,13 @@ func (x *ReleaseTensorsRequest) GetNames() []*TensorName {
 	return nil
 }
 
+func (x *ReleaseTensorsRequest) GetSource() *PeerAddress {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
 // They are gone.
 type ReleaseTensorsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -767,8 +776,10 @@ type ReleaseTensorsResponse struct {
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// How many of them were here.
 	ReleasedCount uint32 `protobuf:"varint,2,opt,name=released_count,json=releasedCount,proto3" json:"released_count,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// How many of them were kept at `source`.
+	SourceReleasedCount uint32 `protobuf:"varint,3,opt,name=source_released_count,json=sourceReleasedCount,proto3" json:"source_released_count,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *ReleaseTensorsResponse) Reset() {
@@ -811,6 +822,13 @@ func (x *ReleaseTensorsResponse) GetHeader() *ResponseHeader {
 func (x *ReleaseTensorsResponse) GetReleasedCount() uint32 {
 	if x != nil {
 		return x.ReleasedCount
+	}
+	return 0
+}
+
+func (x *ReleaseTensorsResponse) GetSourceReleasedCount() uint32 {
+	if x != nil {
+		return x.SourceReleasedCount
 	}
 	return 0
 }
@@ -1299,13 +1317,15 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
 	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12'\n" +
 	"\x05pages\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\x05pages\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"g\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x97\x01\n" +
 	"\x15ReleaseTensorsRequest\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12+\n" +
-	"\x05names\x18\x02 \x03(\v2\x15.kvgrpc.v1.TensorNameR\x05names\"r\n" +
+	"\x05names\x18\x02 \x03(\v2\x15.kvgrpc.v1.TensorNameR\x05names\x12.\n" +
+	"\x06source\x18\x03 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\"\xa6\x01\n" +
 	"\x16ReleaseTensorsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
-	"\x0ereleased_count\x18\x02 \x01(\rR\rreleasedCount\"\xa3\x01\n" +
+	"\x0ereleased_count\x18\x02 \x01(\rR\rreleasedCount\x122\n" +
+	"\x15source_released_count\x18\x03 \x01(\rR\x13sourceReleasedCount\"\xa3\x01\n" +
 	"\x12ListTensorsRequest\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12.\n" +
 	"\x06states\x18\x02 \x03(\x0e2\x16.kvgrpc.v1.TensorStateR\x06states\x12\x1b\n" +
@@ -1413,29 +1433,30 @@ var file_kvgrpc_v1_tensor_proto_depIdxs = []int32{
 	19, // 14: kvgrpc.v1.GetTensorResponse.pages:type_name -> kvgrpc.v1.Blocks
 	15, // 15: kvgrpc.v1.GetTensorResponse.grant:type_name -> kvgrpc.v1.Grant
 	1,  // 16: kvgrpc.v1.ReleaseTensorsRequest.names:type_name -> kvgrpc.v1.TensorName
-	18, // 17: kvgrpc.v1.ReleaseTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	0,  // 18: kvgrpc.v1.ListTensorsRequest.states:type_name -> kvgrpc.v1.TensorState
-	18, // 19: kvgrpc.v1.ListTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	12, // 20: kvgrpc.v1.ListTensorsResponse.tensors:type_name -> kvgrpc.v1.Tensor
-	2,  // 21: kvgrpc.v1.Tensor.description:type_name -> kvgrpc.v1.TensorDescription
-	0,  // 22: kvgrpc.v1.Tensor.state:type_name -> kvgrpc.v1.TensorState
-	17, // 23: kvgrpc.v1.Tensor.age:type_name -> google.protobuf.Duration
-	18, // 24: kvgrpc.v1.GetStagingStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	4,  // 25: kvgrpc.v1.TensorService.PutTensor:input_type -> kvgrpc.v1.PutTensorRequest
-	6,  // 26: kvgrpc.v1.TensorService.GetTensor:input_type -> kvgrpc.v1.GetTensorRequest
-	8,  // 27: kvgrpc.v1.TensorService.ReleaseTensors:input_type -> kvgrpc.v1.ReleaseTensorsRequest
-	10, // 28: kvgrpc.v1.TensorService.ListTensors:input_type -> kvgrpc.v1.ListTensorsRequest
-	13, // 29: kvgrpc.v1.TensorService.GetStagingStatus:input_type -> kvgrpc.v1.GetStagingStatusRequest
-	5,  // 30: kvgrpc.v1.TensorService.PutTensor:output_type -> kvgrpc.v1.PutTensorResponse
-	7,  // 31: kvgrpc.v1.TensorService.GetTensor:output_type -> kvgrpc.v1.GetTensorResponse
-	9,  // 32: kvgrpc.v1.TensorService.ReleaseTensors:output_type -> kvgrpc.v1.ReleaseTensorsResponse
-	11, // 33: kvgrpc.v1.TensorService.ListTensors:output_type -> kvgrpc.v1.ListTensorsResponse
-	14, // 34: kvgrpc.v1.TensorService.GetStagingStatus:output_type -> kvgrpc.v1.GetStagingStatusResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	16, // 17: kvgrpc.v1.ReleaseTensorsRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	18, // 18: kvgrpc.v1.ReleaseTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	0,  // 19: kvgrpc.v1.ListTensorsRequest.states:type_name -> kvgrpc.v1.TensorState
+	18, // 20: kvgrpc.v1.ListTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	12, // 21: kvgrpc.v1.ListTensorsResponse.tensors:type_name -> kvgrpc.v1.Tensor
+	2,  // 22: kvgrpc.v1.Tensor.description:type_name -> kvgrpc.v1.TensorDescription
+	0,  // 23: kvgrpc.v1.Tensor.state:type_name -> kvgrpc.v1.TensorState
+	17, // 24: kvgrpc.v1.Tensor.age:type_name -> google.protobuf.Duration
+	18, // 25: kvgrpc.v1.GetStagingStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	4,  // 26: kvgrpc.v1.TensorService.PutTensor:input_type -> kvgrpc.v1.PutTensorRequest
+	6,  // 27: kvgrpc.v1.TensorService.GetTensor:input_type -> kvgrpc.v1.GetTensorRequest
+	8,  // 28: kvgrpc.v1.TensorService.ReleaseTensors:input_type -> kvgrpc.v1.ReleaseTensorsRequest
+	10, // 29: kvgrpc.v1.TensorService.ListTensors:input_type -> kvgrpc.v1.ListTensorsRequest
+	13, // 30: kvgrpc.v1.TensorService.GetStagingStatus:input_type -> kvgrpc.v1.GetStagingStatusRequest
+	5,  // 31: kvgrpc.v1.TensorService.PutTensor:output_type -> kvgrpc.v1.PutTensorResponse
+	7,  // 32: kvgrpc.v1.TensorService.GetTensor:output_type -> kvgrpc.v1.GetTensorResponse
+	9,  // 33: kvgrpc.v1.TensorService.ReleaseTensors:output_type -> kvgrpc.v1.ReleaseTensorsResponse
+	11, // 34: kvgrpc.v1.TensorService.ListTensors:output_type -> kvgrpc.v1.ListTensorsResponse
+	14, // 35: kvgrpc.v1.TensorService.GetStagingStatus:output_type -> kvgrpc.v1.GetStagingStatusResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_tensor_proto_init() }

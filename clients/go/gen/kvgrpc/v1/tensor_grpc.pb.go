@@ -113,9 +113,16 @@ type TensorServiceClient interface {
 	// that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
 	// CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 	//
+	// With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
+	// kept for it.
+	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+	//   - UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
+	//     what it keeps ends with its lease. Here they are released.
 	ReleaseTensors(ctx context.Context, in *ReleaseTensorsRequest, opts ...grpc.CallOption) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
@@ -268,9 +275,16 @@ type TensorServiceServer interface {
 	// that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
 	// CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 	//
+	// With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
+	// kept for it.
+	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+	//   - UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
+	//     what it keeps ends with its lease. Here they are released.
 	ReleaseTensors(context.Context, *ReleaseTensorsRequest) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
