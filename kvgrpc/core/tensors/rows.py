@@ -169,4 +169,11 @@ class BringBack:
     tensor: Tensor
 
 
-Effect = Answer | Drop | Withdraw | BringBack
+@dataclass(frozen=True)
+class Fetch:
+    """What was put for a call does not come: its source is asked, unless it is being asked."""
+
+    wait: int
+
+
+Effect = Answer | Drop | Withdraw | BringBack | Fetch

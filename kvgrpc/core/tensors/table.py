@@ -18,6 +18,7 @@ from kvgrpc.core.tensors.rows import (
     BringBack,
     Drop,
     Effect,
+    Fetch,
     Offer,
     Purpose,
     Stage,
@@ -110,7 +111,7 @@ class TensorTable:
 
     def failed(self, id_: TensorId, error: KVGrpcError, *, fetched: bool) -> None:
         """It does not come, this time: whoever put it hears it, and if it was `fetched` whoever asked its source. Who
-        waits for a put goes on.
+        waits for a put goes on, and who has a source asks that.
         """
         tensor = self.tensors.get(id_)
         if tensor is not None and tensor.stage is Stage.ARRIVING:
@@ -118,6 +119,8 @@ class TensorTable:
         for wait in self.waits.of(id_, _IN_STORE):
             if wait.purpose is Purpose.STORED or (fetched and wait.fetches):
                 self._answer(wait, error)
+            elif wait.fetches:
+                self.effects.append(Fetch(wait.number))
 
     def not_fetched(self, number: int, error: KVGrpcError) -> None:
         """The source that this call asked does not give it: the call hears it, unless it comes from elsewhere."""

@@ -14,7 +14,7 @@ from typing import Any
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.tensors.calls import Get, Put, Release
-from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Offer, Purpose, Tensor, Wait
+from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Fetch, Offer, Purpose, Tensor, Wait
 from kvgrpc.core.tensors.store import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Expected, TensorId
@@ -53,6 +53,24 @@ class _Store:
         return self.life.table
 
 
+@dataclass(eq=False)
+class _Fetching:
+    """What asks the source of a call: one task at a time."""
+
+    make: Callable[[], "asyncio.Task[None]"]
+    task: "asyncio.Task[None] | None" = None
+
+    def begin(self) -> None:
+        """Unless it is being asked."""
+        if self.task is None or self.task.done():
+            self.task = self.make()
+
+    def end(self) -> None:
+        """The call waits no more."""
+        if self.task is not None:
+            self.task.cancel()
+
+
 class Staging:
     """Tensors of this server's engine. Its calls raise what they are refused with."""
 
@@ -61,6 +79,8 @@ class Staging:
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[Result | KVGrpcError]] = {}
         """Of calls that wait."""
+        self._fetches: dict[int, _Fetching] = {}
+        """Of those among them that name a source."""
         self._arriving: dict[str, tuple[Tensor, bool]] = {}
         """By transfer; and whether it was fetched."""
         self._alarm = Alarm(self._due)
@@ -113,14 +133,15 @@ class Staging:
         number = self._ask(store, get.id, purpose, until, get.expected, fetches=get.source is not None)
         if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
             store.pages.hurry(tensor)
-        fetching = None
-        if get.source is not None and get.id not in store.table.tensors:
-            fetching = store.life.spawn(self._fetch(store, number, get, until, trace))
+        if get.source is not None:
+            self._fetches[number] = _Fetching(lambda: store.life.spawn(self._fetch(store, number, get, until, trace)))
+            if get.id not in store.table.tensors:
+                self._fetches[number].begin()
         try:
             found = await self._answer_to(store, number)
         finally:
-            if fetching is not None:
-                fetching.cancel()
+            if (fetching := self._fetches.pop(number, None)) is not None:
+                fetching.end()
         if isinstance(found, Offer):
             return found, None
         store.table.check_held(found)
@@ -289,6 +310,9 @@ class Staging:
                     store.pages.forget(tensor)
             case BringBack(tensor):
                 store.life.spawn(store.pages.bring_back(tensor))
+            case Fetch(wait):
+                if (fetching := self._fetches.get(wait)) is not None:
+                    fetching.begin()
             case _:
                 store.sending.withdraw(effect.offer)
 

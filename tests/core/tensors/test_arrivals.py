@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.tables.timers import STALE_MIN
-from kvgrpc.core.tensors.rows import Purpose, Stage
+from kvgrpc.core.tensors.rows import Fetch, Purpose, Stage
 from kvgrpc.core.tensors.values import Expected
 from kvgrpc.errors import (
     AlreadyExists,
@@ -189,6 +189,14 @@ def test_one_that_failed_is_forgotten_and_may_be_put_again_while_who_asked_waits
     made.table.stored(tensor, made.now)
     made.take()
     assert made.answers[asked] is tensor
+
+
+def test_of_one_that_was_put_and_failed_the_source_of_who_has_one_is_asked() -> None:
+    made = store()
+    asked, _ = made.ask("a", fetches=True), made.ask("a")
+    made.arrive("a")
+    made.table.failed(named("a"), LOST, fetched=False)
+    assert [effect.wait for effect in made.table.effects if isinstance(effect, Fetch)] == [asked]
 
 
 def test_one_that_was_fetched_and_failed_is_a_failure_to_who_asked_its_source_and_to_no_other() -> None:

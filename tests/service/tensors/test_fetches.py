@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from kvgrpc.core.tensors.calls import Get
@@ -11,12 +12,16 @@ from kvgrpc.errors import Unavailable
 from kvgrpc.v1 import tensor_pb2
 from tests.service.api import refused
 from tests.service.engines import wait_until
+from tests.service.tensors.conftest import Begin
 from tests.service.tensors.leads import named, served
-from tests.service.tensors.stores import PAGE, Store, data_of
+from tests.service.tensors.stores import ARRIVING, PAGE, TENSORS, Store, data_of
 from tests.service.values import dur
 
 Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
+LONG = data_of(16 * PAGE)
+SLOW = ("--bandwidth-limit-bytes-per-s", "20000")
+"""A tensor of many pages is seconds on its way."""
 
 
 def test_a_fetch_that_waits_shorter_ends_no_other_call(stores: Pair, key: bytes) -> None:
@@ -58,6 +63,25 @@ def test_a_call_that_has_its_tensor_asks_its_source_no_more(stores: Pair, key: b
         p.put(key, DATA, [d])
         assert got.result() == DATA
     wait_until(lambda: p.status().waiting_count == 0, 5.0)
+    d.release_tensors(key)
+
+
+@pytest.mark.chaos
+def test_a_call_whose_tensor_was_coming_by_a_put_that_fails_has_it_from_its_source(
+    stores: Pair, begin: Begin, key: bytes
+) -> None:
+    p, d = stores
+    p.put(key, LONG)
+    (putting,) = begin(TENSORS, flags=SLOW)
+    with ThreadPoolExecutor(2) as threads:
+        put = threads.submit(putting.put, key, LONG, [d])
+        wait_until(lambda: d.listed() == {"a": ARRIVING})
+        got = threads.submit(d.get_tensor, key, "a", p)
+        wait_until(lambda: d.status().waiting_count == 2)
+        putting.process.kill()
+        assert got.result() == LONG
+        with pytest.raises(grpc.RpcError):
+            put.result()
     d.release_tensors(key)
 
 
