@@ -15,7 +15,6 @@ import hmac
 import secrets
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -124,24 +123,33 @@ def _connect(own: int, host: str, rendezvous: Rendezvous, wait_s: float) -> list
     together.
     """
     all_put = threading.Barrier(CONNECTIONS)
+    made: dict[int, Any] = {}
+    failed: list[Exception] = []
 
-    def connect(index: int) -> Any:
+    def connect(index: int) -> None:
         options = _ProcessGroup._Options()  # noqa: SLF001 - the only way to say where it listens
         options._devices = [_ProcessGroup.create_device(hostname=host)]  # noqa: SLF001
         options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
-        try:
-            return _ProcessGroup(RendezvousStore(rendezvous, f"{index}/", all_put.wait), own, 2, options)
-        except BaseException:
-            all_put.abort()  # nobody waits for this one
-            raise
+        made[index] = _ProcessGroup(RendezvousStore(rendezvous, f"{index}/", all_put.wait), own, 2, options)
 
-    with ThreadPoolExecutor(CONNECTIONS, "kvgrpc-connect") as threads:
-        made = [threads.submit(connect, index) for index in range(CONNECTIONS)]
-    failed = [error for connection in made if (error := connection.exception()) is not None]
+    def run(index: int) -> None:
+        try:
+            connect(index)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the group
+            failed.append(error)
+            all_put.abort()  # nobody waits for this one
+
+    # Daemons: a process that ends while the other side does not come waits for nobody.
+    threads = [threading.Thread(target=run, args=(i,), name="kvgrpc-connect", daemon=True) for i in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if failed:
-        raise min(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError))  # which another one broke
-    return [connection.result() for connection in made]
+        made.clear()  # a connection that was made goes now, not with the error
+        raise failed.pop(0)
+    return [made[index] for index in range(CONNECTIONS)]
 
 
 def _token_of(side: int) -> str:

@@ -14,7 +14,7 @@ from kvgrpc.datapath.collective.connection import Sockets, sockets
 from kvgrpc.datapath.collective.gloo import CONNECTIONS
 from kvgrpc.datapath.collective.messages import ALONE_BYTES_MIN
 from tests.datapath.collective.conftest import NBYTES, Made
-from tests.datapath.peers import runs_of
+from tests.datapath.peers import DEADLINE_S, runs_of
 
 MARGIN_BYTES = 4_096
 """For all that a connection says beside the messages."""
@@ -43,3 +43,15 @@ def test_the_messages_of_a_send_take_all_connections_in_turn(made: Made) -> None
     assert [(job.poll(), job.error) for job in jobs] == [(PostingState.DONE, "")] * 2
     assert np.array_equal(source, destination)
     assert sorted(received(new))[-CONNECTIONS:] == pytest.approx([NBYTES / CONNECTIONS] * CONNECTIONS, abs=MARGIN_BYTES)
+
+
+@pytest.mark.parametrize("wait_s", [1.0])
+def test_a_group_that_is_aborted_while_a_connection_is_awaited_ends_and_leaves_none(made: Made) -> None:
+    halves, _, _ = made
+    half, peer = halves.both
+    peer.wait_told()
+    before = sockets()
+    half.group.learn(tuple((key, value) for key, value in peer.values if not key.startswith("1/")))
+    half.group.abort("the test wants so")
+    assert half.group.join(DEADLINE_S)
+    assert not sockets() - before
