@@ -12,6 +12,7 @@ from kvgrpc.core.policy.values import (
     DROPPED,
     Admitted,
     LoadEnded,
+    Loss,
     Mode,
     News,
     Outcome,
@@ -226,12 +227,12 @@ class SchedulerSide:
                     self.stats.loaded(news)
                     if news.loss is not None:
                         step.failed.add(news.request_id)
-                        _log.warning("request %s got no KV: %s", news.request_id, news.loss.message)
+                        _log.warning("request %s got no KV: %s", news.request_id, _said(news.loss))
                 case SendEnded():
                     step.sent.add(news.request_id)
                     self.stats.sent(news)
                 case TakeLost():
-                    _log.warning("request %s gets no KV: %s", news.request_id, news.loss.message)
+                    _log.warning("request %s gets no KV: %s", news.request_id, _said(news.loss))
             self._forget(news.request_id)
 
     def reset(self, step: Step) -> bool:
@@ -327,3 +328,7 @@ def blocks_of(table: tuple[list[int], ...]) -> list[int]:
 
 def _without_null(table: tuple[list[int], ...]) -> Table:
     return [[DROPPED if block == NULL_BLOCK else block for block in ids] if NULL_BLOCK in ids else ids for ids in table]
+
+
+def _said(loss: Loss) -> str:
+    return f"{loss.reason}: {loss.message}"

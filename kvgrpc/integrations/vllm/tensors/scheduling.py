@@ -90,7 +90,7 @@ class TensorScheduling:
             if request.abort_immediately:  # vLLM's API refused it
                 return
             self.stats.refused()
-            _log.warning("request %s moves no KV: %s", request.request_id, error.sentence)
+            _log.warning("request %s moves no KV: %s", request.request_id, error)
             if params.get("do_remote_prefill") is True:
                 taking = self._taking.setdefault(request.request_id, Taking(request.num_tokens))
                 taking.lost = error.sentence
@@ -297,7 +297,7 @@ class TensorScheduling:
         try:
             self.adapters.name(request.lora_request)
         except KVGrpcError as error:
-            _log.warning("request %s gives no KV: %s", request.request_id, error.sentence)
+            _log.warning("request %s gives no KV: %s", request.request_id, error)
             del self._giving[request.request_id]
             self._next.ended.append(wants.key)
             return

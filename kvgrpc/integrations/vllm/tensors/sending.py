@@ -150,7 +150,7 @@ class Sending:
         if error.reason is Reason.TRANSFER_ENDED or put.key in self._lost or put.key not in self._keys:
             return
         self._lost.add(put.key)
-        _log.warning("request %s gives no KV: part %d: %s", put.request_id, put.part.number, error.sentence)
+        _log.warning("request %s gives no KV: part %d: %s", put.request_id, put.part.number, error)
         if not isinstance(error, AlreadyExists):
             self._store.release_async(put.key)
 

@@ -94,7 +94,7 @@ class TensorWorking:
         try:
             receiving.load(load)
         except KVGrpcError as error:
-            _log.warning("request %s gets no KV: %s", load.request_id, error.sentence)
+            _log.warning("request %s gets no KV: %s", load.request_id, error)
             self._bad_blocks |= set(load.blocks)
 
     def _layer_done(self, sides: tuple[Sending, Receiving], name: str, step: TensorStep) -> None:
