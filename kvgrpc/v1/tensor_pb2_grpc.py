@@ -166,8 +166,11 @@ class TensorServiceServicer:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-        * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-        what it keeps ends with its lease. Here they are released.
+        * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+        * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+        * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+        * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+        * What `source` refuses: likewise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

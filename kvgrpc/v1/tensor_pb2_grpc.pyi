@@ -125,8 +125,11 @@ class TensorServiceStub:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-    * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-      what it keeps ends with its lease. Here they are released.
+    * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+    * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+    * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+    * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+    * What `source` refuses: likewise.
     """
     ListTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
@@ -233,8 +236,11 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
     * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-    * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-      what it keeps ends with its lease. Here they are released.
+    * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+    * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+    * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+    * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+    * What `source` refuses: likewise.
     """
     ListTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ListTensorsRequest, _tensor_pb2.ListTensorsResponse]  # type: ignore[assignment]
     """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
@@ -356,8 +362,11 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-        * UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-          what it keeps ends with its lease. Here they are released.
+        * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+        * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+        * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+        * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+        * What `source` refuses: likewise.
         """
 
     @_abc_1.abstractmethod

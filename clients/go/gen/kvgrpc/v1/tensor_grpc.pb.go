@@ -117,12 +117,15 @@ type TensorServiceClient interface {
 	// kept for it.
 	//
 	// Errors:
-	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
-	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-	//   - UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-	//     what it keeps ends with its lease. Here they are released.
+	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+	// * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+	// * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+	// * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+	// * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+	// * What `source` refuses: likewise.
 	ReleaseTensors(ctx context.Context, in *ReleaseTensorsRequest, opts ...grpc.CallOption) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
@@ -279,12 +282,15 @@ type TensorServiceServer interface {
 	// kept for it.
 	//
 	// Errors:
-	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
-	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-	//   - UNAVAILABLE PEER_UNREACHABLE, FAILED_PRECONDITION WRONG_ENGINE, and what `source` refuses: it was not told, and
-	//     what it keeps ends with its lease. Here they are released.
+	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
+	// * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+	// * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
+	// * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
+	// * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
+	// * What `source` refuses: likewise.
 	ReleaseTensors(context.Context, *ReleaseTensorsRequest) (*ReleaseTensorsResponse, error)
 	// Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
 	//
