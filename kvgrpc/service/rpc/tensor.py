@@ -27,7 +27,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     async def ReleaseTensors(
         self, request: tensor_pb2.ReleaseTensorsRequest, trace: str
     ) -> tensor_pb2.ReleaseTensorsResponse:
-        return await answers.release(self._lead, request)
+        return await answers.release(self._lead, request, trace)
 
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:

@@ -34,12 +34,12 @@ async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> t
 
 
 async def release(
-    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, _: str = ""
+    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str
 ) -> tensor_pb2.ReleaseTensorsResponse:
     """ReleaseTensors."""
     asked = wire.release(request)
     here = lead.tensors.release(asked)
-    there = await lead.tensors.give_back(asked) if asked.source is not None else 0
+    there = await lead.tensors.give_back(asked, trace) if asked.source is not None else 0
     return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=here, source_released_count=there)
 
 

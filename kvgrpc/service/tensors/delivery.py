@@ -67,13 +67,13 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
     return Put(get.id, found, token=reply.grant.token, request_id=get.request_id)
 
 
-async def give_back(remote: RemoteStores, release: Release) -> int | KVGrpcError:
+async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:
     """Tells the source that its tensors are wanted no more: how many it kept, or why it was not told."""
     assert release.source is not None, "somebody keeps them"
     names = [name_to_proto(name) for name in release.names]
     request = tensor_pb2.ReleaseTensorsRequest(transfer_key=release.key, names=names)
     try:
-        reply = await remote.release(release.source, request, GIVE_BACK_S)
+        reply = await remote.release(release.source, request, GIVE_BACK_S, trace)
     except KVGrpcError as error:
         return error.untraced()
     return reply.released_count

@@ -41,10 +41,10 @@ class RemoteStores:
         return reply
 
     async def release(
-        self, at: LeadAddress, request: tensor_pb2.ReleaseTensorsRequest, timeout_s: float
+        self, at: LeadAddress, request: tensor_pb2.ReleaseTensorsRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.ReleaseTensorsResponse:
         """ReleaseTensors at a source. Raises as `put`."""
-        reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, "")
+        reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, trace)
         return reply
 
     async def stop(self) -> None:

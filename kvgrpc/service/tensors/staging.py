@@ -158,9 +158,9 @@ class Staging:
         self._perform()
         return len(found)
 
-    async def give_back(self, release: Release) -> int:
+    async def give_back(self, release: Release, trace: str) -> int:
         """Tells the source of what was released here: how many it kept."""
-        told = self.store.life.spawn(give_back(self._remote, release))
+        told = self.store.life.spawn(give_back(self._remote, release, trace))
         self._telling.add(told)
         told.add_done_callback(self._telling.discard)
         await asyncio.wait((told,))

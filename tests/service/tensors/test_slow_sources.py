@@ -26,15 +26,15 @@ def silent() -> Iterator[tensor_pb2.ReleaseTensorsRequest]:
 
 async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothing(lead: Lead) -> None:
     with silent() as request:
-        calls = [asyncio.create_task(answers.release(lead, request)) for _ in range(TELLING_MAX)]
+        calls = [asyncio.create_task(answers.release(lead, request, "")) for _ in range(TELLING_MAX)]
         await asyncio.sleep(0)
         tensor = stored(life_of(lead), "b")
         more = tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, source=request.source)
         with pytest.raises(Exhausted) as raised:
-            await answers.release(lead, more)
+            await answers.release(lead, more, "")
         assert raised.value.reason is Reason.QUEUE_FULL
         assert not tensor.gone
-        here = await answers.release(lead, tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY))
+        here = await answers.release(lead, tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY), "")
         assert here.released_count == 1
         for call in calls:
             call.cancel()
@@ -44,7 +44,7 @@ async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothi
 async def test_a_call_that_tells_a_source_ends_with_its_server() -> None:
     with silent() as request:
         async with served() as server:
-            call = asyncio.create_task(answers.release(server._lead, request))
+            call = asyncio.create_task(answers.release(server._lead, request, ""))
             await asyncio.sleep(0)
             await asyncio.wait_for(server.stop(), 3.0)
             with pytest.raises(KVGrpcError) as raised:
