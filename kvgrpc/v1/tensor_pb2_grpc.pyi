@@ -118,7 +118,7 @@ class TensorServiceStub:
     CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
     With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-    kept for it.
+    kept for it. What is kept for several consumers ends for all of them.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -229,7 +229,7 @@ class TensorServiceAsyncStub(TensorServiceStub):
     CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
     With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-    kept for it.
+    kept for it. What is kept for several consumers ends for all of them.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -355,7 +355,7 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
         With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-        kept for it.
+        kept for it. What is kept for several consumers ends for all of them.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.

@@ -114,7 +114,7 @@ type TensorServiceClient interface {
 	// CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 	//
 	// With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-	// kept for it.
+	// kept for it. What is kept for several consumers ends for all of them.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -279,7 +279,7 @@ type TensorServiceServer interface {
 	// CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 	//
 	// With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-	// kept for it.
+	// kept for it. What is kept for several consumers ends for all of them.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
