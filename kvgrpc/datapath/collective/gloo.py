@@ -65,9 +65,9 @@ class GlooGroup:
         token = secrets.token_bytes(TOKEN_BYTES)
         rendezvous.put(_token_of(own), token)
         self._connected = _connect(own, host, rendezvous, wait_s)
-        heard = rendezvous.take(_token_of(self._peer))
+        peers = rendezvous.take(_token_of(self._peer))
         for connected in self._connected:
-            self._prove(connected, token, heard)
+            self._prove(connected, token, peers)
         self._sockets = connections(*rendezvous.both, before)
         if sends:
             bound_what_is_unsent(self._sockets)

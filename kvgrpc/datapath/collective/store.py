@@ -25,13 +25,17 @@ class RendezvousStore(_Store):  # type: ignore[misc]  # the base has no types
         self._rendezvous.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
+        self._await_all_put()
         return self._rendezvous.take(self._prefix + key)
 
     def wait(self, keys: list[str], *_: timedelta) -> None:
-        all_put, self._all_put = self._all_put, None
-        if all_put is not None:
-            all_put()
+        self._await_all_put()
         self._rendezvous.wait([self._prefix + key for key in keys])
 
     def check(self, keys: list[str]) -> bool:
         return self._rendezvous.has([self._prefix + key for key in keys])
+
+    def _await_all_put(self) -> None:
+        all_put, self._all_put = self._all_put, None
+        if all_put is not None:
+            all_put()

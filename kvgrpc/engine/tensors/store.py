@@ -252,17 +252,23 @@ class TensorStore:
             yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=id_.key, names=names)}
 
     def _release_all(self, key: bytes, ids: Sequence[TensorId], source: str) -> Job:
-        """All of a request; or, of it, these."""
+        """All of a request; or, of it, these: also where the source refuses some of them."""
         for id_ in ids or [id_ for id_ in self._got if id_.key == key]:
             self._got.pop(id_, None)
-        count = 0
+        count, refused = 0, None
         for start in range(0, max(len(ids), 1), NAMES_MAX):
             names = [name_to_proto(id_) for id_ in ids[start : start + NAMES_MAX]]
             request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)
             if source:
                 request.source.address = source
-            answer = yield {"release_tensors": request}
-            count += answer.release_tensors.released_count + answer.release_tensors.source_released_count
+            try:
+                answer = yield {"release_tensors": request}
+            except KVGrpcError as error:
+                refused = refused or error
+            else:
+                count += answer.release_tensors.released_count + answer.release_tensors.source_released_count
+        if refused is not None:
+            raise refused
         return count
 
 

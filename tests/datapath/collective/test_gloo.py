@@ -53,3 +53,4 @@ def test_a_group_that_is_aborted_while_a_connection_is_awaited_ends(made: Made) 
     half.group.learn(tuple((key, value) for key, value in peer.values if not key.startswith("1/")))
     half.group.abort("the test wants so")
     assert half.group.join(DEADLINE_S)
+    assert half.group.broken == "the test wants so"

@@ -302,8 +302,22 @@ def test_a_store_that_leaves_gives_back_what_is_kept_for_it(launch: Launch, key:
     d.get(key, 0, source=p.address).release()
     assert d.release_async(key, [(1, 0)], source=p.address).result(20.0) == 1
     assert d.release_async(key, source=p.address).result(20.0) == 1
-    with pytest.raises(PreconditionFailed):
+    with pytest.raises(PreconditionFailed) as raised:
         p.put(key, 3, np.arange(9))
+    assert raised.value.reason is Reason.TRANSFER_ENDED
+
+
+def test_all_names_are_released_though_their_source_cannot_be_told(launch: Launch, key: bytes) -> None:
+    p, d = launch(), launch()
+    last = NAMES_MAX  # in the second of two calls
+    p.put(key, last, np.arange(9), to=[d.address])
+    address = p.address
+    p.close()
+    with pytest.raises(Unavailable):
+        d.release_async(key, [(i, 0) for i in range(NAMES_MAX + 1)], source=address).result(60.0)
+    with pytest.raises(PreconditionFailed) as raised:
+        d.get(key, last, timeout_s=1.0)
+    assert raised.value.reason is Reason.TRANSFER_ENDED
 
 
 def test_a_store_whose_lead_died_says_so_and_what_was_got_stays_readable(launch: Launch, key: bytes) -> None:

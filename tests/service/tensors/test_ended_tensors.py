@@ -106,9 +106,7 @@ def test_a_consumer_that_leaves_gives_back_what_is_kept_for_it(stores: Pair, key
     wait_until(lambda: p.used() == d.used() == 0)
 
 
-def test_a_source_that_cannot_be_told_keeps_its_lease_and_here_all_is_released(
-    stores: Pair, begin: Begin, key: bytes
-) -> None:
+def test_where_the_source_cannot_be_told_all_is_released_here(stores: Pair, begin: Begin, key: bytes) -> None:
     p, d = stores
     p.put(key, DATA, [d])
     d.get_tensor(key)

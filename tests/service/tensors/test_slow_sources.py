@@ -46,7 +46,7 @@ async def test_a_call_that_tells_a_source_ends_with_its_server() -> None:
         async with served() as server:
             call = asyncio.create_task(answers.release(server._lead, request, ""))
             await asyncio.sleep(0)
-            await asyncio.wait_for(server.stop(), 3.0)
+            await server.stop()
             with pytest.raises(KVGrpcError) as raised:
                 await call
             assert raised.value.reason is Reason.ENGINE_LOST

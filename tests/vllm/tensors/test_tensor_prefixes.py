@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Load
 from kvgrpc.integrations.vllm.tensors.options import Send
 from tests.vllm.cores import BLOCK_TOKENS, scheduled
@@ -107,6 +108,20 @@ def test_what_decode_leaves_at_its_source_is_given_back(asked: list[int]) -> Non
     assert step.given_back == ({} if 0 in asked else {KEY: PEER})
 
 
+def test_a_part_that_decode_has_no_use_for_is_given_back_too() -> None:
+    """It has the last token alone, which decode computes itself."""
+    prompt = list(range(2 * BLOCK_TOKENS + 1))
+    request = taking("a", prompt_token_ids=prompt, all_token_ids=prompt, num_tokens=len(prompt))
+    side = side_of(send=Send.GET)
+    side.arrived(request)
+    side.match(request, 0)
+    (expect,) = side.step(scheduled()).expects
+    assert [part.number for part in expect.parts] == [0, 1]
+    held(side, "a", 2)
+    side.finished(request)
+    assert side.step(scheduled()).given_back == {KEY: PEER}
+
+
 def test_what_one_answer_left_and_another_one_fetched_is_not_given_back() -> None:
     side, requests = side_of(send=Send.GET), [taking("a"), taking("b")]
     for request in requests:
@@ -136,3 +151,12 @@ def test_a_worker_gives_back_what_the_source_of_its_rank_keeps(worker: Callable[
     d.step(ended=[key], given_back={key: f"{host}:{int(port) - rank}"})
     wait_until(lambda: p.offers() == 0)
     assert not d.hears().over
+
+
+def test_a_worker_whose_source_may_not_be_dialled_ends_the_request_all_the_same(worker: Callable[..., Worker]) -> None:
+    d, key = worker(send=Send.GET), os.urandom(16)
+    d.step(ended=[key], given_back={key: "192.0.2.1:7000"})
+    assert d.side._store is not None
+    with pytest.raises(PreconditionFailed) as raised:
+        d.side._store.get(key, "a", timeout_s=1.0)
+    assert raised.value.reason is Reason.TRANSFER_ENDED

@@ -258,7 +258,7 @@ class TensorScheduling:
         self._waiting_bytes -= taking.nbytes
         self._next.expects = [expect for expect in self._next.expects if expect.request_id != request_id]
         self._next.left.append(request_id)
-        if taking.held and not taking.asked.start:  # every part was fetched
+        if taking.held and taking.prompt is not None and taking.asked == range(taking.prompt.parts):  # all was fetched
             self._kept.pop(key, None)
         self._users[key] -= 1
         if not self._users[key]:
