@@ -197,12 +197,13 @@ class PutTensorRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     ASYNCHRONOUS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
     allocation_id: _builtins.str
     """In the pages of this allocation of the source's store: the call is for the source."""
     consumer_count: _builtins.int
     """At the source, without `consumers`: how many will fetch it. 0 means 1."""
     asynchronous: _builtins.bool
-    """At the source: return once it is handed over. What becomes of it is seen in ListTensors and ListTransfers."""
+    """At the source: return once this server has it. What becomes of it is seen in ListTensors and ListTransfers."""
     request_id: _builtins.str
     """The LLM request's id; a label."""
     @_builtins.property
@@ -232,6 +233,12 @@ class PutTensorRequest(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long it may take until it is stored; unset takes the registration timeout."""
 
+    @_builtins.property
+    def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundledTensor]:
+        """At a consumer: further tensors of the request under the same grant, at most 63. Their pages follow those of `tensor`,
+        in this order. All of them are stored, or the call is refused, and each is to be put by itself.
+        """
+
     def __init__(
         self,
         *,
@@ -245,16 +252,47 @@ class PutTensorRequest(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         asynchronous: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        bundled_tensors: _abc.Iterable[Global___BundledTensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "description", b"description", "grant", b"grant", "location", b"location", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "asynchronous", b"asynchronous", "consumer_count", b"consumer_count", "consumers", b"consumers", "description", b"description", "grant", b"grant", "location", b"location", "request_id", b"request_id", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "asynchronous", b"asynchronous", "bundled_tensors", b"bundled_tensors", "consumer_count", b"consumer_count", "consumers", b"consumers", "description", b"description", "grant", b"grant", "location", b"location", "request_id", b"request_id", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_location: _TypeAlias = _typing.Literal["allocation_id", "grant"]  # noqa: Y015
     _WhichOneofArgType_location: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_location) -> _WhichOneofReturnType_location | None: ...
 
 Global___PutTensorRequest: _TypeAlias = PutTensorRequest  # noqa: Y015
+
+@_typing.final
+class BundledTensor(_message.Message):
+    """A tensor that goes with the first one of its call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tensor(self) -> Global___TensorName:
+        """Required. Its transfer key is that of the first one, or left out."""
+
+    @_builtins.property
+    def description(self) -> Global___TensorDescription:
+        """Required."""
+
+    def __init__(
+        self,
+        *,
+        tensor: Global___TensorName | None = ...,
+        description: Global___TensorDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "tensor", b"tensor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundledTensor: _TypeAlias = BundledTensor  # noqa: Y015
 
 @_typing.final
 class PutTensorResponse(_message.Message):
@@ -264,6 +302,7 @@ class PutTensorResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
+    BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -272,15 +311,20 @@ class PutTensorResponse(_message.Message):
     def tensor(self) -> Global___Tensor:
         """The tensor, as it is here. Of one that its consumers have already, as it was."""
 
+    @_builtins.property
+    def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """Those of `bundled_tensors`, likewise."""
+
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         tensor: Global___Tensor | None = ...,
+        bundled_tensors: _abc.Iterable[Global___Tensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundled_tensors", b"bundled_tensors", "header", b"header", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,10 +342,14 @@ class GetTensorRequest(_message.Message):
     AS_OFFER_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
+    PAGE_COUNT_MAX_FIELD_NUMBER: _builtins.int
     as_offer: _builtins.bool
     """Give a grant of what is kept here, for another engine."""
     request_id: _builtins.str
     """The LLM request's id; a label."""
+    page_count_max: _builtins.int
+    """With `bundled_tensors`: pages that all of them may take, at most; the call does not wait."""
     @_builtins.property
     def tensor(self) -> Global___TensorName:
         """Required."""
@@ -318,6 +366,12 @@ class GetTensorRequest(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """How long to wait for it; unset or above the limit takes that (`wait` of GetCapabilities)."""
 
+    @_builtins.property
+    def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___WantedTensor]:
+        """With `as_offer`: further tensors of the request that are wanted, at most 63. Those come with it that are kept here for
+        one consumer alone and are not on their way already; the others are to be asked for by themselves.
+        """
+
     def __init__(
         self,
         *,
@@ -327,14 +381,46 @@ class GetTensorRequest(_message.Message):
         as_offer: _builtins.bool = ...,
         timeout: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
+        bundled_tensors: _abc.Iterable[Global___WantedTensor] | None = ...,
+        page_count_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "source", b"source", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_offer", b"as_offer", "expected", b"expected", "request_id", b"request_id", "source", b"source", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_offer", b"as_offer", "bundled_tensors", b"bundled_tensors", "expected", b"expected", "page_count_max", b"page_count_max", "request_id", b"request_id", "source", b"source", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTensorRequest: _TypeAlias = GetTensorRequest  # noqa: Y015
+
+@_typing.final
+class WantedTensor(_message.Message):
+    """A tensor that is wanted beside the first one of its call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tensor(self) -> Global___TensorName:
+        """Required. Its transfer key is that of the first one, or left out."""
+
+    @_builtins.property
+    def expected(self) -> Global___ExpectedTensor:
+        """What is known of it. Another one does not come."""
+
+    def __init__(
+        self,
+        *,
+        tensor: Global___TensorName | None = ...,
+        expected: Global___ExpectedTensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "tensor", b"tensor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantedTensor: _TypeAlias = WantedTensor  # noqa: Y015
 
 @_typing.final
 class GetTensorResponse(_message.Message):
@@ -346,13 +432,14 @@ class GetTensorResponse(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
 
     @_builtins.property
     def tensor(self) -> Global___Tensor:
-        """What it is."""
+        """What it is; with `bundled_tensors` of the request the first of those that come."""
 
     @_builtins.property
     def pages(self) -> _common_pb2.Blocks:
@@ -362,6 +449,10 @@ class GetTensorResponse(_message.Message):
     def grant(self) -> _common_pb2.Grant:
         """With `as_offer`: what the other engine pulls with."""
 
+    @_builtins.property
+    def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """With `as_offer`: those that come under the same grant, in the order of their pages, which follow those of `tensor`."""
+
     def __init__(
         self,
         *,
@@ -369,10 +460,11 @@ class GetTensorResponse(_message.Message):
         tensor: Global___Tensor | None = ...,
         pages: _common_pb2.Blocks | None = ...,
         grant: _common_pb2.Grant | None = ...,
+        bundled_tensors: _abc.Iterable[Global___Tensor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "header", b"header", "pages", b"pages", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "header", b"header", "pages", b"pages", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundled_tensors", b"bundled_tensors", "grant", b"grant", "header", b"header", "pages", b"pages", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -542,7 +634,9 @@ class Tensor(_message.Message):
     peer_address: _builtins.str
     """The address that it comes from; of one that is kept here empty."""
     transfer_id: _builtins.str
-    """The transfer that brings or brought it; of one that is kept here, that its consumers read by."""
+    """The transfer that brings or brought it, which is that of its bundle if it goes with others; of one that is kept here,
+    that its consumers read by: empty while it waits for a moment to be sent.
+    """
     @_builtins.property
     def description(self) -> Global___TensorDescription:
         """What it is."""

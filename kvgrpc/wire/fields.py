@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.values import DIMENSIONS_MAX
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
@@ -99,6 +100,7 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
+    Bound(Kind.ROWS, TENSORS_MAX, "bundled_tensors"),
     Bound(Kind.ROWS, DIMENSIONS_MAX, "shape_sizes"),
     Bound(
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
@@ -136,7 +138,7 @@ TABLE: tuple[Bound, ...] = (
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
-        "total_kv_head_count stage layer shape_sizes page_count allocation",
+        "total_kv_head_count stage layer shape_sizes page_count page_count_max allocation",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

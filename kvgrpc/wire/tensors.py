@@ -1,9 +1,10 @@
 """Named tensors: requests of TensorService to the core's values, and what a lead knows of tensors to messages."""
 
 from kvgrpc.core.tables.transfers import pair_id
-from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release
+from kvgrpc.core.tensors.bundles import TENSORS_MAX
+from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, Wanted
 from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
-from kvgrpc.core.tensors.values import Description, Expected, TensorId
+from kvgrpc.core.tensors.values import Description, Expected, Named, TensorId
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
@@ -29,6 +30,8 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     location, here = request.WhichOneof("location"), request.allocation_id
     if location is None or (location == "allocation_id" and not here):
         raise invalid("location", "is required: allocation_id at the source, grant at a consumer")
+    if location != "grant" and request.bundled_tensors:
+        raise invalid("bundled_tensors", "is for a consumer")
     only = [name for name in ("consumers", "consumer_count", "asynchronous") if getattr(request, name)]
     if location == "grant" and only:
         raise invalid(only[0], "is for the source")
@@ -41,10 +44,14 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
         ttl_s = granted_ttl(ttl_s, limits)
     if location == "grant":
         claims_of(request.grant)
+    check_count("bundled_tensors", len(request.bundled_tensors), TENSORS_MAX - 1)
+    key = request.tensor.transfer_key
     return Put(
         tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
         len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
         text("request_id", request.request_id),
+        tuple(Named(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
+              for i, value in enumerate(request.bundled_tensors)),
     )  # fmt: skip
 
 
@@ -53,28 +60,39 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
     source = lead_address("source", request.source) if request.HasField("source") else None
     if source is not None and request.as_offer:
         raise invalid("source", "is for an engine that fetches, and as_offer for its source")
+    if request.bundled_tensors and not request.as_offer:
+        raise invalid("bundled_tensors", "is for a source")
+    check_count("bundled_tensors", len(request.bundled_tensors), TENSORS_MAX - 1)
+    key = request.tensor.transfer_key
     return Get(
         tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
         timeout_s(request, "timeout"), text("request_id", request.request_id),
+        tuple(Wanted(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
+              for i, value in enumerate(request.bundled_tensors)),
+        request.page_count_max,
     )  # fmt: skip
 
 
 def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
     """ReleaseTensors. Raises InvalidRequest."""
-    names = []
-    for i, name in enumerate(request.names):
-        if name.transfer_key not in (b"", request.transfer_key):
-            raise invalid(f"names[{i}].transfer_key", "is the request's, or left out")
-        names.append(TensorId(request.transfer_key, name.name, name.part))
+    key = request.transfer_key
+    names = [_of_request(f"names[{i}]", key, name) for i, name in enumerate(request.names)]
     if not names:
-        TensorId(request.transfer_key, "any")  # checks the key
+        TensorId(key, "any")  # checks the key
     source = lead_address("source", request.source) if request.HasField("source") else None
-    return Release(request.transfer_key, tuple(names), source)
+    return Release(key, tuple(names), source)
 
 
 def tensor_id(value: tensor_pb2.TensorName) -> TensorId:
     """Raises InvalidRequest."""
     return TensorId(value.transfer_key, value.name, value.part)
+
+
+def _of_request(field: str, key: bytes, value: tensor_pb2.TensorName) -> TensorId:
+    """One more tensor of the request with this key. Raises InvalidRequest."""
+    if value.transfer_key not in (b"", key):
+        raise invalid(f"{field}.transfer_key", "is the request's, or left out")
+    return TensorId(key, value.name, value.part)
 
 
 def described(value: tensor_pb2.TensorDescription) -> Description:
@@ -113,6 +131,18 @@ def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
         dtype=value.dtype, shape_sizes=value.shape, nbytes=value.nbytes, layer=value.layer,
         content_digest=value.content_digest,
     )  # fmt: skip
+
+
+def bundled_to_proto(value: Named) -> tensor_pb2.BundledTensor:
+    """For another lead, beside the first one of its request."""
+    name = tensor_pb2.TensorName(name=value.id.name, part=value.id.part)
+    return tensor_pb2.BundledTensor(tensor=name, description=description_to_proto(value.described))
+
+
+def wanted_to_proto(value: Get) -> tensor_pb2.WantedTensor:
+    """For another lead, beside the first one of its request."""
+    name = tensor_pb2.TensorName(name=value.id.name, part=value.id.part)
+    return tensor_pb2.WantedTensor(tensor=name, expected=expected_to_proto(value.expected))
 
 
 def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:

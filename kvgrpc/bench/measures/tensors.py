@@ -32,11 +32,12 @@ def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
 def _cases(plan: TensorsPlan, data_path: str, tensor_bytes: int, stores: Stores, raw: RawStores) -> list[TensorCase]:
     one_by_one = partial(raw.move_s, tensor_bytes, 1)
     at_once = partial(raw.move_s, tensor_bytes, plan.gets_at_once)
+    put_s = partial(stores.put_s, plan.gets_at_once)
     ways: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
-        "put_async": (partial(stores.put_s, at_once=True), at_once),
-        "put_in_place": (partial(stores.put_s, at_once=True, in_place=True), at_once),
+        "put_async": (partial(put_s, at_once=True), at_once),
+        "put_in_place": (partial(put_s, at_once=True, in_place=True), at_once),
         "get": (partial(stores.fetch_s, plan.gets_at_once), at_once),
-        "put": (partial(stores.put_s, at_once=False), one_by_one),
+        "put": (partial(put_s, at_once=False), one_by_one),
     }
     return [
         _case(plan, f"{data_path} {way} {tensor_bytes >> 10} KB", data_path, way, tensor_bytes, *both)
@@ -82,7 +83,7 @@ def _full(plan: TensorsPlan, data_path: str) -> float:
         Stores(data_path, tensor_bytes, count, room=room) as full,
         Stores(data_path, tensor_bytes, count, room=_all_of(count)) as ample,
     ):
-        into_full, into_ample = partial(full.put_s, at_once=True), partial(ample.put_s, at_once=True)
+        into_full, into_ample = (partial(stores.put_s, plan.gets_at_once, at_once=True) for stores in (full, ample))
         for _ in range(_WARM):
             into_full(), into_ample()
         return statistics.median(b / a for a, b in timed_pairs(plan.repeats, into_full, into_ample))

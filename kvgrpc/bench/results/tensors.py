@@ -8,10 +8,10 @@ from kvgrpc.bench.results.targets import Target
 BASELINES = {
     "gloo": "send and recv of torch.distributed with Gloo between two processes, one message a tensor, 8 of them under"
     " way; for `put` one",
-    "put_async": "all tensors are put at once; the other engine gets them in order, and gives each back",
+    "put_async": "all tensors are put at once; the other engine gets them in order, 8 at a time, and gives each back",
     "put_in_place": "the same, of tensors that the source has computed in its store",
     "put": "each tensor is put when the other engine has the one before",
-    "get": "the source keeps all tensors; 8 threads of the other engine fetch them",
+    "get": "the source keeps all tensors; the other engine fetches them in order, 8 at a time",
     "full_ratio": "put_async into a store with room for 8 tensors, over one with room for all of them",
 }
 

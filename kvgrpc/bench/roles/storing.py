@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from kvgrpc.bench.plan import path_of
 from kvgrpc.bench.roles.role import Answer
 from kvgrpc.bench.stages.memory import fill
-from kvgrpc.engine.tensors import NewTensor, TensorStore
+from kvgrpc.engine.tensors import NewTensor, StoredTensor, TensorStore
 from kvgrpc.errors import InternalError, Reason
 
 
@@ -73,18 +75,21 @@ class Storing:
             put.result()
         return {}
 
-    def get(self, key: str, source: str, threads: int) -> dict[str, Any]:
-        """Gets all of them, and gives each back at once. Gives when it began, and when it had the last one."""
+    def get(self, key: str, source: str, at_once: int) -> dict[str, Any]:
+        """Gets all of them in order, of which it asks for so many at a time, and gives each back when it has it. Gives
+        when it began, and when it had the last one.
+        """
         store, began_ns = self._started(), time.monotonic_ns()
-
-        def take(number: int) -> None:
-            with store.get(bytes.fromhex(key), number, source=source) as found:
-                if found.description.nbytes != self._tensors[number].nbytes:
-                    raise InternalError(Reason.INTERNAL, f"another tensor came for tensor {number}")
-
-        with ThreadPoolExecutor(threads) as getters:
-            list(getters.map(take, range(len(self._tensors))))
-        return {"began_ns": began_ns, "ended_ns": time.monotonic_ns()}
+        asked: deque[Future[StoredTensor]] = deque()
+        wanted = iter(range(len(self._tensors)))
+        while True:
+            for number in islice(wanted, at_once - len(asked)):
+                asked.append(store.get_async(bytes.fromhex(key), number, source=source))
+            if not asked:
+                return {"began_ns": began_ns, "ended_ns": time.monotonic_ns()}
+            with asked.popleft().result() as found:
+                if found.description.nbytes != self._tensors[0].nbytes:
+                    raise InternalError(Reason.INTERNAL, f"another tensor came for {found.id.name}")
 
     def check(self, key: str, source: str) -> dict[str, Any]:
         """Whether what comes is what this process has itself: both fill alike."""

@@ -47,24 +47,24 @@ class Stores:
             if not self._destination.ask("check", key=key, source=self._source_address)["equal"]:
                 raise InternalError(Reason.INTERNAL, "other bytes than those that were put came")
 
-    def put_s(self, *, at_once: bool, in_place: bool = False) -> float:
-        """Seconds from the first put until the destination has had the last tensor; it gets them in order. `in_place`:
-        the source has computed them in its store.
+    def put_s(self, gets_at_once: int, *, at_once: bool, in_place: bool = False) -> float:
+        """Seconds from the first put until the destination has had the last tensor; it gets them in order, so many at a
+        time. `in_place`: the source has computed them in its store.
         """
         with self._request() as key:
             put, got = self._both(
                 lambda: self._source.ask(
                     "put", key=key, to=self._destination_address, at_once=at_once, in_place=in_place
                 ),
-                lambda: self._destination.ask("get", key=key, source="", threads=1),
+                lambda: self._destination.ask("get", key=key, source="", at_once=gets_at_once),
             )
             return float(got["ended_ns"] - put["began_ns"]) / 1e9
 
-    def fetch_s(self, threads: int) -> float:
-        """Seconds in which the destination fetches what the source keeps."""
+    def fetch_s(self, gets_at_once: int) -> float:
+        """Seconds in which the destination fetches what the source keeps, so many at a time."""
         with self._request() as key:
             self._source.ask("keep", key=key)
-            got = self._destination.ask("get", key=key, source=self._source_address, threads=threads)
+            got = self._destination.ask("get", key=key, source=self._source_address, at_once=gets_at_once)
             return float(got["ended_ns"] - got["began_ns"]) / 1e9
 
     def _request(self) -> "_Request":

@@ -59,6 +59,8 @@ class FinishedBlocks:
     """The allocation that all blocks are of; empty: not checked."""
     firm_ttl_s: float | None = None
     """How long the lease is not taken back though nobody claims it; None: the default."""
+    stands_for: tuple[str, ...] = ()
+    """Live leases for one consumer each, whose blocks these are: when they are read here, they are read there."""
 
 
 @dataclass(frozen=True, eq=False)

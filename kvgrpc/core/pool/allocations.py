@@ -44,12 +44,15 @@ class Allocations:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
         state = self._state
         self.check_kind()
-        if event.allocation_id and not event.blocks:
-            blocks = self.find(event.allocation_id)
+        whole = event.allocation_id if not event.blocks else ""
+        if whole:
+            blocks = self.find(whole)
         else:
             blocks = state.resolve(event.blocks, "blocks")
             state.allocator.check_allocated(blocks, event.allocation_id)
-        if not event.validate_only:
+        if not event.validate_only and whole:
+            self._give_all_back(whole)
+        elif not event.validate_only:
             self._give_back(blocks)
         free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Freed(free))
@@ -57,9 +60,7 @@ class Allocations:
     def free_all(self, allocation_ids: Collection[str]) -> None:
         """Gives back what is left of these allocations, as by FreeBlocks; those that are gone are passed over."""
         for allocation_id in dict.fromkeys(allocation_ids):
-            blocks = self._state.allocator.find(allocation_id)
-            if blocks is not None:
-                self._give_back(blocks)
+            self._give_all_back(allocation_id)
 
     def find(self, allocation_id: str) -> Blocks:
         """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
@@ -149,6 +150,10 @@ class Allocations:
     def _give_back(self, blocks: Blocks) -> None:
         for allocation_id in self._state.allocator.free(blocks):
             self._state.timers.clear(Timer.ALLOCATION, allocation_id)
+
+    def _give_all_back(self, allocation_id: str) -> None:
+        self._state.allocator.free_allocation(allocation_id)
+        self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
     def check_kind(self) -> None:
         if self._state.pool.pool_kind is not PoolKind.SERVER_MANAGED:

@@ -4,6 +4,9 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.errors import NextStep, Reason
 
+WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""Why a lease ended early although nothing failed."""
+
 
 def send_failure(lease: Lease) -> Failure | None:
     """Why the SEND transfer of an ended lease did not succeed, None when it did."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
 from kvgrpc.core.send.covering import check_covers
-from kvgrpc.core.send.failures import send_failure
+from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
@@ -96,6 +96,7 @@ class HandOvers:
             after_step=event.after_step,
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             labels=event.labels,
+            stands_for=event.stands_for,
         )
 
     def add(self, lease: Lease, event: FinishedBlocks) -> None:
@@ -211,6 +212,15 @@ class HandOvers:
             self._end_send(lease, failure, cancelled=cancelled)
         else:
             state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
+        if how is LeaseState.DONE and lease.received:
+            self._done_elsewhere(lease)
+
+    def _done_elsewhere(self, lease: Lease) -> None:
+        """What was read under this lease was read under those that it stands for."""
+        for other in map(self._state.leases.find, lease.stands_for):
+            if other is not None and other.live:
+                other.read_as(lease, self._state.bytes_of([len(ids) for ids in other.blocks]))
+                self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
         """Ends the live lease of parts that were replaced; its push goes on. `reason` is what its readers are told."""
@@ -375,7 +385,7 @@ class HandOvers:
         if failure is None:
             end = State.SUCCEEDED
         else:
-            end = State.CANCELLED if cancelled or failure.reason in _WANTED_ENDS else State.FAILED
+            end = State.CANCELLED if cancelled or failure.reason in WANTED_ENDS else State.FAILED
         state.change(
             transfer.id,
             state=end,
@@ -388,7 +398,3 @@ class HandOvers:
             state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
             state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
-
-
-_WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
-"""Why a lease ended early although nothing failed."""

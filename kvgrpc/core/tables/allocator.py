@@ -30,6 +30,8 @@ class Allocator:
         self._ids: dict[int, str] = {}
         self._left: dict[int, int] = {}
         """How many blocks each allocation still holds: at least 1."""
+        self._whole: dict[int, Blocks] = {}
+        """The blocks of each of which none was given back by itself: whoever frees them all looks at those alone."""
         self._last = 0
 
     def choose(self, counts: Mapping[int, int]) -> Blocks:
@@ -61,6 +63,7 @@ class Allocator:
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
+        self._whole[self._last] = blocks
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last
             self._pins.give_out(group, ids)
@@ -75,6 +78,7 @@ class Allocator:
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             numbers, counts = np.unique(holder[ids], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                self._whole.pop(number, None)
                 self._left[number] -= count
                 if not self._left[number]:
                     ended.append(self._ids[number])
@@ -85,9 +89,12 @@ class Allocator:
 
     def free_allocation(self, allocation_id: str) -> None:
         """Gives back what is left of an allocation, if it still exists."""
-        blocks = self.find(allocation_id)
-        if blocks is not None:
-            self.free(blocks)
+        number, blocks = self._numbers.get(allocation_id), self.find(allocation_id)
+        if number is not None and blocks is not None:
+            for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
+                holder[ids] = 0
+                self._pins.take_back(group, ids)
+            self._forget(number)
 
     def known(self, allocation_id: str) -> bool:
         """Whether an allocation still holds a block."""
@@ -96,7 +103,9 @@ class Allocator:
     def find(self, allocation_id: str) -> Blocks | None:
         """The blocks that an allocation still holds; None when it does not exist."""
         number = self._numbers.get(allocation_id)
-        return None if number is None else tuple(np.flatnonzero(h == number) for h in self._holder)
+        if number is None:
+            return None
+        return self._whole.get(number) or tuple(np.flatnonzero(holder == number) for holder in self._holder)
 
     def check_allocated(self, blocks: Blocks, allocation_id: str = "") -> None:
         """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or were given out as blocks of
@@ -125,6 +134,7 @@ class Allocator:
     def _forget(self, number: int) -> None:
         del self._numbers[self._ids.pop(number)]
         del self._left[number]
+        self._whole.pop(number, None)
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:

@@ -89,6 +89,8 @@ class Lease:
     pushed: bool = False
     """Its blocks are pushed, part by part: only the push opens accesses on it."""
     labels: tuple[tuple[str, str], ...] = ()
+    stands_for: tuple[str, ...] = ()
+    """Leases for one consumer each that are read when this one is."""
     state: LeaseState = LeaseState.LIVE
     renewals: int = 0
     last_ttl_s: float = 0.0
@@ -142,6 +144,12 @@ class Lease:
             self.readers[consumer] -= 1
             if not self.readers[consumer]:
                 del self.readers[consumer]
+
+    def read_as(self, other: "Lease", nbytes: int) -> None:
+        """Whoever read the other one has read this one, with so many bytes."""
+        self.finished |= other.finished
+        self.received |= other.received
+        self.nbytes_done += nbytes
 
     @property
     def read(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.tensors.values import Description, Expected, TensorId
+from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
 
 CONSUMERS_MAX = 64
 """That one call sends a tensor to."""
@@ -19,7 +19,7 @@ class LeadAddress:
 
 @dataclass(frozen=True)
 class Put:
-    """A tensor, at its source in the pages of an allocation, or at another engine by a READ grant."""
+    """A tensor, at its source in the pages of an allocation; at another engine one, or a bundle, by a READ grant."""
 
     id: TensorId
     described: Description
@@ -31,11 +31,26 @@ class Put:
     timeout_s: float | None = None
     asynchronous: bool = False
     request_id: str = ""
+    bundled: tuple[Named, ...] = ()
+    """Further tensors, whose pages follow."""
+
+    @property
+    def tensors(self) -> tuple[Named, ...]:
+        """All of them."""
+        return (Named(self.id, self.described), *self.bundled)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor that is wanted."""
+
+    id: TensorId
+    expected: Expected = ANY
 
 
 @dataclass(frozen=True)
 class Get:
-    """A tensor that is wanted."""
+    """A tensor that is wanted; of its source also several."""
 
     id: TensorId
     expected: Expected
@@ -43,6 +58,15 @@ class Get:
     as_offer: bool = False
     timeout_s: float | None = None
     request_id: str = ""
+    bundled: tuple[Wanted, ...] = ()
+    """Further ones, of which those come with it that may."""
+    most_pages: int = 0
+    """Of all of them."""
+
+    @property
+    def wanted(self) -> tuple[Wanted, ...]:
+        """All of them."""
+        return (Wanted(self.id, self.expected), *self.bundled)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ class Offer:
     token: bytes = b""
     """The READ grant; empty until the hand-over stands."""
     transfer_id: str = ""
+    lent: str = ""
+    """The transfer by which its consumer reads it with others; empty: none does."""
     refused: KVGrpcError | None = None
     """Why a consumer that it was sent to does not have it."""
 
@@ -108,6 +110,11 @@ class Offer:
     def made(self) -> float:
         """When it was made known."""
         return self.since
+
+    @property
+    def may_go_together(self) -> bool:
+        """It is kept for one consumer, and is not on its way to it with others."""
+        return bool(self.token) and not self.consumers and self.consumer_count == 1 and not self.lent
 
     def is_same(self, other: "Offer") -> bool:
         """Whether one put, made twice, is what both are of: an allocation is handed over once."""

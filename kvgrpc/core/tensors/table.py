@@ -7,12 +7,14 @@ Rules:
 * What has ended is remembered: what comes late for it is refused, and stored nowhere.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.ended import Ended, too_late
-from kvgrpc.core.tensors.remembered import Remembered
+from kvgrpc.core.tensors.line import RESERVED
+from kvgrpc.core.tensors.offers import Offers
+from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.rows import (
     Answer,
     BringBack,
@@ -29,9 +31,9 @@ from kvgrpc.core.tensors.rows import (
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.core.tensors.values import Description, TensorId
-from kvgrpc.core.tensors.waits import RETRY_DELAY_S, Waits
-from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.core.tensors.values import Description, Named, TensorId
+from kvgrpc.core.tensors.waits import Waits
+from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
@@ -47,10 +49,9 @@ class TensorTable:
         self.effects: list[Effect] = []
         self.waits = Waits(limits.waits)
         self.ended = Ended(limits.tombstones, limits.tombstone_s)
-        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s)
-        """Offers that are over: the same put again is answered as the first one was."""
         self.tensors: dict[TensorId, Tensor] = {}
-        self.offers: dict[TensorId, Offer] = {}
+        self.kept = Offers(limits)
+        self.offers = self.kept.rows
         self.spill_pages = SpillPages(limits.spill_pages)
         self._of: dict[bytes, dict[TensorId, None]] = {}
         """Tensors and offers of each request."""
@@ -62,29 +63,26 @@ class TensorTable:
 
     # -- what comes from elsewhere
 
-    def arrive(self, id_: TensorId, described: Description, peer: str, ttl_s: float, now: float) -> Tensor | None:
-        """A tensor is to come here; None where the very same is here, or on its way.
+    def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float) -> list[Tensor]:
+        """A tensor, or a bundle, is to come here; nothing where the very same tensor is here, or on its way.
 
-        Raises what refuses it: PreconditionFailed for what comes too late (TRANSFER_ENDED, CANCELLED), and for another
-        one than is expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) where another one has the name;
-        OutOfRange (LIMIT_EXCEEDED) for one that is larger than the store; Exhausted (LIMIT_EXCEEDED).
+        Raises what refuses it, before anything changes: PreconditionFailed for what comes too late (TRANSFER_ENDED,
+        CANCELLED), and for another one than is expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) where
+        another one has the name, or one of a bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor that is larger
+        than the store, and a bundle that is larger than the part that is for what the engine waits for; Exhausted
+        (LIMIT_EXCEEDED); InvalidRequest for a bundle that names a tensor twice.
         """
-        self._check_alive(id_)
-        known = self.tensors.get(id_)
-        if known is not None:
-            if known.described != described:
-                raise _taken(id_, "was put here already, and is another one")
-            return None
-        if id_ in self.offers:
-            raise _taken(id_, "is this engine's own")
-        self._check_expected(id_, Purpose.GIVEN, described)
-        pages = self.check_size(described)
-        if len(self.tensors) >= self.limits.tensors:
-            raise _full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
-        tensor = Tensor(id_, described, pages, peer, now, ttl_s, next(self._numbers), now)
-        self.tensors[id_] = tensor
-        self._of.setdefault(id_.key, {})[id_] = None
-        return tensor
+        bundled = len(tensors) > 1
+        if bundled:
+            self._check_bundle(tensors)
+        known = [tensor.id for tensor in tensors if self._is_here(tensor, told=not bundled)]
+        if known and bundled:
+            raise taken(known[0], "is here, or on its way")
+        if known:
+            return []
+        if len(self.tensors) + len(tensors) > self.limits.tensors:
+            raise full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
+        return [self._arrives(tensor, peer, ttl_s, now) for tensor in tensors]
 
     def check_size(self, described: Description) -> int:
         """Pages that it takes. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
@@ -109,18 +107,20 @@ class TensorTable:
         for wait in waits:
             self._answer(wait, tensor)
 
-    def failed(self, id_: TensorId, error: KVGrpcError, *, fetched: bool) -> None:
-        """It does not come, this time: whoever put it hears it, and if it was `fetched` whoever asked its source. Who
-        waits for a put goes on, and who has a source asks that.
+    def failed(self, tensors: Sequence[Tensor], error: KVGrpcError, *, fetched: bool) -> None:
+        """They do not come, this time: whoever put them hears it, and if they were `fetched` whoever asked their
+        source. Who waits for a put goes on, and who has a source asks that.
         """
-        tensor = self.tensors.get(id_)
-        if tensor is not None and tensor.stage is Stage.ARRIVING:
-            self._drop(tensor)
-        for wait in self.waits.of(id_, _IN_STORE):
-            if wait.purpose is Purpose.STORED or (fetched and wait.fetches):
-                self._answer(wait, error)
-            elif wait.fetches:
-                self.effects.append(Fetch(wait.number))
+        for tensor in tensors:
+            if tensor.gone:
+                continue
+            if tensor.stage is Stage.ARRIVING:
+                self._drop(tensor)
+            for wait in self.waits.of(tensor.id, _IN_STORE):
+                if wait.purpose is Purpose.STORED or (fetched and wait.fetches):
+                    self._answer(wait, error)
+                elif wait.fetches:
+                    self.effects.append(Fetch(wait.number))
 
     def not_fetched(self, number: int, error: KVGrpcError) -> None:
         """The source that this call asked does not give it: the call hears it, unless it comes from elsewhere."""
@@ -147,7 +147,7 @@ class TensorTable:
         tensor = self.tensors.get(wait.id)
         if tensor is None:
             if wait.id in self.offers:
-                raise _taken(wait.id, "is this engine's own: it is kept for others")
+                raise taken(wait.id, "is this engine's own: it is kept for others")
             self.waits.add(wait)
             return
         wait.expected.check(tensor.described)
@@ -170,32 +170,19 @@ class TensorTable:
 
     # -- what is kept for others
 
-    def find_offer(self, asked: Offer) -> Offer | None:
-        """The offer that the same put made before, as it is, or was when it was over. Raises AlreadyExists
-        (TRANSFER_EXISTS) while another one has the name.
-        """
-        known, over = self.offers.get(asked.id), self.sent.get(asked.id)
-        if over is not None and over.is_same(asked):
-            return over
-        if known is not None and not known.is_same(asked):
-            why = "is kept here already, as another one or for others: it is put anew once it is released or fetched"
-            raise _taken(asked.id, why)
-        return known
-
     def offer(self, offer: Offer) -> Offer:
         """A tensor of this engine is kept for others, or is already, or was. Raises PreconditionFailed (TRANSFER_ENDED,
         CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS), Exhausted (LIMIT_EXCEEDED).
         """
         id_ = offer.id
         self._check_alive(id_)
-        known = self.find_offer(offer)
+        known = self.kept.find(offer)
         if known is not None:
             return known
         if id_ in self.tensors:
-            raise _taken(id_, "came from another engine")
+            raise taken(id_, "came from another engine")
         self._check_expected(id_, Purpose.OFFERED, offer.described)
-        if len(self.offers) >= self.limits.tensors:
-            raise _full(f"{len(self.offers)} tensors are kept here", self.limits.tensors)
+        self.kept.check_room()
         offer.number = next(self._numbers)
         self.offers[id_] = offer
         self._of.setdefault(id_.key, {})[id_] = None
@@ -216,7 +203,7 @@ class TensorTable:
     def offer_sent(self, offer: Offer, now: float) -> None:
         """It is kept no more, and how it was put is remembered."""
         self.offer_over(offer)
-        self.sent.add(offer.id, offer, now)
+        self.kept.sent.add(offer.id, offer, now)
 
     # -- ends
 
@@ -247,13 +234,13 @@ class TensorTable:
         """What is due ends: waits, what nobody has asked for, what is remembered."""
         self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
         self.ended.expire(now)
-        self.sent.expire(now)
+        self.kept.sent.expire(now)
         for _, name in self._timers.due(now):
             self._drop(self._unasked[name])
 
     def next_deadline(self) -> float | None:
         """When `due` has something to do."""
-        parts = (self.waits, self.ended, self.sent, self._timers)
+        parts = (self.waits, self.ended, self.kept.sent, self._timers)
         return min((time for part in parts if (time := part.next_deadline()) is not None), default=None)
 
     # -- room
@@ -310,18 +297,51 @@ class TensorTable:
 
     # -- parts of the above
 
+    def _check_bundle(self, tensors: Sequence[Named]) -> None:
+        most = self.store_pages // RESERVED
+        if sum(self.check_size(tensor.described) for tensor in tensors) > most:
+            text = f"a bundle takes at most {most} pages here"
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(most)})
+        if len({tensor.id for tensor in tensors}) < len(tensors):
+            raise invalid("bundled_tensors", "names a tensor twice")
+
+    def _is_here(self, tensor: Named, *, told: bool) -> bool:
+        """Or on its way. Raises what refuses one that is to come; `told`: also to who asked for another one."""
+        id_ = tensor.id
+        self._check_alive(id_)
+        known = self.tensors.get(id_)
+        if known is not None:
+            if known.described != tensor.described:
+                raise taken(id_, "was put here already, and is another one")
+            return True
+        if id_ in self.offers:
+            raise taken(id_, "is this engine's own")
+        self._check_expected(id_, Purpose.GIVEN, tensor.described, told=told)
+        self.check_size(tensor.described)
+        return False
+
+    def _arrives(self, named: Named, peer: str, ttl_s: float, now: float) -> Tensor:
+        id_, pages = named.id, self.check_size(named.described)
+        tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now)
+        self.tensors[id_] = tensor
+        self._of.setdefault(id_.key, {})[id_] = None
+        return tensor
+
     def _check_alive(self, id_: TensorId) -> None:
         error = self.ended.error(id_)
         if error is not None:
             raise error
 
-    def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description) -> None:
-        """Who asked for another one hears it at once, as whoever put this one does."""
+    def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description, *, told: bool = True) -> None:
+        """Who asked for another one hears it at once, as whoever put this one does; of a bundle only the latter, as
+        each of its tensors is put again by itself.
+        """
         for wait in self.waits.of(id_, (purpose,)):
             try:
                 wait.expected.check(described)
             except PreconditionFailed as error:
-                self._answer(wait, error)
+                if told:
+                    self._answer(wait, error)
                 raise
 
     def _bring_back(self, tensor: Tensor, now: float) -> None:
@@ -376,11 +396,3 @@ class TensorTable:
     def _answer(self, wait: Wait, result: Tensor | Offer | KVGrpcError) -> None:
         self.waits.forget(wait.number)
         self.effects.append(Answer(wait.number, result))
-
-
-def _taken(id_: TensorId, why: str) -> AlreadyExists:
-    return AlreadyExists(Reason.TRANSFER_EXISTS, f"tensor {id_.name} part {id_.part} {why}")
-
-
-def _full(what: str, limit: int) -> Exhausted:
-    return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})

@@ -6,11 +6,16 @@ The content of a tensor is an opaque id of 32 bytes:
              u32(layer)  u64(nbytes)  lp(content_digest)  lp(weights_revision) )
 
 where lp(x) is the field's length as a little-endian uint32 followed by its bytes, u32 and u64 are little-endian, and
-layer is 2^32 - 1 where none is stated. Test vectors: proto/vectors/tensor.json.
+layer is 2^32 - 1 where none is stated. That of a bundle, of n tensors whose pages follow each other, is
+
+    SHA-256( lp("kvgrpc tensors v1")  u32(n)  content[0] ... content[n - 1] )
+
+with the contents of its tensors. Test vectors: proto/vectors/tensor.json.
 """
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from kvgrpc.core.values.content import OPAQUE_BYTES_MAX, Content
@@ -27,6 +32,7 @@ DTYPES = ITEM_BYTES | {"bool": 1, "complex64": 8, "complex128": 16}
 _UINT32_END = 1 << 32
 _NO_LAYER = _UINT32_END - 1
 _DOMAIN = b"kvgrpc tensor v1"
+_BUNDLE_DOMAIN = b"kvgrpc tensors v1"
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,27 @@ ANY = Expected()
 """What a consumer expects that knows nothing."""
 
 
-def content_of(id_: TensorId, described: Description, weights: str, page_count: int) -> Content:
-    """What a lease on a tensor's pages is of. `weights`: the revision that the engine of either side states."""
-    digest = hashlib.sha256(
+@dataclass(frozen=True)
+class Named:
+    """A tensor's name, and what it is."""
+
+    id: TensorId
+    described: Description
+
+
+def content_of(tensors: Sequence[Named], weights: str, page_count: int) -> Content:
+    """What a lease on all pages of a tensor, or of a bundle, is of. `weights`: the revision that the engine of either
+    side states.
+    """
+    opaque = [_opaque(tensor.id, tensor.described, weights) for tensor in tensors]
+    if len(opaque) == 1:
+        return Content(page_count, opaque=opaque[0])
+    whole = hashlib.sha256(_prefixed(_BUNDLE_DOMAIN) + struct.pack("<I", len(opaque)) + b"".join(opaque))
+    return Content(page_count, opaque=whole.digest())
+
+
+def _opaque(id_: TensorId, described: Description, weights: str) -> bytes:
+    return hashlib.sha256(
         b"".join(
             (
                 _prefixed(_DOMAIN), _prefixed(id_.key), _prefixed(id_.name.encode()), struct.pack("<I", id_.part),
@@ -119,7 +143,6 @@ def content_of(id_: TensorId, described: Description, weights: str, page_count: 
             )
         )
     ).digest()  # fmt: skip
-    return Content(page_count, opaque=digest)
 
 
 def _prefixed(field: bytes) -> bytes:

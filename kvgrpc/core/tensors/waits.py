@@ -31,9 +31,9 @@ class Waits:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def check_room(self) -> None:
-        """Raises Exhausted (QUEUE_FULL) where there is no room for one more."""
-        if len(self._rows) >= self._most:
+    def check_room(self, count: int = 1) -> None:
+        """Raises Exhausted (QUEUE_FULL) where there is no room for so many more."""
+        if len(self._rows) + count > self._most:
             text = f"{self._most} calls wait for tensors here"
             raise Exhausted(Reason.QUEUE_FULL, text, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(self._most)})
 

@@ -1,5 +1,6 @@
 """TensorStore: the staging store of an engine that moves named tensors."""
 
+import threading
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
@@ -39,6 +40,11 @@ class TensorStore:
         self._saving = Saving(engine, self._thread, self._memory)
         self._got: dict[TensorId, _Got] = {}
         """What is asked for, or was got and not released."""
+        self._lock = threading.Lock()
+        self._released: list[TensorId] = []
+        """What was got and is released, of which nobody has been told."""
+        self._telling = False
+        """There is a job that tells it."""
 
     @classmethod
     def attach(cls, socket_path: str, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **attach: Any) -> Self:
@@ -202,7 +208,7 @@ class TensorStore:
             answer = yield from self._ask(request, deadline, trace)
         except KVGrpcError:
             got.asked -= 1
-            yield from self._release_if_over(id_, got)
+            yield from self._tell_released([id_] if self._is_over(id_, got) else [])
             raise
         got.asked -= 1
         return self._found(id_, got, answer)
@@ -229,27 +235,49 @@ class TensorStore:
         return StoredTensor(id_, what, data, is_view, self._give_back)
 
     def _give_back(self, id_: TensorId) -> None:
-        with suppress(Unavailable):  # of a store that is over nothing is held any more
-            self._thread.run(self._release(id_))
+        with self._lock:
+            self._released.append(id_)
+            idle, self._telling = not self._telling, True
+        if idle:
+            with suppress(Unavailable):  # of a store that is over nothing is held any more
+                self._thread.run(self._release())
 
-    def _release(self, id_: TensorId) -> Job:
-        """One that was got."""
-        got = self._got.get(id_)
-        if got is not None:
-            got.held -= 1
-            got.released = True
-            yield from self._release_if_over(id_, got)
+    def _release(self) -> Job:
+        """Those that were got and are released by now, and meanwhile, as many as there are at a time."""
+        while True:
+            with self._lock:
+                released, self._released = self._released, []
+                self._telling = bool(released)
+            if not released:
+                return
+            over = []
+            for id_ in released:
+                got = self._got.get(id_)
+                if got is not None:
+                    got.held -= 1
+                    got.released = True
+                    if self._is_over(id_, got):
+                        over.append(id_)
+            with suppress(KVGrpcError):  # the lead's life is over, and with it what was held
+                yield from self._tell_released(over)
 
-    def _release_if_over(self, id_: TensorId, got: "_Got") -> Job:
-        """The last release of a tensor is the one that counts, and none while somebody asks for it: the lead may have
-        given it by now, in the pages that a release would free.
+    def _is_over(self, id_: TensorId, got: "_Got") -> bool:
+        """Whether its lead is to be told. The last release of a tensor is the one that counts, and none while somebody
+        asks for it: the lead may have given it by now, in the pages that a release would free.
         """
         if got.asked or got.held or self._got.get(id_) is not got:
-            return
+            return False
         del self._got[id_]
-        if got.released:
-            names = [name_to_proto(id_)]
-            yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=id_.key, names=names)}
+        return got.released
+
+    def _tell_released(self, ids: Sequence[TensorId]) -> Job:
+        of: dict[bytes, list[TensorId]] = {}
+        for id_ in ids:
+            of.setdefault(id_.key, []).append(id_)
+        for key, rows in of.items():
+            for start in range(0, len(rows), NAMES_MAX):
+                names = [name_to_proto(id_) for id_ in rows[start : start + NAMES_MAX]]
+                yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)}
 
     def _release_all(self, key: bytes, ids: Sequence[TensorId], source: str) -> Job:
         """All of a request; or, of it, these: also where the source refuses some of them."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import tensor_pb2
@@ -17,19 +16,21 @@ from kvgrpc.wire.values import grant, pool_blocks
 async def put(lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
     """PutTensor."""
     found = await lead.tensors.put(wire.put(request, lead.config.limits), trace)
-    return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=wire.row(found, lead.runner.now))
+    first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in found]
+    return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
 async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
     """GetTensor."""
-    found, pages = await lead.tensors.get(wire.get(request), trace)
+    got = await lead.tensors.get(wire.get(request), trace)
     header = lead.header()
-    made = tensor_pb2.GetTensorResponse(header=header, tensor=wire.row(found, lead.runner.now))
-    if pages is not None:
-        allocation_id, ids = pages
+    first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in got.tensors]
+    made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
+    if got.pages is not None:
+        allocation_id, ids = got.pages
         made.pages.CopyFrom(pool_blocks((ids,), header.incarnation, allocation_id))
-    elif isinstance(found, Offer):
-        made.grant.CopyFrom(grant(found.token))
+    else:
+        made.grant.CopyFrom(grant(got.token))
     return made
 
 

@@ -1,16 +1,26 @@
 """From store to store: what the lead of one engine says to that of another."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
+from kvgrpc.core.tensors.values import Named, TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.v1 import tensor_pb2
-from kvgrpc.wire.tensors import described, description_to_proto, expected_to_proto, name_to_proto
+from kvgrpc.wire.tensors import (
+    bundled_to_proto,
+    described,
+    description_to_proto,
+    expected_to_proto,
+    name_to_proto,
+    wanted_to_proto,
+)
 from kvgrpc.wire.values import claims_of, duration, grant
 
+TOGETHER_S = 5.0
+"""How long a source may take to say what it keeps of several tensors."""
 GIVE_BACK_S = 5.0
 """How long a source may take to hear that its tensors are wanted no more."""
 
@@ -18,14 +28,15 @@ GIVE_BACK_S = 5.0
 async def deliver(
     remote: RemoteStores, put: Put, token: bytes, consumer: LeadAddress, left: Callable[[], float], trace: str
 ) -> KVGrpcError | None:
-    """Puts a tensor at one consumer, again and again while that has no room or cannot be reached; why it is not there,
-    if it is not. Never longer than what is `left`, in seconds.
+    """Puts a tensor at one consumer, again and again while that has no room or cannot be reached, or a bundle, once;
+    why it is not there, if it is not. Never longer than what is `left`, in seconds.
     """
     refused: KVGrpcError | None = None
     while (left_s := left()) > 0:
         request = tensor_pb2.PutTensorRequest(
             tensor=name_to_proto(put.id), description=description_to_proto(put.described), grant=grant(token),
             timeout=duration(left_s), request_id=put.request_id,
+            bundled_tensors=[bundled_to_proto(tensor) for tensor in put.bundled],
         )  # fmt: skip
         if put.ttl_s is not None:
             request.ttl.CopyFrom(duration(put.ttl_s))
@@ -37,6 +48,8 @@ async def deliver(
             return error
         else:
             return None
+        if put.bundled:
+            break
         delay_s = max(refused.retry_delay_s or 0.0, RETRY_DELAY_S)
         if delay_s >= left():
             break
@@ -65,6 +78,36 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
         raise PreconditionFailed(Reason.PEER_FAILED, f"{get.source.address} answers with no tensor: {error}") from error
     get.expected.check(found)
     return Put(get.id, found, token=reply.grant.token, request_id=get.request_id)
+
+
+async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: int, trace: str) -> Put:
+    """Those of several tensors of a request that their source keeps and gives together, as what is to be received.
+    Raises as `fetch`.
+    """
+    first, source = gets[0], gets[0].source
+    assert source is not None, "they are fetched from somewhere"
+    request = tensor_pb2.GetTensorRequest(
+        tensor=name_to_proto(first.id), expected=expected_to_proto(first.expected), as_offer=True,
+        timeout=duration(TOGETHER_S), request_id=first.request_id,
+        bundled_tensors=[wanted_to_proto(get) for get in gets[1:]], page_count_max=most_pages,
+    )  # fmt: skip
+    reply = await remote.get(source, request, TOGETHER_S, trace)
+    wanted = {get.id: get for get in gets}
+    try:
+        claims_of(reply.grant)
+        found = [
+            Named(TensorId(first.id.key, row.name, row.part), described(row.description))
+            for row in (reply.tensor, *reply.bundled_tensors)
+        ]
+    except KVGrpcError as error:
+        raise PreconditionFailed(Reason.PEER_FAILED, f"{source.address} answers with no tensors: {error}") from error
+    if not {tensor.id for tensor in found} <= wanted.keys():
+        raise PreconditionFailed(Reason.PEER_FAILED, f"{source.address} answers with tensors that were not asked for")
+    for tensor in found:
+        wanted[tensor.id].expected.check(tensor.described)
+    return Put(
+        found[0].id, found[0].described, token=reply.grant.token, request_id=first.request_id, bundled=tuple(found[1:])
+    )
 
 
 async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:

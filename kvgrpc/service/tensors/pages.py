@@ -26,10 +26,16 @@ Pages = tuple[str, Ids]
 
 @dataclass(eq=False)
 class _Wanted:
+    tensors: Sequence[Tensor]
     place: Place
     was_put: bool
     trace: str
-    future: asyncio.Future[Pages]
+    future: asyncio.Future[list[Pages]]
+
+    @property
+    def gone(self) -> bool:
+        """All were dropped."""
+        return all(tensor.gone for tensor in self.tensors)
 
 
 class StorePages:
@@ -48,19 +54,21 @@ class StorePages:
         self._looking = False
         self._alarm = Alarm(self._look_again)
 
-    async def take(self, tensor: Tensor, trace: str, put_until: float | None = None) -> Pages:
-        """Its pages, for which others may be spilled. A put, which is to be over by `put_until`, waits a moment for
-        them, and never so long that it cannot be told why; without that they are waited for as long as a call waits for
-        the tensor. Raises Exhausted (POOL_EXHAUSTED), and what refuses new work.
+    async def take(self, tensors: Sequence[Tensor], trace: str, put_until: float | None = None) -> list[Pages]:
+        """The pages of each, of all at once, for which others may be spilled. A put, which is to be over by
+        `put_until`, waits a moment for them, and never so long that it cannot be told why; without that they are waited
+        for as long as a call waits for one of the tensors. Raises Exhausted (POOL_EXHAUSTED), and what refuses new
+        work.
         """
-        if tensor.gone:
-            raise _unwanted()
+        ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
         was_put = put_until is not None
-        urgent = not was_put or bool(self._life.table.waits.of(tensor.id, (Purpose.GIVEN,)))
-        place = self.line.join(tensor.id, tensor.pages, urgent=urgent)
-        future: asyncio.Future[Pages] = asyncio.get_running_loop().create_future()
-        wanted = self._wanted[tensor.id] = _Wanted(place, was_put, trace, future)
+        urgent = not was_put or any(self._life.table.waits.of(id_, (Purpose.GIVEN,)) for id_ in ids)
+        future: asyncio.Future[list[Pages]] = asyncio.get_running_loop().create_future()
+        wanted = _Wanted(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
+        self._wanted |= dict.fromkeys(ids, wanted)
         try:
+            if wanted.gone:
+                raise _unwanted()
             self.look()
             most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
             if not future.done():
@@ -68,29 +76,31 @@ class StorePages:
             if future.done():
                 return future.result()
         finally:
-            if self._wanted.get(tensor.id) is wanted:
-                del self._wanted[tensor.id]
-            if was_put and not future.done() and not tensor.gone:
-                self.line.refuse(place, self._life.now)
+            for id_ in ids:
+                if self._wanted.get(id_) is wanted:
+                    del self._wanted[id_]
+            if was_put and not future.done() and not wanted.gone:
+                self.line.refuse(wanted.place, self._life.now)
             else:
-                self.line.leave(place)
+                self.line.leave(wanted.place)
             self._look_at(self._life.now)
         raise Exhausted(
             Reason.POOL_EXHAUSTED,
-            f"the store has no room for {tensor.pages} pages beside the {self.line.reserved} that are for tensors "
+            f"the store has no room for {count} pages beside the {self.line.reserved} that are for tensors "
             "which its engine waits for, or others came first",
             retry_delay_s=RETRY_DELAY_S,
         )
 
     def hurry(self, tensor: Tensor) -> None:
         """The engine waits for it."""
-        self.line.hurry(tensor.id)
+        wanted = self._wanted.get(tensor.id)
+        self.line.hurry(tensor.id if wanted is None else wanted.place.id)
         self.look()
 
     def forget(self, tensor: Tensor) -> None:
         """It was dropped, and wants no pages."""
         wanted = self._wanted.get(tensor.id)
-        if wanted is not None and not wanted.future.done():
+        if wanted is not None and wanted.gone and not wanted.future.done():
             self.line.leave(wanted.place)
             wanted.future.set_exception(_unwanted())
             self._look_at(self._life.now)
@@ -117,20 +127,26 @@ class StorePages:
             assert place.absent_until is not None, "it waits here, or is to come again"
             self._look_at(place.absent_until)
             return False
-        if not wanted.was_put and not life.table.waits.of(place.id, (Purpose.STORED, Purpose.GIVEN)):
+        if not wanted.was_put and not any(
+            life.table.waits.of(tensor.id, (Purpose.STORED, Purpose.GIVEN)) for tensor in wanted.tensors
+        ):
             self._end(wanted, _unwanted())
             return True
         lacks = self.line.lacks(place, life.transfers.free_pages())
         if lacks:
             self._make_room(lacks - self._spilling)
             return False
+        taken: list[Pages] = []
         try:
-            pages = life.transfers.allocate(place.pages, wanted.trace)
+            for tensor in wanted.tensors:
+                taken.append(life.transfers.allocate(tensor.pages, wanted.trace))
         except KVGrpcError as error:
+            for allocation_id, _ in taken:
+                life.transfers.free(allocation_id)
             self._end(wanted, error.untraced())
         else:
             self.line.leave(place)
-            wanted.future.set_result(pages)
+            wanted.future.set_result(taken)
         return True
 
     def _end(self, wanted: _Wanted, error: KVGrpcError) -> None:
@@ -141,7 +157,7 @@ class StorePages:
         """A tensor outside of the store is wanted in it."""
         life, table = self._life, self._life.table
         try:
-            allocation_id, pages = await self.take(tensor, "")
+            ((allocation_id, pages),) = await self.take((tensor,), "")
         except KVGrpcError as error:
             self._free(table.stays_out(tensor, error.untraced(), life.now))
             return

@@ -1,118 +1,280 @@
-"""Tensors of this engine: handed over, sent to their consumers, or kept until these fetch them."""
+"""Tensors of this engine that are put: handed over and sent to their consumers, or kept until these fetch them.
+
+What is put to the same consumers while others are on their way there waits a moment, and goes together with what else
+waits: as a bundle, one hand-over that a consumer reads at once. A bundle that a consumer does not take, for whatever
+reason, is tried no second time: each of its tensors is sent by itself then.
+"""
 
 import asyncio
 import logging
+from dataclasses import dataclass, field, replace
 
 from kvgrpc.core.events import CancelScope
-from kvgrpc.core.tensors.calls import Put
+from kvgrpc.core.tensors.bundles import BYTES_MAX, Gathering
+from kvgrpc.core.tensors.calls import LeadAddress, Put
+from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import Offer
+from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
+from kvgrpc.service.tensors.keeping import Keeping
 from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
+LIMITS_MAX = 1_024
+"""Consumers that said how much a bundle may take there, of which that is remembered."""
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What puts have in common that may go together."""
+
+    key: bytes
+    consumers: tuple[LeadAddress, ...]
+    ttl_s: float | None
+    request_id: str
+    trace: str
+
+
+@dataclass(eq=False)
+class _Way:
+    """One put to consumers, until they have the tensor."""
+
+    offer: Offer
+    put: Put
+    until: float
+    route: _Route
+    accepted: bool = False
+    """Its call was not refused at once: what it put is this lead's."""
+    ended: bool = False
+    """Its hand-over ended before its consumers had it, not by a `withdraw`: it is not sent again."""
+    done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Sending:
-    """What is kept for others in one life."""
+    """What is put in one life."""
 
-    def __init__(self, life: Life, remote: RemoteStores) -> None:
+    def __init__(self, life: Life, remote: RemoteStores, keeping: Keeping) -> None:
         self._life = life
         self._remote = remote
-        self._offers: dict[str, Offer] = {}
-        """By transfer."""
-        self._under_way: dict[Offer, asyncio.Task[None]] = {}
+        self._keeping = keeping
+        self._ways: dict[Offer, _Way] = {}
+        self._sent: dict[str, list[_Way]] = {}
+        """Those that are handed over, by transfer."""
+        self._gathering: Gathering[_Route, _Way] = Gathering()
+        self._most_pages = pages_for(BYTES_MAX, life.table.page_bytes)
+        self._limits: dict[tuple[LeadAddress, ...], int] = {}
+        """Pages that a bundle may take, of consumers that refused a larger one."""
+        self._alarm = Alarm(self._due)
 
     async def put(self, put: Put, until: float, trace: str) -> Offer:
         """PutTensor at the source, for the first time or again. Raises what it, or the first consumer, refuses it with,
         and DeadlineExceeded (DEADLINE) where it is put again and the first put takes longer.
         """
         offer, again = self._offer(put, until, trace)
-        if put.asynchronous:
-            return offer
-        if (sent := self._under_way.get(offer)) is not None:
-            await asyncio.wait((sent,), timeout=until - self._life.now if again else None)
-            if not sent.done():
+        way = self._ways.get(offer)
+        if way is not None and not put.asynchronous:
+            await asyncio.wait((way.done,), timeout=until - self._life.now if again else None)
+            if not way.done.done():
                 late = "the tensor is still on its way to its consumers"
                 raise DeadlineExceeded(Reason.DEADLINE, late, metadata={"phase": "tensor"})
-            if sent.cancelled():
+            if way.done.cancelled():
                 raise gone(self._life.lead)
-            sent.result()
-        if offer.refused is not None:
+        if offer.refused is not None and not put.asynchronous:
             raise copied(offer.refused)
         return offer
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:
         """That transfer is over. The node is busy."""
-        offer = self._offers.pop(transfer_id, None)
-        if offer is not None and (succeeded or offer.consumers):
-            self._life.table.offer_sent(offer, self._life.now)
-        elif offer is not None:
-            self._life.table.offer_over(offer)
+        for way in self._sent.pop(transfer_id, ()):
+            way.ended = not succeeded
+            self._life.table.offer_sent(way.offer, self._life.now)
 
     def withdraw(self, offer: Offer) -> None:
-        """It is kept no more."""
-        self._offers.pop(offer.transfer_id, None)
+        """It is put no more. What was to go with it goes by itself."""
+        self._sent.pop(offer.transfer_id, None)
+        way = self._ways.get(offer)
+        if way is not None:
+            self._gathering.discard(way.route, way)
+            ended = self._life.table.ended.error(offer.id)
+            offer.refused = ended or too_late(offer.id, offer.id, Reason.TRANSFER_ENDED)
+            self._over(way)
         self._life.transfers.end(offer.transfer_id, "the tensor was taken back", CancelScope.BOTH)
 
+    def end(self) -> None:
+        """The life is over."""
+        self._alarm.clear()
+        for way in self._ways.values():
+            way.done.cancel()
+
+    # -- puts
+
     def _offer(self, put: Put, until: float, trace: str) -> tuple[Offer, bool]:
-        """Hands it over and begins to send it, if that was not done before; whether it was."""
-        table, lead = self._life.table, self._life.lead
+        """What is kept; where that is new it is handed over, or begins its way. Whether it was put before."""
+        life, table, lead = self._life, self._life.table, self._life.lead
         pages = table.check_size(put.described)
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
-        asked = Offer(
-            put.id, put.described, pages, put.allocation_id, put.consumers, self._life.now, put.consumer_count
-        )
-        known = table.find_offer(asked)
+        asked = Offer(put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count)
+        known = table.kept.find(asked)
         if known is None:
             lead.node.state.check_open()
-            held = len(self._life.transfers.pages_of(put.allocation_id))
+            held = len(life.transfers.pages_of(put.allocation_id))
             if held != pages:
                 raise InvalidRequest(
                     Reason.BLOCK_COUNT_MISMATCH, f"the tensor takes {pages} pages, and the allocation has {held}"
                 )
         try:
             offer = table.offer(asked)
-            if known is None:
-                self._hand_over(offer, put, until, trace)
+            if known is None and put.consumers:
+                self._begin(offer, put, until, trace)
+            elif known is None:
+                self._keeping.keep(offer, put, trace)
         finally:
-            self._life.perform()
+            life.perform()
         return offer, known is not None
 
-    def _hand_over(self, offer: Offer, put: Put, until: float, trace: str) -> None:
-        life, limits = self._life, self._life.lead.config.limits
-        ttl_s = put.ttl_s or limits.lease_ttl_s
-        if put.consumers:
-            ttl_s = min(max(ttl_s, until - life.now), limits.lease_cap_s)
-        try:
-            token, transfer_id = life.transfers.hand_over(offer, put, ttl_s, trace)
-        except KVGrpcError:
-            life.table.offer_over(offer)
-            raise
-        life.table.offered(offer, token, transfer_id)
-        self._offers[transfer_id] = offer
-        if put.consumers:
-            self._under_way[offer] = life.spawn(self._send(offer, put, until, trace))
-        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # its lease is, which was not heard
-            self.over(transfer_id, succeeded=False)
+    # -- ways to consumers
 
-    async def _send(self, offer: Offer, put: Put, until: float, trace: str) -> None:
-        """To all consumers; the offer says why the first is without it, if one is. The hand-over ends then, and also
-        where a consumer had the tensor already and never came for it.
-        """
-        life = self._life
+    def _begin(self, offer: Offer, put: Put, until: float, trace: str) -> None:
+        """It goes at once, or waits for its turn. Raises what refuses it at once."""
+        self._life.lead.node.state.check_room()
+        way = _Way(offer, put, until, _Route(put.id.key, put.consumers, put.ttl_s, put.request_id, trace))
+        self._ways[offer] = way
+        self._gathering.add(way.route, way, offer.pages, self._life.now)
+        self._look(way.route)
+        if way.done.done() and offer.refused is not None:
+            raise copied(offer.refused)
+        way.accepted = True
+
+    def _due(self) -> None:
+        """Some have waited long enough."""
+        if not self._life.over:
+            for route in self._gathering.due(self._life.now):
+                self._look(route)
+            self._life.perform()
+
+    def _look(self, route: _Route) -> None:
+        """Sends those whose turn it is."""
+        most_pages = self._limits.get(route.consumers, self._most_pages)
+        while ways := self._gathering.take(route, most_pages, self._life.now):
+            sent = self._hand_over(ways)
+            if sent is None and len(ways) == 1:
+                self._gathering.ended(route)
+            else:
+                self._life.spawn(self._send_next(ways, sent))
+        self._alarm.set(self._gathering.next_deadline())
+
+    async def _send_next(self, ways: list[_Way], sent: "_Sent | None") -> None:
+        """Sends what was taken from a route, and what waits there after it."""
+        route = ways[0].route
         try:
-            sends = [
-                deliver(self._remote, put, offer.token, consumer, lambda: until - life.now, trace)
-                for consumer in put.consumers
-            ]
-            errors = [error for error in await asyncio.gather(*sends) if error is not None]
-            if errors:
-                offer.refused = errors[0].untraced()
-                _log.info("tensor %s part %d was not put: %s", put.id.name, put.id.part, errors[0])
-            life.transfers.end(offer.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
+            await self._send(ways, sent)
         finally:
-            del self._under_way[offer]
+            self._gathering.ended(route)
+        self._look(route)
+        self._life.perform()
+
+    async def _send(self, ways: list[_Way], sent: "_Sent | None") -> None:
+        """To all consumers. The hand-over ends then, and also where a consumer had the tensor already and never came
+        for it.
+        """
+        errors = [] if sent is None else await self._deliver(ways, sent)
+        if sent is not None:
+            self._sent.pop(sent.transfer_id, None)
+        if len(ways) > 1 and (errors or sent is None):
+            self._learn(ways[0].route, errors)
+            await asyncio.gather(*(self._send_alone(way) for way in ways if not way.ended and not way.done.done()))
+        for way in ways:
+            if errors and (way.ended or len(ways) == 1):
+                self._refuse(way, errors[0])
+            self._over(way)
+        if sent is not None:
+            self._life.transfers.end(sent.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
+
+    async def _send_alone(self, way: _Way) -> None:
+        """One of a bundle that a consumer did not take."""
+        sent = self._hand_over([way])
+        self._life.perform()
+        if sent is not None:
+            await self._send([way], sent)
+
+    async def _deliver(self, ways: list[_Way], sent: "_Sent") -> list[KVGrpcError]:
+        """Why consumers are without it, of those that are."""
+        life, put, until = self._life, _together(ways), min(way.until for way in ways)
+
+        def left() -> float:
+            return 0.0 if all(way.done.done() for way in ways) else until - life.now
+
+        sends = [
+            deliver(self._remote, put, sent.token, consumer, left, ways[0].route.trace) for consumer in put.consumers
+        ]
+        return [error for error in await asyncio.gather(*sends) if error is not None]
+
+    def _hand_over(self, ways: list[_Way]) -> "_Sent | None":
+        """The pages of all of them, for at least as long as their puts may take; None where that is refused, which one
+        by itself is over with, and may be put again.
+        """
+        life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
+        until = max(way.until for way in ways)
+        ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.now), limits.lease_cap_s)
+        offers = [way.offer for way in ways]
+        try:
+            token, transfer_id = life.transfers.hand_over(offers, put, ttl_s, ways[0].route.trace)
+        except KVGrpcError as error:
+            if len(ways) == 1:
+                self._refuse(ways[0], error)
+                self._life.table.offer_over(ways[0].offer)
+                self._over(ways[0])
+            return None
+        for offer in offers:
+            offer.transfer_id = transfer_id
+        self._sent[transfer_id] = ways
+        if len(offers) == 1:
+            life.table.offered(offers[0], token, transfer_id)
+        return _Sent(token, transfer_id)
+
+    def _learn(self, route: _Route, errors: list[KVGrpcError]) -> None:
+        """How much a bundle may take there."""
+        most = [error.metadata.get("limit", "") for error in errors if error.reason is Reason.LIMIT_EXCEEDED]
+        if most:
+            self._limits[route.consumers] = min(int(text) if text.isdecimal() else 0 for text in most)
+            if len(self._limits) > LIMITS_MAX:
+                del self._limits[next(iter(self._limits))]
+
+    def _refuse(self, way: _Way, error: KVGrpcError) -> None:
+        """It is not at its consumers, for this reason, unless that is known."""
+        id_ = way.offer.id
+        if way.offer.refused is None:
+            way.offer.refused = error.untraced()
+            _log.info("tensor %s part %d was not put: %s", id_.name, id_.part, error)
+
+    def _over(self, way: _Way) -> None:
+        """Its consumers have it, or one of them is without it; that is remembered, of what was handed over and not
+        taken back. Idempotent.
+        """
+        if self._ways.pop(way.offer, None) is None:
+            return
+        life = self._life
+        if way.accepted:
+            life.transfers.free(way.offer.allocation_id)
+        if life.table.offers.get(way.offer.id) is way.offer:
+            life.table.offer_sent(way.offer, life.now)
+        if not way.done.done():
+            way.done.set_result(None)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A hand-over to consumers."""
+
+    token: bytes
+    transfer_id: str
+
+
+def _together(ways: list[_Way]) -> Put:
+    """The put of all of them."""
+    return replace(ways[0].put, bundled=tuple(tensor for way in ways[1:] for tensor in way.put.tensors))

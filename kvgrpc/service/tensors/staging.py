@@ -6,18 +6,16 @@ its events.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.tensors.calls import Get, Put, Release
-from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Fetch, Offer, Purpose, Tensor, Wait
+from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Fetch, Offer, Purpose, Tensor
 from kvgrpc.core.tensors.store import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
-from kvgrpc.core.tensors.values import ANY, Expected, TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import read_claims
@@ -26,16 +24,17 @@ from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.runner import copied
-from kvgrpc.service.tensors.delivery import fetch, give_back
+from kvgrpc.service.tensors.delivery import give_back
+from kvgrpc.service.tensors.fetching import Fetching
+from kvgrpc.service.tensors.keeping import Keeping
 from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.pages import Pages, StorePages
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.sending import Sending
 from kvgrpc.service.tensors.spill import Memory, SpillMemory
 from kvgrpc.service.tensors.transfers import error_of
+from kvgrpc.service.tensors.waiting import Result, Waiting
 
-Result = Tensor | Offer
 TELLING_MAX = 1_024
 """Calls that tell a source that its tensors are wanted no more."""
 
@@ -46,29 +45,26 @@ class _Store:
 
     life: Life
     pages: StorePages
+    waiting: Waiting
+    keeping: Keeping
     sending: Sending
+    fetching: Fetching
 
     @property
     def table(self) -> TensorTable:
         return self.life.table
 
 
-@dataclass(eq=False)
-class _Fetching:
-    """What asks the source of a call: one task at a time."""
+@dataclass(frozen=True)
+class Got:
+    """What a GetTensor gave."""
 
-    make: Callable[[], "asyncio.Task[None]"]
-    task: "asyncio.Task[None] | None" = None
-
-    def begin(self) -> None:
-        """Unless it is being asked."""
-        if self.task is None or self.task.done():
-            self.task = self.make()
-
-    def end(self) -> None:
-        """The call waits no more."""
-        if self.task is not None:
-            self.task.cancel()
+    tensors: Sequence[Result]
+    """One; of a source that was asked for several as many as go together."""
+    pages: Pages | None = None
+    """Its allocation and pages; of what is kept for others None."""
+    token: bytes = b""
+    """The grant of what is kept for others."""
 
 
 class Staging:
@@ -76,13 +72,8 @@ class Staging:
 
     def __init__(self, lead: Lead, remote: RemoteStores, memory: Callable[[], Memory | None]) -> None:
         self._lead, self._remote, self._memory = lead, remote, memory
-        self._numbers = count(1)
-        self._answers: dict[int, asyncio.Future[Result | KVGrpcError]] = {}
-        """Of calls that wait."""
-        self._fetches: dict[int, _Fetching] = {}
-        """Of those among them that name a source."""
-        self._arriving: dict[str, tuple[Tensor, bool]] = {}
-        """By transfer; and whether it was fetched."""
+        self._arriving: dict[str, tuple[Sequence[Tensor], bool]] = {}
+        """By transfer; and whether they were fetched."""
         self._alarm = Alarm(self._due)
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
@@ -112,40 +103,40 @@ class Staging:
             )
         return self._store
 
-    async def put(self, put: Put, trace: str) -> Result:
-        """PutTensor: the tensor as it is here."""
+    async def put(self, put: Put, trace: str) -> Sequence[Result]:
+        """PutTensor: the tensors as they are here."""
         store, limits = self.store, self._lead.config.limits
         self._lead.node.state.check_key(put.id.key)
         until = self._lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
             return await self._receive(store, put, until, trace)
-        return await store.sending.put(put, until, trace)
+        return [await store.sending.put(put, until, trace)]
 
-    async def get(self, get: Get, trace: str) -> tuple[Result, Pages | None]:
-        """GetTensor: the tensor, its allocation and pages; of an offer None."""
+    async def get(self, get: Get, trace: str) -> Got:
+        """GetTensor."""
         store = self.store
         if get.source is not None:
             self._lead.check_dial(get.source.address, "source.address")
         self._lead.node.state.check_key(get.id.key)
+        if get.bundled:
+            offers, token = store.keeping.lend(get, trace)
+            return Got(offers, token=token)
         most_s = self._lead.config.limits.wait_s
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
-        number = self._ask(store, get.id, purpose, until, get.expected, fetches=get.source is not None)
+        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=get.source is not None)
         if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
             store.pages.hurry(tensor)
         if get.source is not None:
-            self._fetches[number] = _Fetching(lambda: store.life.spawn(self._fetch(store, number, get, until, trace)))
-            if get.id not in store.table.tensors:
-                self._fetches[number].begin()
+            store.fetching.add(number, get, until, trace)
         try:
-            found = await self._answer_to(store, number)
+            found = await store.waiting.end_of(number)
         finally:
-            if (fetching := self._fetches.pop(number, None)) is not None:
-                fetching.end()
+            store.fetching.end(number)
         if isinstance(found, Offer):
-            return found, None
+            return Got((found,), token=found.token)
         store.table.check_held(found)
-        return found, (found.allocation_id, store.life.transfers.pages_of(found.allocation_id))
+        return Got((found,), (found.allocation_id, store.life.transfers.pages_of(found.allocation_id)))
 
     def release(self, release: Release) -> int:
         """ReleaseTensors: how many were here."""
@@ -185,62 +176,70 @@ class Staging:
 
     # -- what comes
 
-    async def _receive(self, store: _Store, put: Put, until: float, trace: str) -> Result:
+    async def _receive(self, store: _Store, put: Put, until: float, trace: str) -> Sequence[Tensor]:
         claims = read_claims(put.token)
         source = claims.address
         self._lead.check_dial(source, "grant")
         self._lead.node.state.check_open()
-        pages = store.table.check_size(put.described)
+        pages = sum(store.table.check_size(tensor.described) for tensor in put.tensors)
         if claims.token_count != pages:
             raise PreconditionFailed(
                 Reason.INCOMPATIBLE_POOLS,
-                f"the tensor takes {pages} pages here, and {claims.token_count} at its source: the stores have pages "
-                "of different sizes, or the grant is of another tensor",
+                f"{pages} pages are taken here, and {claims.token_count} at the source: the stores have pages of "
+                "different sizes, or the grant is of other tensors",
             )
-        store.table.waits.check_room()
+        store.table.waits.check_room(len(put.tensors))
         ttl_s = put.ttl_s or self._lead.config.limits.registration_timeout_s
         try:
-            tensor = store.table.arrive(put.id, put.described, source, ttl_s, store.life.now)
+            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now)
         finally:
             self._perform()
-        number = self._ask(store, put.id, Purpose.STORED, until)
-        if tensor is not None:
-            store.life.spawn(self._bring(store, tensor, put, trace, until))
-        return await self._answer_to(store, number)
+        numbers = [store.waiting.begin(tensor.id, Purpose.STORED, until) for tensor in put.tensors]
+        if tensors:
+            store.life.spawn(self._bring(store, tensors, put, trace, until))
+        return await store.waiting.end_of_all(numbers)
 
-    async def _fetch(self, store: _Store, number: int, get: Get, until: float, trace: str) -> None:
-        """Asks for what is kept elsewhere, for this call and as long as it waits, and begins to bring it."""
-        table = store.table
-        try:
-            put = await fetch(self._remote, get, until - store.life.now, trace)
-            source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
-            self._lead.check_dial(source, "grant")
-            tensor = table.arrive(put.id, put.described, source, ttl_s, store.life.now)
-        except KVGrpcError as error:
-            table.not_fetched(number, error.untraced())
-        else:
-            if tensor is not None:
-                store.life.spawn(self._bring(store, tensor, put, trace))
-        self._perform()
+    def _fetched(self, store: _Store, put: Put, trace: str) -> None:
+        """Begins to bring what its source gives. Raises what refuses it."""
+        source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
+        self._lead.check_dial(source, "grant")
+        tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now)
+        if tensors:
+            store.life.spawn(self._bring(store, tensors, put, trace))
 
-    async def _bring(self, store: _Store, tensor: Tensor, put: Put, trace: str, put_until: float | None = None) -> None:
-        """Gives it pages and begins its pull. It was put here, or, without a time for that, fetched."""
-        transfers, fetched = store.life.transfers, put_until is None
+    async def _bring(
+        self, store: _Store, tensors: Sequence[Tensor], put: Put, trace: str, put_until: float | None = None
+    ) -> None:
+        """Gives them pages and begins their pull. They were put here, or, without a time for that, fetched. What is
+        fetched together and does not come is asked for again, by itself.
+        """
+        transfers, fetched = store.life.transfers, put_until is None and not put.bundled
+        taken: list[Pages] = []
         try:
-            allocation_id, pages = await store.pages.take(tensor, trace, put_until)
-            if tensor.gone:
-                transfers.free(allocation_id)
-                return
-            tensor.allocation_id = allocation_id
-            tensor.transfer_id = transfers.pull(tensor, pages, put, trace)
+            taken = await store.pages.take(tensors, trace, put_until)
+            for tensor, (allocation_id, _) in zip(tensors, taken, strict=True):
+                tensor.allocation_id = allocation_id
+            transfer_id = "" if _gone(tensors) else transfers.pull([pages for _, pages in taken], put, trace)
         except KVGrpcError as error:
-            if not tensor.gone:
-                store.table.failed(tensor.id, error.untraced(), fetched=fetched)
+            store.table.failed(tensors, error.untraced(), fetched=fetched)
         else:
-            self._arriving[tensor.transfer_id] = tensor, fetched
-            if (now := transfers.find(tensor.transfer_id)) is not None:  # what became of it by now was not heard
+            for tensor in tensors:
+                tensor.transfer_id = transfer_id
+            self._arriving[transfer_id] = tensors, fetched
+            self._end_if_unwanted(store, transfer_id)
+            if (now := transfers.find(transfer_id)) is not None:  # what became of it by now was not heard
                 self._changed(now)
+        for tensor in tensors:
+            if tensor.gone and tensor.allocation_id:
+                transfers.free(tensor.allocation_id)  # as it was dropped before it had its pages
         self._perform()
+
+    def _end_if_unwanted(self, store: _Store, transfer_id: str) -> None:
+        """Nobody wants any of the tensors that it brings."""
+        tensors, _ = self._arriving.get(transfer_id, ((), False))
+        if tensors and _gone(tensors):
+            del self._arriving[transfer_id]
+            store.life.transfers.end(transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
 
     # -- what the node says
 
@@ -249,12 +248,15 @@ class Staging:
         store = self._store
         if store is None or not transfer.over:
             return
-        tensor, fetched = self._arriving.pop(transfer.id, (None, False))
-        if tensor is not None and transfer.state is State.SUCCEEDED:
-            store.table.stored(tensor, store.life.now)
-        elif tensor is not None:
-            store.table.failed(tensor.id, error_of(transfer.failure), fetched=fetched)
-        store.sending.over(transfer.id, succeeded=transfer.state is State.SUCCEEDED)
+        tensors, fetched = self._arriving.pop(transfer.id, ((), False))
+        if transfer.state is State.SUCCEEDED:
+            for tensor in tensors:
+                if not tensor.gone:
+                    store.table.stored(tensor, store.life.now)
+        elif tensors:
+            store.table.failed(tensors, error_of(transfer.failure), fetched=fetched)
+        for part in (store.sending, store.keeping):
+            part.over(transfer.id, succeeded=transfer.state is State.SUCCEEDED)
 
     def _look(self) -> None:
         """The node has handled its events."""
@@ -264,6 +266,7 @@ class Staging:
         self._looking = True
         try:
             self._see_cancels(store)
+            store.keeping.look()
             store.pages.look()
         finally:
             self._looking = False
@@ -298,12 +301,9 @@ class Staging:
     def _do(self, store: _Store, effect: Effect) -> None:
         match effect:
             case Answer(wait, result):
-                future = self._answers.get(wait)
-                if future is not None and not future.done():
-                    future.set_result(result)
+                store.waiting.answer(wait, result)
             case Drop(tensor):
-                if self._arriving.pop(tensor.transfer_id, None) is not None:
-                    store.life.transfers.end(tensor.transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
+                self._end_if_unwanted(store, tensor.transfer_id)
                 if tensor.allocation_id:
                     store.life.transfers.free(tensor.allocation_id)
                 else:
@@ -311,48 +311,15 @@ class Staging:
             case BringBack(tensor):
                 store.life.spawn(store.pages.bring_back(tensor))
             case Fetch(wait):
-                if (fetching := self._fetches.get(wait)) is not None:
-                    fetching.begin()
+                store.fetching.begin(wait)
             case _:
-                store.sending.withdraw(effect.offer)
+                (store.sending if effect.offer.consumers else store.keeping).withdraw(effect.offer)
 
     def _due(self) -> None:
         if self._store is not None:
             self._store.table.due(self._store.life.now)
             self._perform()
             self._store.pages.look()
-
-    # -- who waits
-
-    def _ask(
-        self, store: _Store, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY,
-        *, fetches: bool = False,
-    ) -> int:  # fmt: skip
-        """A call that waits. Raises what refuses it."""
-        number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        try:
-            store.table.ask(Wait(number, id_, purpose, until, expected, fetches), store.life.now)
-        except KVGrpcError:
-            del self._answers[number]
-            raise
-        finally:
-            self._perform()
-        return number
-
-    async def _answer_to(self, store: _Store, number: int) -> Result:
-        try:
-            result = await self._answers[number]
-        finally:
-            store.table.waits.forget(number)
-            del self._answers[number]
-            if not store.life.over:
-                store.pages.look()
-        if store.life.over:
-            raise gone(self._lead)
-        if isinstance(result, KVGrpcError):
-            raise copied(result)
-        return result
 
     # -- lives
 
@@ -367,19 +334,28 @@ class Staging:
         table = TensorTable(config.tensors.limits(spill_pages, config.limits), engine.pool.groups[0].blocks, page_bytes)
         life = Life(self._lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))
-        self._store = _Store(life, pages, Sending(life, self._remote))
+        keeping = Keeping(life)
+        store = self._store = _Store(
+            life, pages, Waiting(life, pages.look), keeping, Sending(life, self._remote, keeping),
+            Fetching(life, self._remote, lambda put, trace: self._fetched(store, put, trace)),
+        )  # fmt: skip
 
     def _end_life(self) -> None:
         """Calls that wait are refused."""
         store, self._store = self._store, None
         if store is not None:
+            store.waiting.stop()
+            store.sending.end()
+            store.fetching.stop()
             self._ending = store.life.end()
-        for future in self._answers.values():
-            if not future.done():
-                future.set_result(gone(self._lead))
         self._arriving.clear()
         self._seen_cancels = (0, b"")
         self._alarm.clear()
+
+
+def _gone(tensors: Sequence[Tensor]) -> bool:
+    """All were dropped."""
+    return all(tensor.gone for tensor in tensors)
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:

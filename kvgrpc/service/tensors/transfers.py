@@ -1,13 +1,16 @@
 """What a store asks of the node: pages, hand-overs, pulls and their ends, as any caller asks for those of blocks."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
 from kvgrpc.core.tables.transfers import Failure, State, Transfer
 from kvgrpc.core.tensors.calls import Put
-from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.values import content_of
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
@@ -91,27 +94,33 @@ class StoreTransfers:
         if self._lead.node.state.allocator.known(allocation_id):
             self._ask(events.FreeBlocks(self._call(""), allocation_id=allocation_id))
 
-    def hand_over(self, offer: Offer, put: Put, ttl_s: float, trace: str) -> tuple[bytes, str]:
-        """Its pages are for readers from now on, and free after them: the grant and the transfer."""
-        pages = self.pages_of(offer.allocation_id)
+    def hand_over(
+        self, offers: Sequence[Offer], put: Put, ttl_s: float, trace: str, *, stands_for: bool = False
+    ) -> tuple[bytes, str]:
+        """The pages of a tensor, or of a bundle, are for readers from now on: the grant and the transfer. `stands_for`:
+        each is under a lease already, and is read with this one.
+        """
+        found = (self.find(offer.transfer_id) for offer in offers) if stands_for else ()
+        leases = tuple(transfer.lease_id for transfer in found if transfer is not None)
+        pages = np.concatenate([self.pages_of(offer.allocation_id) for offer in offers])
         answer: actions.HandedOver = self._ask(
             events.FinishedBlocks(
                 self._call(trace), os.urandom(KEY_BYTES), ((0, pages),),
-                content_of(put.id, put.described, self._lead.weights, len(pages)), ttl_s, put.consumer_count,
-                request_id=put.request_id, allocation_id=offer.allocation_id,
+                content_of(put.tensors, self._lead.weights, len(pages)), ttl_s, put.consumer_count,
+                request_id=put.request_id, stands_for=leases,
             )
         )  # fmt: skip
         assert answer.transfer is not None, "a hand-over to readers is a transfer"
-        self.free(offer.allocation_id)
         return answer.token, answer.transfer.id
 
-    def pull(self, tensor: Tensor, pages: Ids, put: Put, trace: str) -> str:
-        """Begins to bring a tensor into its pages: the transfer."""
+    def pull(self, pages: Sequence[Ids], put: Put, trace: str) -> str:
+        """Begins to bring a tensor, or a bundle, into the pages of each: the transfer."""
+        whole = np.concatenate(pages)
         answer: actions.Pulling = self._ask(
             events.PullBlocks(
-                self._call(trace), put.token, content_of(tensor.id, tensor.described, self._lead.weights, len(pages)),
+                self._call(trace), put.token, content_of(put.tensors, self._lead.weights, len(whole)),
                 os.urandom(ACCESS_ID_BYTES), request_id=put.request_id,
-                destination=events.Destination(((0, pages),), allocation_id=tensor.allocation_id),
+                destination=events.Destination(((0, whole),)),
             )
         )  # fmt: skip
         assert answer.transfer is not None, "a pull is a transfer"

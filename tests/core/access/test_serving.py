@@ -1,5 +1,7 @@
 """Settling at the issuer: a verdict is given once, and consumers are counted by identity."""
 
+from typing import Any
+
 import pytest
 
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
@@ -11,6 +13,7 @@ from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import Reason
 from tests.core.access.opened_accesses import D, E, lease_state, opened, opening
 from tests.core.nodes import Lead, access_id, describe, key_of, refused, snapshot
+from tests.core.send.lent_blocks import release
 
 
 @pytest.fixture
@@ -232,3 +235,44 @@ def test_a_hand_over_that_one_consumer_received_succeeded(lead: Lead) -> None:
     lead.settle(D, 1)
     lead.close(E, 2, outcome=CloseOutcome.DROPPED)
     assert lead.transfer(made.transfer.id).state is State.SUCCEEDED
+
+
+def standing_for(lead: Lead, *others: Any) -> Any:
+    """A hand-over of the blocks of others, which are of one block each."""
+    return lead.finish(32, key=b"together".ljust(16), stands_for=tuple(made.lease.id for made in others))
+
+
+def test_what_is_read_under_a_lease_is_read_under_those_that_it_stands_for(lead: Lead) -> None:
+    made = [lead.finish(16, [i], key=bytes([i] * 16)) for i in range(2)]
+    together = standing_for(lead, *made)
+    opened(lead, together.token)
+    lead.settle(D, nbytes=32)
+    for each in (together, *made):
+        assert lease_state(lead, each) is LeaseState.DONE
+        transfer = lead.transfer(each.transfer.id)
+        assert (transfer.state, transfer.consumers_done, transfer.nbytes_done) == (
+            State.SUCCEEDED, 1, transfer.nbytes,
+        )  # fmt: skip
+    assert len(lead.state.pins) == 0
+
+
+@pytest.mark.parametrize("outcome", [CloseOutcome.FAILED, CloseOutcome.DROPPED, CloseOutcome.CANCELLED])
+def test_what_is_not_read_under_a_lease_is_still_there_under_those_that_it_stands_for(
+    lead: Lead, outcome: CloseOutcome
+) -> None:
+    made = lead.finish(16, [0])
+    together = standing_for(lead, made)
+    opened(lead, together.token)
+    lead.close(D, outcome=outcome)
+    release(lead, lease_id=together.lease.id)
+    assert lease_state(lead, made) is LeaseState.LIVE
+    assert lead.transfer(made.transfer.id).state is State.PENDING
+
+
+def test_a_lease_that_others_stood_for_and_that_is_over_stays_as_it_ended(lead: Lead) -> None:
+    made = lead.finish(16, [0])
+    together = standing_for(lead, made)
+    opened(lead, together.token)
+    release(lead, lease_id=made.lease.id)
+    lead.settle(D, nbytes=32)
+    assert (lease_state(lead, together), lease_state(lead, made)) == (LeaseState.DONE, LeaseState.RELEASED)

@@ -7,7 +7,7 @@ from typing import Any
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Offer, Purpose, Tensor, TensorLimits, Wait, Withdraw
 from kvgrpc.core.tensors.table import TensorTable
-from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
+from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
 from kvgrpc.errors import Reason
 
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -50,9 +50,8 @@ class Store:
                     self.wanted_back.append(tensor)
 
     def arrive(self, name: str = "a", pages: int = 1, ttl_s: float = 100.0, key: bytes = KEY) -> Tensor:
-        tensor = self.table.arrive(named(name, key), of_pages(pages), "peer:1", ttl_s, self.now)
+        (tensor,) = self.table.arrive([Named(named(name, key), of_pages(pages))], "peer:1", ttl_s, self.now)
         self.take()
-        assert tensor is not None
         tensor.allocation_id = f"b-{name}"
         return tensor
 

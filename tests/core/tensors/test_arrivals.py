@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core.tables.timers import STALE_MIN
 from kvgrpc.core.tensors.rows import Fetch, Purpose, Stage
-from kvgrpc.core.tensors.values import Expected
+from kvgrpc.core.tensors.values import Expected, Named
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -63,7 +63,7 @@ def test_who_puts_it_hears_that_it_is_stored_and_nobody_holds_it_for_that() -> N
 def test_put_twice_it_is_one_tensor() -> None:
     made = store()
     made.arrive("a")
-    assert made.table.arrive(named("a"), of_pages(), "other:1", 1.0, made.now) is None
+    assert made.table.arrive([Named(named("a"), of_pages())], "other:1", 1.0, made.now) == []
     assert len(made.table.tensors) == 1
 
 
@@ -71,15 +71,69 @@ def test_another_tensor_under_its_name_is_refused() -> None:
     made = store()
     made.arrive("a")
     with pytest.raises(AlreadyExists) as raised:
-        made.table.arrive(named("a"), of_pages(2), "peer:1", 1.0, made.now)
+        made.table.arrive([Named(named("a"), of_pages(2))], "peer:1", 1.0, made.now)
     assert raised.value.reason is Reason.TRANSFER_EXISTS
+
+
+def bundle(*names: str, pages: int = 1) -> list[Named]:
+    return [Named(named(name), of_pages(pages)) for name in names]
+
+
+def test_a_bundle_arrives_as_the_tensors_that_it_is_of() -> None:
+    made = store(64)
+    asked = made.ask("b")
+    tensors = made.table.arrive(bundle("a", "b"), "peer:1", 1.0, made.now)
+    for tensor in tensors:
+        made.table.stored(tensor, made.now)
+    made.take()
+    assert made.stages() == {"a": "stored", "b": "held"}
+    assert made.answers[asked] is tensors[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (bundle("new", "here"), Reason.TRANSFER_EXISTS),
+        (bundle("new", "mine"), Reason.TRANSFER_EXISTS),
+        (bundle("new", "ended"), Reason.TRANSFER_ENDED),
+        (bundle("new", "other"), Reason.CONTENT_MISMATCH),
+        (bundle("new", "new"), Reason.INVALID_FIELD),
+        (bundle("new", "more", pages=5), Reason.LIMIT_EXCEEDED),
+        (bundle("new", "large", pages=100), Reason.LIMIT_EXCEEDED),
+        (bundle("new", "newer", "newest"), Reason.LIMIT_EXCEEDED),
+    ],
+    ids=lambda value: value.name if isinstance(value, Reason) else value[-1].id.name,
+)
+def test_a_bundle_of_which_one_is_refused_changes_nothing_and_nobody_else_hears_it(
+    wrong: list[Named], reason: Reason
+) -> None:
+    made = store(64, tensors=3)
+    made.store("here")
+    made.offer("mine")
+    made.table.release(KEY, [named("ended")], Reason.TRANSFER_ENDED, made.now)
+    made.ask("other", expected=Expected(dtype="float16"))
+    before = (made.stages(), dict(made.answers))
+    with pytest.raises(KVGrpcError) as raised:
+        made.table.arrive(wrong, "peer:1", 1.0, made.now)
+    made.take()
+    assert (raised.value.reason, made.stages(), made.answers) == (reason, *before)
+
+
+def test_a_bundle_that_fails_is_gone_but_for_what_was_dropped_before() -> None:
+    made = store(64)
+    tensors = made.table.arrive(bundle("a", "b"), "peer:1", 1.0, made.now)
+    made.table.release(KEY, [named("a")], Reason.TRANSFER_ENDED, made.now)
+    put = made.ask("b", Purpose.STORED)
+    made.table.failed(tensors, LOST, fetched=False)
+    made.take()
+    assert (made.answers, made.dropped) == ({put: LOST}, [named("a"), named("b")])
 
 
 def test_parts_and_requests_of_one_name_are_tensors_of_their_own() -> None:
     made = store()
     made.store("a")
     made.store("a", key=OTHER)
-    assert made.table.arrive(named("a", part=1), of_pages(), "peer:1", 1.0, made.now) is not None
+    assert made.table.arrive([Named(named("a", part=1), of_pages())], "peer:1", 1.0, made.now)
     assert len(made.table.tensors) == 3
 
 
@@ -180,9 +234,9 @@ def test_a_call_that_left_is_not_answered() -> None:
 def test_one_that_failed_is_forgotten_and_may_be_put_again_while_who_asked_waits_on() -> None:
     made = store()
     asked = made.ask("a")
-    made.arrive("a")
+    lost = made.arrive("a")
     put = made.ask("a", Purpose.STORED)
-    made.table.failed(named("a"), LOST, fetched=False)
+    made.table.failed([lost], LOST, fetched=False)
     made.take()
     assert (made.answers, made.dropped) == ({put: LOST}, [named("a")])
     tensor = made.arrive("a")
@@ -194,16 +248,14 @@ def test_one_that_failed_is_forgotten_and_may_be_put_again_while_who_asked_waits
 def test_of_one_that_was_put_and_failed_the_source_of_who_has_one_is_asked() -> None:
     made = store()
     asked, _ = made.ask("a", fetches=True), made.ask("a")
-    made.arrive("a")
-    made.table.failed(named("a"), LOST, fetched=False)
+    made.table.failed([made.arrive("a")], LOST, fetched=False)
     assert [effect.wait for effect in made.table.effects if isinstance(effect, Fetch)] == [asked]
 
 
 def test_one_that_was_fetched_and_failed_is_a_failure_to_who_asked_its_source_and_to_no_other() -> None:
     made = store()
     fetching, also, waiting = made.ask("a", fetches=True), made.ask("a", fetches=True), made.ask("a")
-    made.arrive("a")
-    made.table.failed(named("a"), LOST, fetched=True)
+    made.table.failed([made.arrive("a")], LOST, fetched=True)
     made.take()
     assert made.answers == {fetching: LOST, also: LOST}
     tensor = made.arrive("a")
@@ -229,9 +281,7 @@ def test_a_source_that_refuses_ends_the_wait_of_that_call_unless_the_tensor_come
 
 def test_a_failure_that_comes_late_changes_nothing() -> None:
     made = store()
-    made.store("a")
-    made.table.failed(named("a"), LOST, fetched=True)
-    made.table.failed(named("b"), LOST, fetched=True)
+    made.table.failed(made.store("a"), LOST, fetched=True)
     made.take()
     assert made.stages() == {"a": "stored"}
 

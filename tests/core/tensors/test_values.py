@@ -8,12 +8,13 @@ import pytest
 
 from kvgrpc.core.tensors.calls import Get, Put, Release
 from kvgrpc.core.tensors.store import page_bytes_of, pages_for, store_layout
-from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId, content_of
+from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId, content_of
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 
 KEY = b"k" * 16
-VECTORS = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "tensor.json").read_text())["cases"]
+FILE = json.loads((Path(__file__).parents[3] / "proto" / "vectors" / "tensor.json").read_text())
+VECTORS = FILE["cases"]
 PLAIN = Description("float32", (2, 3), 24, 1, b"prompt")
 
 
@@ -83,25 +84,36 @@ def test_another_tensor_than_is_expected_is_refused_with_how_it_differs(expected
     assert [violation.field for violation in raised.value.violations] == [f"expected.{field}"]
 
 
-@pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["name"])
-def test_contents_are_those_of_the_vectors(case: dict[str, Any]) -> None:
+def tensor_of(case: dict[str, Any]) -> Named:
     id_ = TensorId(bytes.fromhex(case["transfer_key"]), case["tensor_name"], case["part"])
     what = Description(
         case["dtype"], tuple(case["shape_sizes"]), case["nbytes"], case["layer"], bytes.fromhex(case["content_digest"])
     )
-    made = content_of(id_, what, case["weights_revision"], 3)
+    return Named(id_, what)
+
+
+@pytest.mark.parametrize("bundle", FILE["bundles"], ids=lambda bundle: bundle["name"])
+def test_contents_of_bundles_are_those_of_the_vectors(bundle: dict[str, Any]) -> None:
+    cases = [case for name in bundle["tensors"] for case in VECTORS if case["name"] == name]
+    made = content_of([tensor_of(case) for case in cases], cases[0]["weights_revision"], 3)
+    assert (made.opaque.hex(), made.tokens) == (bundle["opaque_id"], 3)
+
+
+@pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["name"])
+def test_contents_are_those_of_the_vectors(case: dict[str, Any]) -> None:
+    made = content_of([tensor_of(case)], case["weights_revision"], 3)
     assert (made.opaque.hex(), made.tokens) == (case["opaque_id"], 3)
 
 
 def test_every_field_of_a_tensor_makes_another_content() -> None:
     ids = [TensorId(KEY, "a"), TensorId(KEY, "b"), TensorId(KEY, "a", 1), TensorId(b"o" * 16, "a")]
-    found = [content_of(id_, PLAIN, "w", 1) for id_ in ids]
+    found = [content_of([Named(id_, PLAIN)], "w", 1) for id_ in ids]
     others = [
         changed(dtype="int32"), changed(shape=(3, 2)), changed(shape=(6,)), changed(layer=None), changed(layer=2),
         changed(content_digest=b""), changed(content_digest=b"promp"),
     ]  # fmt: skip
-    found += [content_of(ids[0], other, "w", 1) for other in others]
-    found += [content_of(ids[0], PLAIN, "v", 1), content_of(ids[0], PLAIN, "", 1)]
+    found += [content_of([Named(ids[0], other)], "w", 1) for other in others]
+    found += [content_of([Named(ids[0], PLAIN)], "v", 1), content_of([Named(ids[0], PLAIN)], "", 1)]
     assert len({content.opaque for content in found}) == len(found)
 
 

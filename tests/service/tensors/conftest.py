@@ -11,6 +11,7 @@ from kvgrpc.service.lead import Lead
 from tests.service.conftest import SHARED
 from tests.service.engines import ServeProcess, meet, wait_until
 from tests.service.tensors.leads import served
+from tests.service.tensors.pairs import PAGES, Pair
 from tests.service.tensors.stores import TENSORS, Store
 from tests.service.values import new_key
 
@@ -63,6 +64,13 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
             return made
 
         yield make
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """A source and a consumer in this process."""
+    async with served(pages=PAGES) as p, served(pages=PAGES) as d:
+        yield Pair(p._lead, d._lead)
 
 
 @pytest.fixture

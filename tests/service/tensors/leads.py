@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from kvgrpc.config import Config, TensorsConfig
 from kvgrpc.core.tensors.rows import Tensor
-from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.server import Server
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.life import Life
@@ -17,8 +17,8 @@ SPILL_PAGES = 4
 
 
 @asynccontextmanager
-async def served(spill_pages: int = SPILL_PAGES) -> AsyncIterator[Server]:
-    tensors = TensorsConfig(store_bytes=PAGES * PAGE, page_bytes=PAGE, spill_bytes=spill_pages * PAGE)
+async def served(spill_pages: int = SPILL_PAGES, pages: int = PAGES) -> AsyncIterator[Server]:
+    tensors = TensorsConfig(store_bytes=pages * PAGE, page_bytes=PAGE, spill_bytes=spill_pages * PAGE)
     server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=tensors))
     await server.start()
     try:
@@ -41,8 +41,7 @@ def life_of(lead: Lead) -> Life:
 
 def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:
     """One that is to come, and has no pages yet."""
-    tensor = life.table.arrive(named(name), of_pages(pages), "peer:1", 100.0, life.now)
-    assert tensor is not None
+    (tensor,) = life.table.arrive([Named(named(name), of_pages(pages))], "peer:1", 100.0, life.now)
     return tensor
 
 

@@ -41,7 +41,7 @@ def got(lead: Lead, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future
 
 def put(life: Life, pages: StorePages, name: str = "new", count: int = 1) -> "asyncio.Future[Any]":
     """A put that wants pages."""
-    return asyncio.ensure_future(pages.take(arriving(life, name, count), "", life.now + 20.0))
+    return asyncio.ensure_future(pages.take([arriving(life, name, count)], "", life.now + 20.0))
 
 
 async def refusal(call: Awaitable[object]) -> KVGrpcError:
@@ -100,7 +100,7 @@ async def test_who_waits_longer_has_the_tensor_when_there_is_room(lead: Lead) ->
     assert isinstance(await refusal(short), DeadlineExceeded)
     assert not long.done()
     life.transfers.free(allocation)
-    tensor, _ = await asyncio.wait_for(long, 10.0)
+    (tensor,) = (await asyncio.wait_for(long, 10.0)).tensors
     assert tensor is life.table.tensors[named()]
 
 
@@ -114,7 +114,7 @@ async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_time
     new = arriving(life)
     for again in (True, True, False):
         try:
-            await pages.take(new, "", life.now + 20.0)
+            await pages.take([new], "", life.now + 20.0)
             break
         except Exhausted:
             assert again, "the place was kept for too long"
@@ -134,7 +134,7 @@ async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_t
     for name in ("one", "two"):
         assert isinstance(await refusal(put(life, pages, name)), Exhausted)
     assert (tensor.stage, tensor.copying, life.table.spill_pages.used) == (Stage.STORED, False, 0)
-    assert (await got(lead))[0] is tensor
+    assert (await got(lead)).tensors == (tensor,)
 
 
 async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(lead: Lead) -> None:
@@ -158,7 +158,7 @@ async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_tur
     assert stages(idle) == [Stage.SPILLING, Stage.SPILLING, Stage.STORED]
     call = got(lead, "wanted")
     await asyncio.wait_for(new, 10.0)
-    assert (await call)[0] is idle[0]
+    assert (await call).tensors == (idle[0],)
     assert stages(idle) == [Stage.HELD, Stage.SPILLED, Stage.SPILLED]
 
 

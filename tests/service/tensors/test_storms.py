@@ -35,7 +35,7 @@ class Caller:
 
     def run(self) -> None:
         for _ in range(CALLS):
-            act = self.random.choice([self.put, self.put, self.keep, self.get, self.get, self.fetch, self.free])
+            act = self.random.choice([self.put, self.burst, self.keep, self.get, self.get, self.fetch, self.free])
             here, there = self.random.sample(self.stores, 2)
             key, name = self.random.choice(self.keys), self.random.choice("abcdef")
             try:
@@ -48,6 +48,12 @@ class Caller:
 
     def put(self, here: Store, there: Store, key: bytes, name: str) -> None:
         self._put(here, key, name, [there], timeout=dur(1.0), ttl=dur(2.0))
+
+    def burst(self, here: Store, there: Store, key: bytes, name: str) -> None:
+        """Several at once, which go together."""
+        for each in self.random.sample("abcdef", 4):
+            self._put(here, key, each, [there], timeout=dur(1.0), ttl=dur(2.0), asynchronous=True)
+        self.put(here, there, key, name)
 
     def keep(self, here: Store, _: Store, key: bytes, name: str) -> None:
         self._put(here, key, name, [], ttl=dur(1.0))

@@ -1,0 +1,54 @@
+"""Tensors of this engine that are kept for others, or on their way to them, and those that were."""
+
+from collections.abc import Sequence
+
+from kvgrpc.core.tensors.calls import Wanted
+from kvgrpc.core.tensors.refusals import full, taken
+from kvgrpc.core.tensors.remembered import Remembered
+from kvgrpc.core.tensors.rows import Offer, TensorLimits
+from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.errors import PreconditionFailed
+
+
+class Offers:
+    """By name."""
+
+    def __init__(self, limits: TensorLimits) -> None:
+        self._most = limits.tensors
+        self.rows: dict[TensorId, Offer] = {}
+        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s)
+        """Those that are over: the same put again is answered as the first one was."""
+
+    def find(self, asked: Offer) -> Offer | None:
+        """The offer that the same put made before, as it is, or was when it was over. Raises AlreadyExists
+        (TRANSFER_EXISTS) while another one has the name.
+        """
+        known, over = self.rows.get(asked.id), self.sent.get(asked.id)
+        if over is not None and over.is_same(asked):
+            return over
+        if known is not None and not known.is_same(asked):
+            why = "is kept here already, as another one or for others: it is put anew once it is released or fetched"
+            raise taken(asked.id, why)
+        return known
+
+    def check_room(self) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) where there is none for one more."""
+        if len(self.rows) >= self._most:
+            raise full(f"{len(self.rows)} tensors are kept here", self._most)
+
+    def together(self, wanted: Sequence[Wanted], most_pages: int) -> list[Offer]:
+        """Those of them that are kept here for one consumer, which is to have them under one grant: as expected, not
+        on their way to it already, and with so many pages at most.
+        """
+        found: dict[TensorId, Offer] = {}
+        for each in wanted:
+            offer = self.rows.get(each.id)
+            if offer is None or not offer.may_go_together or offer.pages > most_pages or offer.id in found:
+                continue
+            try:
+                each.expected.check(offer.described)
+            except PreconditionFailed:
+                continue
+            most_pages -= offer.pages
+            found[offer.id] = offer
+        return list(found.values())

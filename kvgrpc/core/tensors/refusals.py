@@ -1,0 +1,15 @@
+"""Refusals that several parts of the table make."""
+
+from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
+from kvgrpc.errors import AlreadyExists, Exhausted, Reason
+
+
+def taken(id_: TensorId, why: str) -> AlreadyExists:
+    """Another tensor has the name."""
+    return AlreadyExists(Reason.TRANSFER_EXISTS, f"tensor {id_.name} part {id_.part} {why}")
+
+
+def full(what: str, limit: int) -> Exhausted:
+    """There are as many as may be."""
+    return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})

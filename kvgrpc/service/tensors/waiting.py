@@ -1,0 +1,81 @@
+"""Calls that wait for tensors, and what each is answered with."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from kvgrpc.core.tensors.rows import Offer, Purpose, Tensor, Wait
+from kvgrpc.core.tensors.values import ANY, Expected, TensorId
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.runner import copied
+from kvgrpc.service.tensors.life import Life, gone
+
+Result = Tensor | Offer
+
+
+class Waiting:
+    """Those of one life. `left` is told that one waits no more."""
+
+    def __init__(self, life: Life, left: Callable[[], None]) -> None:
+        self._life = life
+        self._left = left
+        self._numbers = count(1)
+        self._answers: dict[int, asyncio.Future[Result | KVGrpcError]] = {}
+
+    def begin(
+        self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False
+    ) -> int:
+        """A call that waits; its number. Raises what refuses it."""
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._life.table.ask(Wait(number, id_, purpose, until, expected, fetches), self._life.now)
+        except KVGrpcError:
+            del self._answers[number]
+            raise
+        finally:
+            self._life.perform()
+        return number
+
+    def answer(self, number: int, result: Result | KVGrpcError) -> None:
+        """The call has it, if it still waits."""
+        future = self._answers.get(number)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    async def end_of(self, number: int) -> Result:
+        """What the call has, when it has it. Raises what it is refused with."""
+        try:
+            result = await self._answers[number]
+        finally:
+            self._forget(number)
+        if self._life.over:
+            raise gone(self._life.lead)
+        if isinstance(result, KVGrpcError):
+            raise copied(result)
+        return result
+
+    async def end_of_all(self, numbers: Sequence[int]) -> list[Tensor]:
+        """What calls have that wait until as many tensors are stored. Raises what the first is refused with."""
+        left, found = list(numbers), []
+        try:
+            while left:
+                result = await self.end_of(left.pop(0))
+                assert isinstance(result, Tensor), "what is stored is no offer"
+                found.append(result)
+        finally:
+            for number in left:
+                self._forget(number)
+        return found
+
+    def stop(self) -> None:
+        """The life is over: all are refused."""
+        for future in self._answers.values():
+            if not future.done():
+                future.set_result(gone(self._life.lead))
+
+    def _forget(self, number: int) -> None:
+        self._life.table.waits.forget(number)
+        del self._answers[number]
+        if not self._life.over:
+            self._left()

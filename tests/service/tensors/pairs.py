@@ -1,0 +1,110 @@
+"""A source and a consumer in the test's own process, so that what is asked in one step of its loop is there at once."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.tables.transfers import Direction, Transfer
+from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
+from kvgrpc.core.tensors.line import RESERVED
+from kvgrpc.core.tensors.rows import Offer, Stage
+from kvgrpc.core.tensors.values import ANY, Expected, Named
+from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.service.lead import Lead
+from tests.service.tensors.leads import KEY, life_of, named, of_pages
+
+PAGES = 128
+MOST = PAGES // RESERVED
+"""Pages of a bundle."""
+PATIENCE_S = 20.0
+
+
+class Pair:
+    """A source and a consumer."""
+
+    def __init__(self, p: Lead, d: Lead) -> None:
+        self.p, self.d = p, d
+
+    def put(self, name: str, pages: int = 1, to: Lead | None = None, **fields: Any) -> "asyncio.Future[Any]":
+        consumers = (LeadAddress((to or self.d).node.state.pool.address),)
+        usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
+        allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
+        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), of_pages(pages), allocation_id, **usual), ""))
+
+    def put_all(self, names: str = "abcd", pages: int = 1) -> dict[str, "asyncio.Future[Any]"]:
+        return {name: self.put(name, pages) for name in names}
+
+    async def keep(self, names: str = "abcd", pages: int = 1, **fields: Any) -> None:
+        """Puts without a consumer."""
+        for name in names:
+            await self.put(name, pages, consumers=(), **fields)
+
+    def get(self, name: str, expected: Expected = ANY, **fields: Any) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(self.d.tensors.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
+
+    def fetch(self, name: str, expected: Expected = ANY) -> "asyncio.Future[Any]":
+        return self.get(name, expected, source=LeadAddress(self.p.node.state.pool.address))
+
+    def fetch_all(self, names: str = "abcd") -> dict[str, "asyncio.Future[Any]"]:
+        return {name: self.fetch(name) for name in names}
+
+    def transfers(self, side: Lead, direction: Direction) -> list[Transfer]:
+        rows = side.node.state.transfers
+        return [row for row in rows if row.direction is direction]
+
+    def pulls(self) -> list[int]:
+        """Pages of what the consumer pulled."""
+        return sorted(row.nbytes // 4096 for row in self.transfers(self.d, Direction.RECEIVE))
+
+    def fill(self) -> str:
+        """The consumer's store has no room."""
+        life = life_of(self.d)
+        return life.transfers.allocate(life.transfers.free_pages(), "")[0]
+
+    def stages(self) -> dict[str, Stage]:
+        return {id_.name: row.stage for id_, row in life_of(self.d).table.tensors.items()}
+
+    async def check_empty(self) -> None:
+        """Every page is free, and nothing is remembered of what is over, at either side."""
+        for lead in (self.p, self.d):
+            lead.tensors.release(Release(KEY))
+            life = life_of(lead)
+            await until(lambda life=life: life.transfers.free_pages() == PAGES)  # type: ignore[misc]
+            store = lead.tensors.store
+            sending, keeping, fetching = store.sending, store.keeping, store.fetching
+            rows = (sending._ways, sending._gathering, fetching._calls, fetching._gathering, store.pages.line)
+            await until(lambda rows=rows: not any(map(len, rows)))  # type: ignore[misc]
+            assert not sending._sent
+            assert not any((keeping._kept, keeping._lent, keeping._ended))
+            assert not lead.tensors._arriving
+            assert not len(lead.node.state.allocator)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - what changes is the loop's own, and says nothing
+            await asyncio.sleep(0.001)
+
+
+async def reason_of(call: "asyncio.Future[Any]") -> Reason:
+    with pytest.raises(KVGrpcError) as raised:
+        await asyncio.wait_for(call, PATIENCE_S)
+    return raised.value.reason
+
+
+async def ended(calls: dict[str, "asyncio.Future[Any]"]) -> None:
+    await asyncio.wait_for(asyncio.gather(*calls.values()), PATIENCE_S)
+
+
+def relayed(pair: Pair, names: str, **fields: Any) -> Put:
+    """A bundle of one page each, at its consumer; the source has handed it over."""
+    put = Put(named(names[0]), of_pages(), bundled=tuple(Named(named(name), of_pages()) for name in names[1:]))
+    transfers = life_of(pair.p).transfers
+    offers = [Offer(named(name), of_pages(), 1, transfers.allocate(1, "")[0], (), 0.0) for name in names]
+    token, _ = transfers.hand_over(offers, put, 2.0, "")
+    for offer in offers:
+        transfers.free(offer.allocation_id)
+    return replace(put, token=token, timeout_s=20.0, **fields)
