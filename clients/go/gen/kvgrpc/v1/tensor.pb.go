@@ -349,12 +349,15 @@ type PutTensorRequest struct {
 	Ttl *durationpb.Duration `protobuf:"bytes,7,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// How long it may take until it is stored; unset takes the registration timeout.
 	Timeout *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// At the source: return once it is handed over. What becomes of it is seen in ListTensors and ListTransfers.
+	// At the source: return once this server has it. What becomes of it is seen in ListTensors and ListTransfers.
 	Asynchronous bool `protobuf:"varint,9,opt,name=asynchronous,proto3" json:"asynchronous,omitempty"`
 	// The LLM request's id; a label.
-	RequestId     string `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RequestId string `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// At a consumer: further tensors of the request under the same grant, at most 63. Their pages follow those of `tensor`,
+	// in this order. All of them are stored, or the call is refused, and each is to be put by itself.
+	BundledTensors []*BundledTensor `protobuf:"bytes,11,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PutTensorRequest) Reset() {
@@ -468,6 +471,13 @@ func (x *PutTensorRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *PutTensorRequest) GetBundledTensors() []*BundledTensor {
+	if x != nil {
+		return x.BundledTensors
+	}
+	return nil
+}
+
 type isPutTensorRequest_Location interface {
 	isPutTensorRequest_Location()
 }
@@ -486,20 +496,77 @@ func (*PutTensorRequest_AllocationId) isPutTensorRequest_Location() {}
 
 func (*PutTensorRequest_Grant) isPutTensorRequest_Location() {}
 
+// A tensor that goes with the first one of its call.
+type BundledTensor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Its transfer key is that of the first one, or left out.
+	Tensor *TensorName `protobuf:"bytes,1,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	// Required.
+	Description   *TensorDescription `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BundledTensor) Reset() {
+	*x = BundledTensor{}
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BundledTensor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BundledTensor) ProtoMessage() {}
+
+func (x *BundledTensor) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BundledTensor.ProtoReflect.Descriptor instead.
+func (*BundledTensor) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BundledTensor) GetTensor() *TensorName {
+	if x != nil {
+		return x.Tensor
+	}
+	return nil
+}
+
+func (x *BundledTensor) GetDescription() *TensorDescription {
+	if x != nil {
+		return x.Description
+	}
+	return nil
+}
+
 // It is stored at its consumers, or kept for them.
 type PutTensorResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// The tensor, as it is here. Of one that its consumers have already, as it was.
-	Tensor        *Tensor `protobuf:"bytes,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Tensor *Tensor `protobuf:"bytes,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	// Those of `bundled_tensors`, likewise.
+	BundledTensors []*Tensor `protobuf:"bytes,3,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PutTensorResponse) Reset() {
 	*x = PutTensorResponse{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +578,7 @@ func (x *PutTensorResponse) String() string {
 func (*PutTensorResponse) ProtoMessage() {}
 
 func (x *PutTensorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +591,7 @@ func (x *PutTensorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutTensorResponse.ProtoReflect.Descriptor instead.
 func (*PutTensorResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PutTensorResponse) GetHeader() *ResponseHeader {
@@ -537,6 +604,13 @@ func (x *PutTensorResponse) GetHeader() *ResponseHeader {
 func (x *PutTensorResponse) GetTensor() *Tensor {
 	if x != nil {
 		return x.Tensor
+	}
+	return nil
+}
+
+func (x *PutTensorResponse) GetBundledTensors() []*Tensor {
+	if x != nil {
+		return x.BundledTensors
 	}
 	return nil
 }
@@ -555,14 +629,19 @@ type GetTensorRequest struct {
 	// How long to wait for it; unset or above the limit takes that (`wait` of GetCapabilities).
 	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// The LLM request's id; a label.
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// With `as_offer`: further tensors of the request that are wanted, at most 63. Those come with it that are kept here for
+	// one consumer alone and are not on their way already; the others are to be asked for by themselves.
+	BundledTensors []*WantedTensor `protobuf:"bytes,7,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
+	// With `bundled_tensors`: pages that all of them may take, at most; the call does not wait.
+	PageCountMax  uint32 `protobuf:"varint,8,opt,name=page_count_max,json=pageCountMax,proto3" json:"page_count_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetTensorRequest) Reset() {
 	*x = GetTensorRequest{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +653,7 @@ func (x *GetTensorRequest) String() string {
 func (*GetTensorRequest) ProtoMessage() {}
 
 func (x *GetTensorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +666,7 @@ func (x *GetTensorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTensorRequest.ProtoReflect.Descriptor instead.
 func (*GetTensorRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetTensorRequest) GetTensor() *TensorName {
@@ -632,24 +711,95 @@ func (x *GetTensorRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *GetTensorRequest) GetBundledTensors() []*WantedTensor {
+	if x != nil {
+		return x.BundledTensors
+	}
+	return nil
+}
+
+func (x *GetTensorRequest) GetPageCountMax() uint32 {
+	if x != nil {
+		return x.PageCountMax
+	}
+	return 0
+}
+
+// A tensor that is wanted beside the first one of its call.
+type WantedTensor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Its transfer key is that of the first one, or left out.
+	Tensor *TensorName `protobuf:"bytes,1,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	// What is known of it. Another one does not come.
+	Expected      *ExpectedTensor `protobuf:"bytes,2,opt,name=expected,proto3" json:"expected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedTensor) Reset() {
+	*x = WantedTensor{}
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedTensor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedTensor) ProtoMessage() {}
+
+func (x *WantedTensor) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedTensor.ProtoReflect.Descriptor instead.
+func (*WantedTensor) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WantedTensor) GetTensor() *TensorName {
+	if x != nil {
+		return x.Tensor
+	}
+	return nil
+}
+
+func (x *WantedTensor) GetExpected() *ExpectedTensor {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
 // The tensor.
 type GetTensorResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// What it is.
+	// What it is; with `bundled_tensors` of the request the first of those that come.
 	Tensor *Tensor `protobuf:"bytes,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
 	// Its pages, in the order of its bytes; unset with `as_offer`.
 	Pages *Blocks `protobuf:"bytes,3,opt,name=pages,proto3" json:"pages,omitempty"`
 	// With `as_offer`: what the other engine pulls with.
-	Grant         *Grant `protobuf:"bytes,4,opt,name=grant,proto3" json:"grant,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Grant *Grant `protobuf:"bytes,4,opt,name=grant,proto3" json:"grant,omitempty"`
+	// With `as_offer`: those that come under the same grant, in the order of their pages, which follow those of `tensor`.
+	BundledTensors []*Tensor `protobuf:"bytes,5,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetTensorResponse) Reset() {
 	*x = GetTensorResponse{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +811,7 @@ func (x *GetTensorResponse) String() string {
 func (*GetTensorResponse) ProtoMessage() {}
 
 func (x *GetTensorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +824,7 @@ func (x *GetTensorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTensorResponse.ProtoReflect.Descriptor instead.
 func (*GetTensorResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetTensorResponse) GetHeader() *ResponseHeader {
@@ -705,6 +855,13 @@ func (x *GetTensorResponse) GetGrant() *Grant {
 	return nil
 }
 
+func (x *GetTensorResponse) GetBundledTensors() []*Tensor {
+	if x != nil {
+		return x.BundledTensors
+	}
+	return nil
+}
+
 // Tensors of a request that are wanted no more.
 type ReleaseTensorsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -720,7 +877,7 @@ type ReleaseTensorsRequest struct {
 
 func (x *ReleaseTensorsRequest) Reset() {
 	*x = ReleaseTensorsRequest{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +889,7 @@ func (x *ReleaseTensorsRequest) String() string {
 func (*ReleaseTensorsRequest) ProtoMessage() {}
 
 func (x *ReleaseTensorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +902,7 @@ func (x *ReleaseTensorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseTensorsRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseTensorsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReleaseTensorsRequest) GetTransferKey() []byte {
@@ -784,7 +941,7 @@ type ReleaseTensorsResponse struct {
 
 func (x *ReleaseTensorsResponse) Reset() {
 	*x = ReleaseTensorsResponse{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +953,7 @@ func (x *ReleaseTensorsResponse) String() string {
 func (*ReleaseTensorsResponse) ProtoMessage() {}
 
 func (x *ReleaseTensorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +966,7 @@ func (x *ReleaseTensorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseTensorsResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseTensorsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseTensorsResponse) GetHeader() *ResponseHeader {
@@ -850,7 +1007,7 @@ type ListTensorsRequest struct {
 
 func (x *ListTensorsRequest) Reset() {
 	*x = ListTensorsRequest{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +1019,7 @@ func (x *ListTensorsRequest) String() string {
 func (*ListTensorsRequest) ProtoMessage() {}
 
 func (x *ListTensorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +1032,7 @@ func (x *ListTensorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTensorsRequest.ProtoReflect.Descriptor instead.
 func (*ListTensorsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListTensorsRequest) GetTransferKey() []byte {
@@ -921,7 +1078,7 @@ type ListTensorsResponse struct {
 
 func (x *ListTensorsResponse) Reset() {
 	*x = ListTensorsResponse{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1090,7 @@ func (x *ListTensorsResponse) String() string {
 func (*ListTensorsResponse) ProtoMessage() {}
 
 func (x *ListTensorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1103,7 @@ func (x *ListTensorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTensorsResponse.ProtoReflect.Descriptor instead.
 func (*ListTensorsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListTensorsResponse) GetHeader() *ResponseHeader {
@@ -989,7 +1146,8 @@ type Tensor struct {
 	Age *durationpb.Duration `protobuf:"bytes,7,opt,name=age,proto3" json:"age,omitempty"`
 	// The address that it comes from; of one that is kept here empty.
 	PeerAddress string `protobuf:"bytes,8,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
-	// The transfer that brings or brought it; of one that is kept here, that its consumers read by.
+	// The transfer that brings or brought it, which is that of its bundle if it goes with others; of one that is kept here,
+	// that its consumers read by: empty while it waits for a moment to be sent.
 	TransferId    string `protobuf:"bytes,9,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -997,7 +1155,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1167,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1180,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Tensor) GetName() string {
@@ -1097,7 +1255,7 @@ type GetStagingStatusRequest struct {
 
 func (x *GetStagingStatusRequest) Reset() {
 	*x = GetStagingStatusRequest{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1267,7 @@ func (x *GetStagingStatusRequest) String() string {
 func (*GetStagingStatusRequest) ProtoMessage() {}
 
 func (x *GetStagingStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1280,7 @@ func (x *GetStagingStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStagingStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStagingStatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{14}
 }
 
 // How full it is.
@@ -1156,7 +1314,7 @@ type GetStagingStatusResponse struct {
 
 func (x *GetStagingStatusResponse) Reset() {
 	*x = GetStagingStatusResponse{}
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1326,7 @@ func (x *GetStagingStatusResponse) String() string {
 func (*GetStagingStatusResponse) ProtoMessage() {}
 
 func (x *GetStagingStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_tensor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1339,7 @@ func (x *GetStagingStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStagingStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStagingStatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_tensor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetStagingStatusResponse) GetHeader() *ResponseHeader {
@@ -1286,7 +1444,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x06scalar\x18\x03 \x01(\bR\x06scalar\x12\x19\n" +
 	"\x05layer\x18\x04 \x01(\rH\x00R\x05layer\x88\x01\x01\x12%\n" +
 	"\x0econtent_digest\x18\x05 \x01(\fR\rcontentDigestB\b\n" +
-	"\x06_layer\"\xe0\x03\n" +
+	"\x06_layer\"\xa3\x04\n" +
 	"\x10PutTensorRequest\x12-\n" +
 	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x12>\n" +
 	"\vdescription\x18\x02 \x01(\v2\x1c.kvgrpc.v1.TensorDescriptionR\vdescription\x12%\n" +
@@ -1299,12 +1457,17 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\fasynchronous\x18\t \x01(\bR\fasynchronous\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\n" +
-	" \x01(\tR\trequestIdB\n" +
+	" \x01(\tR\trequestId\x12A\n" +
+	"\x0fbundled_tensors\x18\v \x03(\v2\x18.kvgrpc.v1.BundledTensorR\x0ebundledTensorsB\n" +
 	"\n" +
-	"\blocation\"q\n" +
+	"\blocation\"~\n" +
+	"\rBundledTensor\x12-\n" +
+	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x12>\n" +
+	"\vdescription\x18\x02 \x01(\v2\x1c.kvgrpc.v1.TensorDescriptionR\vdescription\"\xad\x01\n" +
 	"\x11PutTensorResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
-	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\"\x97\x02\n" +
+	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12:\n" +
+	"\x0fbundled_tensors\x18\x03 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\xff\x02\n" +
 	"\x10GetTensorRequest\x12-\n" +
 	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x125\n" +
 	"\bexpected\x18\x02 \x01(\v2\x19.kvgrpc.v1.ExpectedTensorR\bexpected\x12.\n" +
@@ -1312,12 +1475,18 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\bas_offer\x18\x04 \x01(\bR\aasOffer\x123\n" +
 	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"\xc2\x01\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12@\n" +
+	"\x0fbundled_tensors\x18\a \x03(\v2\x17.kvgrpc.v1.WantedTensorR\x0ebundledTensors\x12$\n" +
+	"\x0epage_count_max\x18\b \x01(\rR\fpageCountMax\"t\n" +
+	"\fWantedTensor\x12-\n" +
+	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x125\n" +
+	"\bexpected\x18\x02 \x01(\v2\x19.kvgrpc.v1.ExpectedTensorR\bexpected\"\xfe\x01\n" +
 	"\x11GetTensorResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
 	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12'\n" +
 	"\x05pages\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\x05pages\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x97\x01\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12:\n" +
+	"\x0fbundled_tensors\x18\x05 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\x97\x01\n" +
 	"\x15ReleaseTensorsRequest\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12+\n" +
 	"\x05names\x18\x02 \x03(\v2\x15.kvgrpc.v1.TensorNameR\x05names\x12.\n" +
@@ -1392,71 +1561,81 @@ func file_kvgrpc_v1_tensor_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_tensor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_tensor_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvgrpc_v1_tensor_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_kvgrpc_v1_tensor_proto_goTypes = []any{
 	(TensorState)(0),                 // 0: kvgrpc.v1.TensorState
 	(*TensorName)(nil),               // 1: kvgrpc.v1.TensorName
 	(*TensorDescription)(nil),        // 2: kvgrpc.v1.TensorDescription
 	(*ExpectedTensor)(nil),           // 3: kvgrpc.v1.ExpectedTensor
 	(*PutTensorRequest)(nil),         // 4: kvgrpc.v1.PutTensorRequest
-	(*PutTensorResponse)(nil),        // 5: kvgrpc.v1.PutTensorResponse
-	(*GetTensorRequest)(nil),         // 6: kvgrpc.v1.GetTensorRequest
-	(*GetTensorResponse)(nil),        // 7: kvgrpc.v1.GetTensorResponse
-	(*ReleaseTensorsRequest)(nil),    // 8: kvgrpc.v1.ReleaseTensorsRequest
-	(*ReleaseTensorsResponse)(nil),   // 9: kvgrpc.v1.ReleaseTensorsResponse
-	(*ListTensorsRequest)(nil),       // 10: kvgrpc.v1.ListTensorsRequest
-	(*ListTensorsResponse)(nil),      // 11: kvgrpc.v1.ListTensorsResponse
-	(*Tensor)(nil),                   // 12: kvgrpc.v1.Tensor
-	(*GetStagingStatusRequest)(nil),  // 13: kvgrpc.v1.GetStagingStatusRequest
-	(*GetStagingStatusResponse)(nil), // 14: kvgrpc.v1.GetStagingStatusResponse
-	(*Grant)(nil),                    // 15: kvgrpc.v1.Grant
-	(*PeerAddress)(nil),              // 16: kvgrpc.v1.PeerAddress
-	(*durationpb.Duration)(nil),      // 17: google.protobuf.Duration
-	(*ResponseHeader)(nil),           // 18: kvgrpc.v1.ResponseHeader
-	(*Blocks)(nil),                   // 19: kvgrpc.v1.Blocks
+	(*BundledTensor)(nil),            // 5: kvgrpc.v1.BundledTensor
+	(*PutTensorResponse)(nil),        // 6: kvgrpc.v1.PutTensorResponse
+	(*GetTensorRequest)(nil),         // 7: kvgrpc.v1.GetTensorRequest
+	(*WantedTensor)(nil),             // 8: kvgrpc.v1.WantedTensor
+	(*GetTensorResponse)(nil),        // 9: kvgrpc.v1.GetTensorResponse
+	(*ReleaseTensorsRequest)(nil),    // 10: kvgrpc.v1.ReleaseTensorsRequest
+	(*ReleaseTensorsResponse)(nil),   // 11: kvgrpc.v1.ReleaseTensorsResponse
+	(*ListTensorsRequest)(nil),       // 12: kvgrpc.v1.ListTensorsRequest
+	(*ListTensorsResponse)(nil),      // 13: kvgrpc.v1.ListTensorsResponse
+	(*Tensor)(nil),                   // 14: kvgrpc.v1.Tensor
+	(*GetStagingStatusRequest)(nil),  // 15: kvgrpc.v1.GetStagingStatusRequest
+	(*GetStagingStatusResponse)(nil), // 16: kvgrpc.v1.GetStagingStatusResponse
+	(*Grant)(nil),                    // 17: kvgrpc.v1.Grant
+	(*PeerAddress)(nil),              // 18: kvgrpc.v1.PeerAddress
+	(*durationpb.Duration)(nil),      // 19: google.protobuf.Duration
+	(*ResponseHeader)(nil),           // 20: kvgrpc.v1.ResponseHeader
+	(*Blocks)(nil),                   // 21: kvgrpc.v1.Blocks
 }
 var file_kvgrpc_v1_tensor_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.PutTensorRequest.tensor:type_name -> kvgrpc.v1.TensorName
 	2,  // 1: kvgrpc.v1.PutTensorRequest.description:type_name -> kvgrpc.v1.TensorDescription
-	15, // 2: kvgrpc.v1.PutTensorRequest.grant:type_name -> kvgrpc.v1.Grant
-	16, // 3: kvgrpc.v1.PutTensorRequest.consumers:type_name -> kvgrpc.v1.PeerAddress
-	17, // 4: kvgrpc.v1.PutTensorRequest.ttl:type_name -> google.protobuf.Duration
-	17, // 5: kvgrpc.v1.PutTensorRequest.timeout:type_name -> google.protobuf.Duration
-	18, // 6: kvgrpc.v1.PutTensorResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	12, // 7: kvgrpc.v1.PutTensorResponse.tensor:type_name -> kvgrpc.v1.Tensor
-	1,  // 8: kvgrpc.v1.GetTensorRequest.tensor:type_name -> kvgrpc.v1.TensorName
-	3,  // 9: kvgrpc.v1.GetTensorRequest.expected:type_name -> kvgrpc.v1.ExpectedTensor
-	16, // 10: kvgrpc.v1.GetTensorRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	17, // 11: kvgrpc.v1.GetTensorRequest.timeout:type_name -> google.protobuf.Duration
-	18, // 12: kvgrpc.v1.GetTensorResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	12, // 13: kvgrpc.v1.GetTensorResponse.tensor:type_name -> kvgrpc.v1.Tensor
-	19, // 14: kvgrpc.v1.GetTensorResponse.pages:type_name -> kvgrpc.v1.Blocks
-	15, // 15: kvgrpc.v1.GetTensorResponse.grant:type_name -> kvgrpc.v1.Grant
-	1,  // 16: kvgrpc.v1.ReleaseTensorsRequest.names:type_name -> kvgrpc.v1.TensorName
-	16, // 17: kvgrpc.v1.ReleaseTensorsRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	18, // 18: kvgrpc.v1.ReleaseTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	0,  // 19: kvgrpc.v1.ListTensorsRequest.states:type_name -> kvgrpc.v1.TensorState
-	18, // 20: kvgrpc.v1.ListTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	12, // 21: kvgrpc.v1.ListTensorsResponse.tensors:type_name -> kvgrpc.v1.Tensor
-	2,  // 22: kvgrpc.v1.Tensor.description:type_name -> kvgrpc.v1.TensorDescription
-	0,  // 23: kvgrpc.v1.Tensor.state:type_name -> kvgrpc.v1.TensorState
-	17, // 24: kvgrpc.v1.Tensor.age:type_name -> google.protobuf.Duration
-	18, // 25: kvgrpc.v1.GetStagingStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	4,  // 26: kvgrpc.v1.TensorService.PutTensor:input_type -> kvgrpc.v1.PutTensorRequest
-	6,  // 27: kvgrpc.v1.TensorService.GetTensor:input_type -> kvgrpc.v1.GetTensorRequest
-	8,  // 28: kvgrpc.v1.TensorService.ReleaseTensors:input_type -> kvgrpc.v1.ReleaseTensorsRequest
-	10, // 29: kvgrpc.v1.TensorService.ListTensors:input_type -> kvgrpc.v1.ListTensorsRequest
-	13, // 30: kvgrpc.v1.TensorService.GetStagingStatus:input_type -> kvgrpc.v1.GetStagingStatusRequest
-	5,  // 31: kvgrpc.v1.TensorService.PutTensor:output_type -> kvgrpc.v1.PutTensorResponse
-	7,  // 32: kvgrpc.v1.TensorService.GetTensor:output_type -> kvgrpc.v1.GetTensorResponse
-	9,  // 33: kvgrpc.v1.TensorService.ReleaseTensors:output_type -> kvgrpc.v1.ReleaseTensorsResponse
-	11, // 34: kvgrpc.v1.TensorService.ListTensors:output_type -> kvgrpc.v1.ListTensorsResponse
-	14, // 35: kvgrpc.v1.TensorService.GetStagingStatus:output_type -> kvgrpc.v1.GetStagingStatusResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	17, // 2: kvgrpc.v1.PutTensorRequest.grant:type_name -> kvgrpc.v1.Grant
+	18, // 3: kvgrpc.v1.PutTensorRequest.consumers:type_name -> kvgrpc.v1.PeerAddress
+	19, // 4: kvgrpc.v1.PutTensorRequest.ttl:type_name -> google.protobuf.Duration
+	19, // 5: kvgrpc.v1.PutTensorRequest.timeout:type_name -> google.protobuf.Duration
+	5,  // 6: kvgrpc.v1.PutTensorRequest.bundled_tensors:type_name -> kvgrpc.v1.BundledTensor
+	1,  // 7: kvgrpc.v1.BundledTensor.tensor:type_name -> kvgrpc.v1.TensorName
+	2,  // 8: kvgrpc.v1.BundledTensor.description:type_name -> kvgrpc.v1.TensorDescription
+	20, // 9: kvgrpc.v1.PutTensorResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	14, // 10: kvgrpc.v1.PutTensorResponse.tensor:type_name -> kvgrpc.v1.Tensor
+	14, // 11: kvgrpc.v1.PutTensorResponse.bundled_tensors:type_name -> kvgrpc.v1.Tensor
+	1,  // 12: kvgrpc.v1.GetTensorRequest.tensor:type_name -> kvgrpc.v1.TensorName
+	3,  // 13: kvgrpc.v1.GetTensorRequest.expected:type_name -> kvgrpc.v1.ExpectedTensor
+	18, // 14: kvgrpc.v1.GetTensorRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	19, // 15: kvgrpc.v1.GetTensorRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 16: kvgrpc.v1.GetTensorRequest.bundled_tensors:type_name -> kvgrpc.v1.WantedTensor
+	1,  // 17: kvgrpc.v1.WantedTensor.tensor:type_name -> kvgrpc.v1.TensorName
+	3,  // 18: kvgrpc.v1.WantedTensor.expected:type_name -> kvgrpc.v1.ExpectedTensor
+	20, // 19: kvgrpc.v1.GetTensorResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	14, // 20: kvgrpc.v1.GetTensorResponse.tensor:type_name -> kvgrpc.v1.Tensor
+	21, // 21: kvgrpc.v1.GetTensorResponse.pages:type_name -> kvgrpc.v1.Blocks
+	17, // 22: kvgrpc.v1.GetTensorResponse.grant:type_name -> kvgrpc.v1.Grant
+	14, // 23: kvgrpc.v1.GetTensorResponse.bundled_tensors:type_name -> kvgrpc.v1.Tensor
+	1,  // 24: kvgrpc.v1.ReleaseTensorsRequest.names:type_name -> kvgrpc.v1.TensorName
+	18, // 25: kvgrpc.v1.ReleaseTensorsRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	20, // 26: kvgrpc.v1.ReleaseTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	0,  // 27: kvgrpc.v1.ListTensorsRequest.states:type_name -> kvgrpc.v1.TensorState
+	20, // 28: kvgrpc.v1.ListTensorsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	14, // 29: kvgrpc.v1.ListTensorsResponse.tensors:type_name -> kvgrpc.v1.Tensor
+	2,  // 30: kvgrpc.v1.Tensor.description:type_name -> kvgrpc.v1.TensorDescription
+	0,  // 31: kvgrpc.v1.Tensor.state:type_name -> kvgrpc.v1.TensorState
+	19, // 32: kvgrpc.v1.Tensor.age:type_name -> google.protobuf.Duration
+	20, // 33: kvgrpc.v1.GetStagingStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	4,  // 34: kvgrpc.v1.TensorService.PutTensor:input_type -> kvgrpc.v1.PutTensorRequest
+	7,  // 35: kvgrpc.v1.TensorService.GetTensor:input_type -> kvgrpc.v1.GetTensorRequest
+	10, // 36: kvgrpc.v1.TensorService.ReleaseTensors:input_type -> kvgrpc.v1.ReleaseTensorsRequest
+	12, // 37: kvgrpc.v1.TensorService.ListTensors:input_type -> kvgrpc.v1.ListTensorsRequest
+	15, // 38: kvgrpc.v1.TensorService.GetStagingStatus:input_type -> kvgrpc.v1.GetStagingStatusRequest
+	6,  // 39: kvgrpc.v1.TensorService.PutTensor:output_type -> kvgrpc.v1.PutTensorResponse
+	9,  // 40: kvgrpc.v1.TensorService.GetTensor:output_type -> kvgrpc.v1.GetTensorResponse
+	11, // 41: kvgrpc.v1.TensorService.ReleaseTensors:output_type -> kvgrpc.v1.ReleaseTensorsResponse
+	13, // 42: kvgrpc.v1.TensorService.ListTensors:output_type -> kvgrpc.v1.ListTensorsResponse
+	16, // 43: kvgrpc.v1.TensorService.GetStagingStatus:output_type -> kvgrpc.v1.GetStagingStatusResponse
+	39, // [39:44] is the sub-list for method output_type
+	34, // [34:39] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_tensor_proto_init() }
@@ -1477,7 +1656,7 @@ func file_kvgrpc_v1_tensor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_tensor_proto_rawDesc), len(file_kvgrpc_v1_tensor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -52,21 +52,26 @@ type TensorServiceClient interface {
 	// `consumers`, or, without these, to be kept until one fetches it with GetTensor. At each consumer, with `grant`, by
 	// the source's lead or by a router: the consumer pulls it into its store.
 	//
-	// Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once it is handed over. The
-	// allocation belongs to the hand-over from the call on, also if the call is refused after the hand-over: its pages come
-	// free by themselves, when the consumers have the tensor, or the lease ends. A call that is refused before it leaves
-	// the allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
+	// Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once this server has it. The
+	// allocation belongs to the hand-over from the call on, also if the call is refused later: its pages come free by
+	// themselves, when the consumers have the tensor, or the lease ends. A call that is refused at once leaves the
+	// allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
 	//
 	// A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
 	// POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
 	// place; no tensor is ever dropped for want of room. What the consumer's engine waits for goes first, and a part of
 	// the store is for that alone (GetStagingStatus says how much).
 	//
+	// Tensors of a request that are put to the same consumers while others are on their way there may go together, as a
+	// bundle: one call at a consumer, with `bundled_tensors`. A consumer takes all of it or refuses it; the source's lead
+	// then puts each by itself.
+	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, TTL_INVALID, GRANT_INVALID: fix it.
 	//   - INVALID_ARGUMENT BLOCK_COUNT_MISMATCH: the allocation has another number of pages than the tensor takes.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
-	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts; at a consumer also: a
+	//     bundle takes more pages than `limit` says: put each tensor by itself.
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
 	//     also: the source holds another tensor than is described.
@@ -75,7 +80,8 @@ type TensorServiceClient interface {
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
 	//     no more.
-	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
+	//     consumer also: a tensor of the bundle is here already.
 	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
 	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -91,22 +97,24 @@ type TensorServiceClient interface {
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
 	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. With `source` it is fetched from
 	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-	// gives the grant of a tensor that is kept there in place of pages.
+	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
+	// that are there, and at once.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	// * FAILED_PRECONDITION CONTENT_MISMATCH: the tensor is another one than is expected; the violations say how.
-	// * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
-	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
-	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
-	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
-	// * UNAVAILABLE ENGINE_LOST: this server stops.
-	// * What is fetched ends as in PutTensor.
+	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the tensor is another one than is expected; the violations say how.
+	//   - FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
+	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
+	//   - DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; with `bundled_tensors`: none of them
+	//     is there. `phase` is tensor.
+	//   - ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
+	//   - FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
+	//   - UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	//   - UNAVAILABLE ENGINE_LOST: this server stops.
+	//   - What is fetched ends as in PutTensor.
 	GetTensor(ctx context.Context, in *GetTensorRequest, opts ...grpc.CallOption) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
 	// them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
@@ -217,21 +225,26 @@ type TensorServiceServer interface {
 	// `consumers`, or, without these, to be kept until one fetches it with GetTensor. At each consumer, with `grant`, by
 	// the source's lead or by a router: the consumer pulls it into its store.
 	//
-	// Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once it is handed over. The
-	// allocation belongs to the hand-over from the call on, also if the call is refused after the hand-over: its pages come
-	// free by themselves, when the consumers have the tensor, or the lease ends. A call that is refused before it leaves
-	// the allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
+	// Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once this server has it. The
+	// allocation belongs to the hand-over from the call on, also if the call is refused later: its pages come free by
+	// themselves, when the consumers have the tensor, or the lease ends. A call that is refused at once leaves the
+	// allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
 	//
 	// A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
 	// POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
 	// place; no tensor is ever dropped for want of room. What the consumer's engine waits for goes first, and a part of
 	// the store is for that alone (GetStagingStatus says how much).
 	//
+	// Tensors of a request that are put to the same consumers while others are on their way there may go together, as a
+	// bundle: one call at a consumer, with `bundled_tensors`. A consumer takes all of it or refuses it; the source's lead
+	// then puts each by itself.
+	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, TTL_INVALID, GRANT_INVALID: fix it.
 	//   - INVALID_ARGUMENT BLOCK_COUNT_MISMATCH: the allocation has another number of pages than the tensor takes.
 	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
-	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts; at a consumer also: a
+	//     bundle takes more pages than `limit` says: put each tensor by itself.
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
 	//     also: the source holds another tensor than is described.
@@ -240,7 +253,8 @@ type TensorServiceServer interface {
 	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
 	//   - FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
 	//     no more.
-	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
+	//     consumer also: a tensor of the bundle is here already.
 	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
 	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
@@ -256,22 +270,24 @@ type TensorServiceServer interface {
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
 	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. With `source` it is fetched from
 	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-	// gives the grant of a tensor that is kept there in place of pages.
+	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
+	// that are there, and at once.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD: fix it.
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-	// * FAILED_PRECONDITION CONTENT_MISMATCH: the tensor is another one than is expected; the violations say how.
-	// * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
-	// * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-	// * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; `phase` is tensor.
-	// * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
-	// * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-	// * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
-	// * UNAVAILABLE ENGINE_LOST: this server stops.
-	// * What is fetched ends as in PutTensor.
+	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+	//   - FAILED_PRECONDITION CONTENT_MISMATCH: the tensor is another one than is expected; the violations say how.
+	//   - FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
+	//   - PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
+	//   - DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; with `bundled_tensors`: none of them
+	//     is there. `phase` is tensor.
+	//   - ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
+	//   - FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
+	//   - UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+	//   - UNAVAILABLE ENGINE_LOST: this server stops.
+	//   - What is fetched ends as in PutTensor.
 	GetTensor(context.Context, *GetTensorRequest) (*GetTensorResponse, error)
 	// Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
 	// them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
