@@ -9,6 +9,7 @@ from kvgrpc.bench.plan import TensorsPlan
 from kvgrpc.bench.results.tensors import TensorCase, TensorResult
 from kvgrpc.bench.stages.servers import Progress
 from kvgrpc.bench.stages.stores import RawStores, Stores
+from kvgrpc.core.tensors.bundles import BYTES_MAX
 from kvgrpc.core.tensors.line import RESERVED
 
 _WARM = 2
@@ -21,7 +22,7 @@ def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
             for tensor_bytes in plan.block_bytes:
                 count = plan.pool_bytes // tensor_bytes
                 progress(f"{data_path}: {count} tensors of {tensor_bytes >> 10} KB")
-                with Stores(data_path, tensor_bytes, count, room=_all_of(count)) as stores:
+                with Stores(data_path, tensor_bytes, count, room=_ample(count, tensor_bytes)) as stores:
                     stores.check()
                     found.cases += _cases(plan, data_path, tensor_bytes, stores, raw)
     for data_path in plan.data_paths:
@@ -69,9 +70,9 @@ def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
     )
 
 
-def _all_of(count: int) -> int:
-    """Room for so many beside the part of a store that is for what its engine waits for."""
-    return -(-count * RESERVED // (RESERVED - 1))
+def _ample(count: int, tensor_bytes: int) -> int:
+    """Room for so many, and for bundles of any size, beside the part of a store that is for what its engine waits for."""
+    return max(-(-count * RESERVED // (RESERVED - 1)), -(-BYTES_MAX * RESERVED // tensor_bytes))
 
 
 def _full(plan: TensorsPlan, data_path: str) -> float:
@@ -81,7 +82,7 @@ def _full(plan: TensorsPlan, data_path: str) -> float:
     room = min(plan.full_tensors, max(count // 2, 1))
     with (
         Stores(data_path, tensor_bytes, count, room=room) as full,
-        Stores(data_path, tensor_bytes, count, room=_all_of(count)) as ample,
+        Stores(data_path, tensor_bytes, count, room=_ample(count, tensor_bytes)) as ample,
     ):
         into_full, into_ample = (partial(stores.put_s, plan.gets_at_once, at_once=True) for stores in (full, ample))
         for _ in range(_WARM):
