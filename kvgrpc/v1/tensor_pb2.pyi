@@ -235,7 +235,7 @@ class PutTensorRequest(_message.Message):
 
     @_builtins.property
     def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundledTensor]:
-        """At a consumer: further tensors of the request under the same grant, at most 63. Their pages follow those of `tensor`,
+        """At a consumer: further tensors of the request under the same grant, at most 31. Their pages follow those of `tensor`,
         in this order. All of them are stored, or the call is refused, and each is to be put by itself.
         """
 
@@ -368,7 +368,7 @@ class GetTensorRequest(_message.Message):
 
     @_builtins.property
     def bundled_tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___WantedTensor]:
-        """With `as_offer`: further tensors of the request that are wanted, at most 63. Those come with it that are kept here for
+        """With `as_offer`: further tensors of the request that are wanted, at most 31. Those come with it that are kept here for
         one consumer alone and are not on their way already; the others are to be asked for by themselves.
         """
 

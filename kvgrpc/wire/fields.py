@@ -101,7 +101,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
     Bound(Kind.ROWS, TENSORS_MAX, "bundled_tensors"),
-    Bound(Kind.ROWS, DIMENSIONS_MAX, "shape_sizes"),
+    Bound(Kind.ROWS, DIMENSIONS_MAX * TENSORS_MAX, "shape_sizes"),
     Bound(
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "

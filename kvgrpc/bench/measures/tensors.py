@@ -71,7 +71,7 @@ def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
 
 
 def _ample(count: int, tensor_bytes: int) -> int:
-    """Room for so many, and for bundles of any size, beside the part of a store that is for what its engine waits for."""
+    """Room for so many and for any bundle, beside the part of a store that is for what its engine waits for."""
     return max(-(-count * RESERVED // (RESERVED - 1)), -(-BYTES_MAX * RESERVED // tensor_bytes))
 
 

@@ -12,8 +12,10 @@ from typing import Generic, TypeVar
 
 WAIT_S = 0.01
 """About what the first bytes of a send take."""
-TENSORS_MAX = 64
-"""Of a bundle."""
+TENSORS_MAX = 32
+"""Of a bundle: with the longest names and descriptions they fit into a request that is kept while its call stands."""
+SHARE = 2
+"""Of so many pages of a consumer's store a bundle takes one, at most: so that one comes while another one is used."""
 BYTES_MAX = 64 * 1024 * 1024
 """Of a bundle: more at once is no faster."""
 

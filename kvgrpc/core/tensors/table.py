@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tensors.bundles import SHARE
 from kvgrpc.core.tensors.ended import Ended, too_late
-from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.offers import Offers
 from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.rows import (
@@ -69,8 +69,8 @@ class TensorTable:
         Raises what refuses it, before anything changes: PreconditionFailed for what comes too late (TRANSFER_ENDED,
         CANCELLED), and for another one than is expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) where
         another one has the name, or one of a bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor that is larger
-        than the store, and a bundle that is larger than the part that is for what the engine waits for; Exhausted
-        (LIMIT_EXCEEDED); InvalidRequest for a bundle that names a tensor twice.
+        than the store, and a bundle that takes more than half of it; Exhausted (LIMIT_EXCEEDED); InvalidRequest for a
+        bundle that names a tensor twice.
         """
         bundled = len(tensors) > 1
         if bundled:
@@ -298,7 +298,7 @@ class TensorTable:
     # -- parts of the above
 
     def _check_bundle(self, tensors: Sequence[Named]) -> None:
-        most = self.store_pages // RESERVED
+        most = self.store_pages // SHARE
         if sum(self.check_size(tensor.described) for tensor in tensors) > most:
             text = f"a bundle takes at most {most} pages here"
             raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(most)})

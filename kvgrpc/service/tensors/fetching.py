@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvgrpc.core.tensors.bundles import BYTES_MAX, Gathering
+from kvgrpc.core.tensors.bundles import BYTES_MAX, SHARE, Gathering
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
-from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.alarm import Alarm
@@ -57,9 +56,7 @@ class Fetching:
 
     def __post_init__(self) -> None:
         self._alarm = Alarm(self._due)
-        self._most_pages = min(
-            pages_for(BYTES_MAX, self.life.table.page_bytes), self.life.table.store_pages // RESERVED
-        )
+        self._most_pages = min(pages_for(BYTES_MAX, self.life.table.page_bytes), self.life.table.store_pages // SHARE)
 
     def add(self, number: int, get: Get, until: float, trace: str) -> None:
         """A call that waits until then: its source is asked, unless the tensor is on its way already."""

@@ -20,6 +20,10 @@ HELD_S = 0.5
 """How long a put waits here for pages before it is told to come again: long enough that a store whose tensors are used
 as they come is never short of puts that wait.
 """
+BUNDLE_HELD_S = 0.1
+"""How long a bundle does. Each of its tensors is put or fetched by itself then: there may be room for one that the
+engine waits for where there is none for all.
+"""
 Pages = tuple[str, Ids]
 """An allocation and its pages."""
 
@@ -56,8 +60,8 @@ class StorePages:
 
     async def take(self, tensors: Sequence[Tensor], trace: str, put_until: float | None = None) -> list[Pages]:
         """The pages of each, of all at once, for which others may be spilled. A put, which is to be over by
-        `put_until`, waits a moment for them, and never so long that it cannot be told why; without that they are waited
-        for as long as a call waits for one of the tensors. Raises Exhausted (POOL_EXHAUSTED), and what refuses new
+        `put_until`, waits a moment for them, and never so long that it cannot be told why, and a bundle does; else they
+        are waited for as long as a call waits for the tensor. Raises Exhausted (POOL_EXHAUSTED), and what refuses new
         work.
         """
         ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
@@ -71,6 +75,8 @@ class StorePages:
                 raise _unwanted()
             self.look()
             most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
+            if len(tensors) > 1:
+                most_s = BUNDLE_HELD_S
             if not future.done():
                 await asyncio.wait((future,), timeout=most_s)
             if future.done():

@@ -98,7 +98,7 @@ def test_a_bundle_arrives_as_the_tensors_that_it_is_of() -> None:
         (bundle("new", "ended"), Reason.TRANSFER_ENDED),
         (bundle("new", "other"), Reason.CONTENT_MISMATCH),
         (bundle("new", "new"), Reason.INVALID_FIELD),
-        (bundle("new", "more", pages=5), Reason.LIMIT_EXCEEDED),
+        (bundle("new", "more", pages=17), Reason.LIMIT_EXCEEDED),
         (bundle("new", "large", pages=100), Reason.LIMIT_EXCEEDED),
         (bundle("new", "newer", "newest"), Reason.LIMIT_EXCEEDED),
     ],

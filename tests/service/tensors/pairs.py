@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.tables.transfers import Direction, Transfer
+from kvgrpc.core.tensors.bundles import SHARE
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
-from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.rows import Offer, Stage
 from kvgrpc.core.tensors.values import ANY, Expected, Named
 from kvgrpc.errors import KVGrpcError, Reason
@@ -17,7 +17,7 @@ from kvgrpc.service.lead import Lead
 from tests.service.tensors.leads import KEY, life_of, named, of_pages
 
 PAGES = 128
-MOST = PAGES // RESERVED
+MOST = PAGES // SHARE
 """Pages of a bundle."""
 PATIENCE_S = 20.0
 
@@ -32,7 +32,8 @@ class Pair:
         consumers = (LeadAddress((to or self.d).node.state.pool.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
-        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), of_pages(pages), allocation_id, **usual), ""))
+        described = usual.pop("described", of_pages(pages))
+        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), described, allocation_id, **usual), ""))
 
     def put_all(self, names: str = "abcd", pages: int = 1) -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.put(name, pages) for name in names}

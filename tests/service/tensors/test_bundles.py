@@ -9,11 +9,10 @@ from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import Release
-from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.rows import Stage
-from kvgrpc.core.tensors.values import Expected, Named
+from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named
 from kvgrpc.errors import Reason
-from tests.service.tensors.leads import KEY, life_of, named, of_pages, served
+from tests.service.tensors.leads import KEY, PAGE, life_of, named, of_pages, served
 from tests.service.tensors.pairs import MOST, PAGES, Pair, ended, reason_of, relayed, until
 
 REST = "bcd"
@@ -55,8 +54,16 @@ async def test_a_bundle_has_no_more_pages_and_tensors_than_it_may(pair: Pair) ->
     await pair.check_empty()
 
 
+async def test_the_largest_bundle_goes_at_once_however_its_tensors_are_described(pair: Pair) -> None:
+    described = Description("uint8", (*[1] * (DIMENSIONS_MAX - 1), PAGE), PAGE, content_digest=b"d" * 64)
+    names = [f"{i:0>256}" for i in range(TENSORS_MAX + 1)]
+    await ended({name: pair.put(name, described=described) for name in names})
+    assert pair.pulls() == [1, TENSORS_MAX]
+    await pair.check_empty()
+
+
 async def test_what_a_consumer_says_of_its_limit_is_remembered(pair: Pair) -> None:
-    async with served(pages=4 * RESERVED) as small:
+    async with served(pages=8) as small:
         for _ in range(2):
             await ended({name: pair.put(name, to=small._lead) for name in "abcdefg"})
             assert set(life_of(small._lead).table.tensors) == {named(name) for name in "abcdefg"}
