@@ -353,7 +353,7 @@ type PutTensorRequest struct {
 	Asynchronous bool `protobuf:"varint,9,opt,name=asynchronous,proto3" json:"asynchronous,omitempty"`
 	// The LLM request's id; a label.
 	RequestId string `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// At a consumer: further tensors of the request under the same grant, at most 63. Their pages follow those of `tensor`,
+	// At a consumer: further tensors of the request under the same grant, at most 31. Their pages follow those of `tensor`,
 	// in this order. All of them are stored, or the call is refused, and each is to be put by itself.
 	BundledTensors []*BundledTensor `protobuf:"bytes,11,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
 	unknownFields  protoimpl.UnknownFields
@@ -630,7 +630,7 @@ type GetTensorRequest struct {
 	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// The LLM request's id; a label.
 	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// With `as_offer`: further tensors of the request that are wanted, at most 63. Those come with it that are kept here for
+	// With `as_offer`: further tensors of the request that are wanted, at most 31. Those come with it that are kept here for
 	// one consumer alone and are not on their way already; the others are to be asked for by themselves.
 	BundledTensors []*WantedTensor `protobuf:"bytes,7,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
 	// With `bundled_tensors`: pages that all of them may take, at most; the call does not wait.
