@@ -15,7 +15,7 @@ from kvgrpc.core.tensors.calls import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason, Unavailable
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
@@ -26,6 +26,9 @@ from kvgrpc.service.tensors.remote import RemoteStores
 _log = logging.getLogger(__name__)
 LIMITS_MAX = 1_024
 """Consumers that said how much a bundle may take there, of which that is remembered."""
+
+LIMIT_DIGITS_MAX = 9
+"""Of what a consumer says of its limit; what is longer says nothing."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Sending:
         known = table.kept.find(asked)
         if known is None:
             lead.node.state.check_open()
+            lead.node.state.check_room()
             held = len(life.transfers.pages_of(put.allocation_id))
             if held != pages:
                 raise InvalidRequest(
@@ -141,7 +145,6 @@ class Sending:
 
     def _begin(self, offer: Offer, put: Put, until: float, trace: str) -> None:
         """It goes at once, or waits for its turn. Raises what refuses it at once."""
-        self._life.lead.node.state.check_room()
         way = _Way(offer, put, until, _Route(put.id.key, put.consumers, put.ttl_s, put.request_id, trace))
         self._ways[offer] = way
         self._gathering.add(way.route, way, offer.pages, self._life.now)
@@ -183,8 +186,12 @@ class Sending:
         for it.
         """
         errors = [] if sent is None else await self._deliver(ways, sent)
+        # A consumer that was not heard may be reading; one that refused a bundle is not.
+        unheard = any(isinstance(error, Unavailable) for error in errors)
         if sent is not None:
             self._sent.pop(sent.transfer_id, None)
+        if sent is not None and not unheard:
+            self._end(sent)
         if len(ways) > 1 and (errors or sent is None):
             self._learn(ways[0].route, errors)
             await asyncio.gather(*(self._send_alone(way) for way in ways if not way.ended and not way.done.done()))
@@ -192,8 +199,11 @@ class Sending:
             if errors and (way.ended or len(ways) == 1):
                 self._refuse(way, errors[0])
             self._over(way)
-        if sent is not None:
-            self._life.transfers.end(sent.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
+        if sent is not None and unheard:
+            self._end(sent)
+
+    def _end(self, sent: "_Sent") -> None:
+        self._life.transfers.end(sent.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
 
     async def _send_alone(self, way: _Way) -> None:
         """One of a bundle that a consumer did not take."""
@@ -241,7 +251,8 @@ class Sending:
         """How much a bundle may take there."""
         most = [error.metadata.get("limit", "") for error in errors if error.reason is Reason.LIMIT_EXCEEDED]
         if most:
-            self._limits[route.consumers] = min(int(text) if text.isdecimal() else 0 for text in most)
+            known = [int(text) if text.isdecimal() and len(text) <= LIMIT_DIGITS_MAX else 0 for text in most]
+            self._limits[route.consumers] = min(known)
             if len(self._limits) > LIMITS_MAX:
                 del self._limits[next(iter(self._limits))]
 

@@ -1,6 +1,7 @@
 """Tensors that are put together: what waits for one consumer is one transfer, and each of them a tensor of its own."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import Release
+from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.rows import Stage
 from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, PAGE, life_of, named, of_pages, served
 from tests.service.tensors.pairs import MOST, PAGES, Pair, ended, reason_of, relayed, until
 
+RESERVED_PAGES = PAGES // RESERVED
 REST = "bcd"
 """What is put while `a` is on its way."""
 
@@ -216,6 +219,32 @@ async def test_pages_that_their_engine_freed_before_their_turn_are_not_sent(pair
     assert await reason_of(calls.pop("c")) is Reason.BLOCK_NOT_ALLOCATED
     await ended(calls)
     assert pair.stages() == dict.fromkeys("abd", Stage.STORED)
+    await pair.check_empty()
+
+
+async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
+    state, usual = pair.p.node.state, pair.p.node.state.limits
+    state.limits = replace(usual, transfers=0)
+    refused = pair.put("a")
+    assert await reason_of(refused) is Reason.QUEUE_FULL
+    assert not life_of(pair.p).table.offers
+    state.limits = usual
+    await pair.put("a")
+    for allocation_id in list(state.allocator._numbers):
+        life_of(pair.p).transfers.free(allocation_id)  # the refusal left it to its caller
+    await pair.check_empty()
+
+
+async def test_the_pages_of_what_was_sent_by_itself_are_free_while_others_of_its_bundle_wait(pair: Pair) -> None:
+    two, _ = life_of(pair.d).transfers.allocate(RESERVED_PAGES + 2, "")
+    calls, filled = await on_the_way(pair)
+    await until(lambda: len(pair.d.tensors.store.pages.line) == 4)
+    life_of(pair.d).transfers.free(two)
+    await asyncio.wait_for(asyncio.gather(calls["a"], calls["b"]), 20.0)
+    assert not calls["d"].done()
+    await until(lambda: life_of(pair.p).transfers.free_pages() == PAGES - 2)
+    life_of(pair.d).transfers.free(filled)
+    await ended(calls)
     await pair.check_empty()
 
 

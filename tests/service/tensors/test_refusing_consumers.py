@@ -72,10 +72,10 @@ async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddr
         await server.stop(0)
 
 
-async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float) -> KVGrpcError:
+async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float, name: str = "a") -> KVGrpcError:
     """How a put ends."""
     allocation_id, _ = life_of(lead).transfers.allocate(1, "")
-    put = Put(named(), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
+    put = Put(named(name), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
     with pytest.raises(KVGrpcError) as raised:
         await asyncio.wait_for(lead.tensors.put(put, ""), 20.0)
     return raised.value
@@ -96,6 +96,15 @@ async def test_of_several_consumers_the_first_that_refuses_is_heard(lead: Lead) 
     one = PreconditionFailed(Reason.WEIGHTS_MISMATCH, "other weights")
     async with refusing(one) as (_, first), refusing(REFUSALS[0]) as (_, second):
         assert (await refused(lead, (first, second), 5.0)).reason is Reason.WEIGHTS_MISMATCH
+
+
+@pytest.mark.parametrize("limit", ["", "0", "-1", "x", "9" * 5_000, "\u0663"])
+async def test_what_a_consumer_says_of_bundles_hinders_no_put(lead: Lead, limit: str) -> None:
+    error = OutOfRange(Reason.LIMIT_EXCEEDED, "too large", metadata={"limit": limit})
+    async with refusing(error) as (consumer, address):
+        heard = await asyncio.gather(*(refused(lead, (address,), 5.0, name) for name in "abcd"))
+    assert {error.reason for error in heard} == {Reason.LIMIT_EXCEEDED}
+    assert consumer.calls == 1 + 1 + 3, "the first, a bundle of the others, and each of them"
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.0, 1e-9])
