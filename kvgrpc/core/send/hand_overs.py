@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
+from kvgrpc.core.send import standing
 from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
@@ -63,6 +64,7 @@ class HandOvers:
             state.reply(event.call.id, HandedOver(self.preview(lease), None, b""))
             return
         self.add(lease, event)
+        standing.keep(state, lease)
         self._firmness.handed_over(lease)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
@@ -213,13 +215,7 @@ class HandOvers:
         else:
             state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
         if how is LeaseState.DONE and lease.received:
-            self._done_elsewhere(lease)
-
-    def _done_elsewhere(self, lease: Lease) -> None:
-        """What was read under this lease was read under those that it stands for."""
-        for other in map(self._state.leases.find, lease.stands_for):
-            if other is not None and other.live:
-                other.read_as(lease, self._state.bytes_of([len(ids) for ids in other.blocks]))
+            for other in standing.read(state, lease):
                 self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
@@ -362,6 +358,7 @@ class HandOvers:
             return 0.0, lease.end_reason, lease.state
         if not event.validate_only:
             lease.renew(self._state.now, ttl_s)
+            standing.keep(self._state, lease)
             if not event.for_access and event.call.principal != ENGINE:
                 self._firmness.renewed(lease, lease.last_ttl_s)
         return lease.deadline - self._state.now, None, lease.state

@@ -63,7 +63,7 @@ class Allocator:
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
-        self._whole[self._last] = blocks
+        self._whole[self._last] = tuple(ids.copy() for ids in blocks)  # not a view on all that was free
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last
             self._pins.give_out(group, ids)

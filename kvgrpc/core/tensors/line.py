@@ -3,7 +3,7 @@
 Rules:
 * What the engine waits for goes first; otherwise who came first. Nobody overtakes one that does not fit yet.
 * What nobody waits for leaves a part of the store free: an engine that waits for a tensor gets it, however many others
-  came before it.
+  came before it. So does a bundle of which it does not wait for all.
 * Who is refused keeps its place for a while: it is to come again.
 """
 
@@ -26,7 +26,9 @@ class Place:
     id: TensorId
     pages: int
     urgent: bool
-    """The engine waits for it."""
+    """The engine waits for it; of a bundle, for one of its tensors."""
+    whole: bool = True
+    """The engine waits for all of it, if it waits: not for some tensors of a bundle alone."""
     absent_until: float | None = None
     """Who has it was refused, and is to come again until then."""
 
@@ -96,7 +98,7 @@ class Line:
 
     def lacks(self, place: Place, free: int) -> int:
         """Pages that must come free before this place gets its own."""
-        wanted = place.pages if place.urgent else min(place.pages + self.reserved, self._pages)
+        wanted = place.pages if place.urgent and place.whole else min(place.pages + self.reserved, self._pages)
         return max(wanted - free, 0)
 
     def _row(self, place: Place) -> dict[Place, None]:

@@ -208,7 +208,7 @@ class TensorStore:
             answer = yield from self._ask(request, deadline, trace)
         except KVGrpcError:
             got.asked -= 1
-            yield from self._tell_released([id_] if self._is_over(id_, got) else [])
+            yield from self._tell_released([id_])
             raise
         got.asked -= 1
         return self._found(id_, got, answer)
@@ -244,40 +244,45 @@ class TensorStore:
 
     def _release(self) -> Job:
         """Those that were got and are released by now, and meanwhile, as many as there are at a time."""
-        while True:
+        try:
+            while True:
+                with self._lock:
+                    released, self._released = self._released, []
+                    self._telling = bool(released)
+                if not released:
+                    return
+                for id_ in released:
+                    if (got := self._got.get(id_)) is not None:
+                        got.held -= 1
+                        got.released = True
+                yield from self._tell_released(released)
+        except BaseException:
             with self._lock:
-                released, self._released = self._released, []
-                self._telling = bool(released)
-            if not released:
-                return
-            over = []
-            for id_ in released:
-                got = self._got.get(id_)
-                if got is not None:
-                    got.held -= 1
-                    got.released = True
-                    if self._is_over(id_, got):
-                        over.append(id_)
-            with suppress(KVGrpcError):  # the lead's life is over, and with it what was held
-                yield from self._tell_released(over)
+                self._telling = False
+            raise
 
-    def _is_over(self, id_: TensorId, got: "_Got") -> bool:
-        """Whether its lead is to be told. The last release of a tensor is the one that counts, and none while somebody
-        asks for it: the lead may have given it by now, in the pages that a release would free.
+    def _is_over(self, id_: TensorId) -> bool:
+        """Whether its lead is to be told at once: the row is gone then. The last release of a tensor is the one that
+        counts, and none while somebody asks for it: the lead may have given it by now, in the pages that a release
+        would free.
         """
-        if got.asked or got.held or self._got.get(id_) is not got:
+        got = self._got.get(id_)
+        if got is None or got.asked or got.held:
             return False
         del self._got[id_]
         return got.released
 
     def _tell_released(self, ids: Sequence[TensorId]) -> Job:
+        """Of these their lead, if they are over when it is their turn: who asks for one meanwhile has it."""
         of: dict[bytes, list[TensorId]] = {}
         for id_ in ids:
             of.setdefault(id_.key, []).append(id_)
         for key, rows in of.items():
             for start in range(0, len(rows), NAMES_MAX):
-                names = [name_to_proto(id_) for id_ in rows[start : start + NAMES_MAX]]
-                yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)}
+                names = [name_to_proto(id_) for id_ in rows[start : start + NAMES_MAX] if self._is_over(id_)]
+                if names:
+                    with suppress(KVGrpcError):  # the lead's life is over, and with it what was held
+                        yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)}
 
     def _release_all(self, key: bytes, ids: Sequence[TensorId], source: str) -> Job:
         """All of a request; or, of it, these: also where the source refuses some of them."""

@@ -99,6 +99,7 @@ class Fetching:
         if not self.life.over:
             for route in self._gathering.due(self.life.now):
                 self._look(route)
+            self._alarm.set(self._gathering.next_deadline())  # it may have rung early
 
     def _look(self, route: _Route) -> None:
         """Asks for those whose turn it is."""

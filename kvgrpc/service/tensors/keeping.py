@@ -62,6 +62,8 @@ class Keeping:
         for offer in offers:
             offer.lent = transfer_id
         self._lent[transfer_id] = offers
+        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # its lease is, which was not heard
+            self.over(transfer_id, succeeded=False)
         return offers, token
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:

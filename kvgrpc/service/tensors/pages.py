@@ -66,10 +66,11 @@ class StorePages:
         """
         ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
         was_put = put_until is not None
-        urgent = not was_put or any(self._life.table.waits.of(id_, (Purpose.GIVEN,)) for id_ in ids)
+        urgent = not was_put or self._awaited(tensors) > 0
         future: asyncio.Future[list[Pages]] = asyncio.get_running_loop().create_future()
         wanted = _Wanted(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
         self._wanted |= dict.fromkeys(ids, wanted)
+        self._see_awaited(wanted)
         try:
             if wanted.gone:
                 raise _unwanted()
@@ -85,7 +86,7 @@ class StorePages:
             for id_ in ids:
                 if self._wanted.get(id_) is wanted:
                     del self._wanted[id_]
-            if was_put and not future.done() and not wanted.gone:
+            if was_put and wanted.place.whole and not future.done() and not wanted.gone:
                 self.line.refuse(wanted.place, self._life.now)
             else:
                 self.line.leave(wanted.place)
@@ -101,7 +102,18 @@ class StorePages:
         """The engine waits for it."""
         wanted = self._wanted.get(tensor.id)
         self.line.hurry(tensor.id if wanted is None else wanted.place.id)
+        if wanted is not None:
+            self._see_awaited(wanted)
         self.look()
+
+    def _awaited(self, tensors: Sequence[Tensor]) -> int:
+        """Of how many of them the engine waits for."""
+        waits = self._life.table.waits
+        return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,))) for tensor in tensors)
+
+    def _see_awaited(self, wanted: _Wanted) -> None:
+        """It may take what is for tensors which the engine waits for when it waits for all that come."""
+        wanted.place.whole = self._awaited(wanted.tensors) in {0, len(wanted.tensors)} or not wanted.was_put
 
     def forget(self, tensor: Tensor) -> None:
         """It was dropped, and wants no pages."""

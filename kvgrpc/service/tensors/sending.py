@@ -15,7 +15,7 @@ from kvgrpc.core.tensors.calls import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, OutOfRange, Reason, Unavailable
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
@@ -29,6 +29,8 @@ LIMITS_MAX = 1_024
 
 LIMIT_DIGITS_MAX = 9
 """Of what a consumer says of its limit; what is longer says nothing."""
+_ENDED_HERE = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""What a consumer says of a hand-over that its source ended."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class _Way:
     route: _Route
     accepted: bool = False
     """Its call was not refused at once: what it put is this lead's."""
+    bundle: str = ""
+    """The transfer of the bundle that it was of, while that may still be read."""
     ended: bool = False
     """Its hand-over ended before its consumers had it, not by a `withdraw`: it is not sent again."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -105,7 +109,8 @@ class Sending:
             ended = self._life.table.ended.error(offer.id)
             offer.refused = ended or too_late(offer.id, offer.id, Reason.TRANSFER_ENDED)
             self._over(way)
-        self._life.transfers.end(offer.transfer_id, "the tensor was taken back", CancelScope.BOTH)
+        for transfer_id in {offer.transfer_id, way.bundle if way is not None else ""}:
+            self._life.transfers.end(transfer_id, "the tensor was taken back", CancelScope.BOTH)
 
     def end(self) -> None:
         """The life is over."""
@@ -158,11 +163,12 @@ class Sending:
         if not self._life.over:
             for route in self._gathering.due(self._life.now):
                 self._look(route)
+            self._alarm.set(self._gathering.next_deadline())  # it may have rung early
             self._life.perform()
 
     def _look(self, route: _Route) -> None:
         """Sends those whose turn it is."""
-        most_pages = self._limits.get(route.consumers, self._most_pages)
+        most_pages = min(self._limits.get(route.consumers, self._most_pages), self._most_pages)
         while ways := self._gathering.take(route, most_pages, self._life.now):
             sent = self._hand_over(ways)
             if sent is None and len(ways) == 1:
@@ -192,6 +198,9 @@ class Sending:
             self._sent.pop(sent.transfer_id, None)
         if sent is not None and not unheard:
             self._end(sent)
+        elif sent is not None:
+            for way in ways:
+                way.bundle = sent.transfer_id
         if len(ways) > 1 and (errors or sent is None):
             self._learn(ways[0].route, errors)
             await asyncio.gather(*(self._send_alone(way) for way in ways if not way.ended and not way.done.done()))
@@ -206,11 +215,21 @@ class Sending:
         self._life.transfers.end(sent.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
 
     async def _send_alone(self, way: _Way) -> None:
-        """One of a bundle that a consumer did not take."""
+        """One of a bundle that a consumer did not take. Where it joined what was left of that, which its source has
+        ended, it is sent once more.
+        """
         sent = self._hand_over([way])
         self._life.perform()
-        if sent is not None:
-            await self._send([way], sent)
+        if sent is None:
+            return
+        errors = await self._deliver([way], sent)
+        if errors and errors[0].reason in _ENDED_HERE and not way.ended and not way.done.done():
+            errors = await self._deliver([way], sent)
+        if errors:
+            self._refuse(way, errors[0])
+        self._over(way)
+        self._sent.pop(sent.transfer_id, None)
+        self._end(sent)
 
     async def _deliver(self, ways: list[_Way], sent: "_Sent") -> list[KVGrpcError]:
         """Why consumers are without it, of those that are."""
@@ -249,7 +268,7 @@ class Sending:
 
     def _learn(self, route: _Route, errors: list[KVGrpcError]) -> None:
         """How much a bundle may take there."""
-        most = [error.metadata.get("limit", "") for error in errors if error.reason is Reason.LIMIT_EXCEEDED]
+        most = [error.metadata.get("limit", "") for error in errors if isinstance(error, OutOfRange)]
         if most:
             known = [int(text) if text.isdecimal() and len(text) <= LIMIT_DIGITS_MAX else 0 for text in most]
             self._limits[route.consumers] = min(known)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
-from kvgrpc.core.events import CloseOutcome, LeaseRef, PeerSilent, ReleaseLease
+from kvgrpc.core.events import CloseOutcome, LeaseRef, PeerSilent, ReleaseLease, RenewLeases
 from kvgrpc.core.tables.accesses import AccessState, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, State
@@ -267,6 +267,30 @@ def test_what_is_not_read_under_a_lease_is_still_there_under_those_that_it_stand
     release(lead, lease_id=together.lease.id)
     assert lease_state(lead, made) is LeaseState.LIVE
     assert lead.transfer(made.transfer.id).state is State.PENDING
+
+
+def test_a_lease_lasts_as_long_as_one_that_stands_for_it(lead: Lead) -> None:
+    made = lead.finish(16, [0], ttl_s=1.0)
+    together = standing_for(lead, made)
+    opened(lead, together.token)
+    lead.tick(25.0)
+    lead.call(lambda c: RenewLeases(c, (LeaseRef(together.lease.id),), None))
+    lead.tick(25.0)
+    lead.settle(D, nbytes=32)
+    assert lease_state(lead, made) is LeaseState.DONE
+    assert lead.transfer(made.transfer.id).state is State.SUCCEEDED
+
+
+def test_a_lease_lasts_no_longer_than_its_cap_though_another_one_stands_for_it(lead: Lead) -> None:
+    made = lead.finish(16, [0])
+    cap_s = made.lease.cap_remaining_s
+    lead.tick(20.0)
+    renew = RenewLeases
+    lead.call(lambda c: renew(c, (LeaseRef(made.lease.id),), cap_s))
+    together = standing_for(lead, made)
+    lead.call(lambda c: renew(c, (LeaseRef(together.lease.id),), cap_s))
+    lead.tick(cap_s - 20.0)
+    assert (lease_state(lead, together), lease_state(lead, made)) == (LeaseState.LIVE, LeaseState.EXPIRED)
 
 
 def test_a_lease_that_others_stood_for_and_that_is_over_stays_as_it_ended(lead: Lead) -> None:

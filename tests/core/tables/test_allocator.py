@@ -137,6 +137,15 @@ def test_an_allocation_is_given_back_whole_and_once() -> None:
     allocator.check_allocated((ids(2, 3),))
 
 
+def test_an_allocation_keeps_the_memory_of_its_own_blocks_alone() -> None:
+    allocator = Allocator((1 << 16,), PinTable((1 << 16,)))
+    allocator.take("a", allocator.choose({0: 2}))
+    found = allocator.find("a")
+    assert found is not None
+    whole = found[0] if found[0].base is None else found[0].base
+    assert whole.nbytes == 2 * found[0].itemsize
+
+
 class Allocations(RuleBasedStateMachine):
     """Free, allocated and pinned blocks add up after every step."""
 

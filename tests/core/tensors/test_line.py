@@ -26,6 +26,17 @@ def test_who_came_first_goes_first() -> None:
     assert not len(line)
 
 
+def test_a_bundle_of_which_the_engine_waits_for_some_goes_first_and_leaves_the_rest_of_the_store_for_others() -> None:
+    line = Line(PAGES)
+    joined(line, "a")
+    bundle = joined(line, "b", 3, urgent=True)
+    bundle.whole = False
+    assert line.head(NOW) is bundle
+    assert [line.lacks(bundle, free) for free in (3, line.reserved + 2, line.reserved + 3)] == [line.reserved, 1, 0]
+    bundle.whole = True
+    assert line.lacks(bundle, 3) == 0
+
+
 def test_one_that_does_not_fit_is_not_overtaken() -> None:
     line = Line(PAGES)
     large, _ = joined(line, "large", 40), joined(line, "small")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +57,32 @@ def test_tensors_are_asked_for_and_let_go_without_waiting(pair: Pair, key: bytes
     with pytest.raises(PreconditionFailed):
         late.result(20.0)
     assert released.result(20.0) == 20
+
+
+def test_one_that_is_asked_for_while_others_are_released_with_it_stays(pair: Pair, key: bytes) -> None:
+    p, d = pair
+    other, busy, go_on = os.urandom(16), threading.Event(), threading.Event()
+    for each in (key, other):
+        p.put(each, "t", np.full(9, 7), to=[d.address])
+    first, second = d.get(key, "t"), d.get(other, "t")
+
+    def wait() -> Generator[float, Any, None]:
+        busy.set()
+        go_on.wait()
+        yield 0.0
+
+    d._thread.run(wait())
+    busy.wait()
+    first.release()
+    second.release()
+    again = d.get_async(other, "t")
+    go_on.set()
+    with again.result(20.0) as got:
+        d.get_async(other, "t").result(20.0).release()
+        p.put(os.urandom(16), "u", np.full(9, 8), to=[d.address])
+        assert got.numpy().tolist() == [7] * 9
+    for each in (key, other):
+        d.release(each)
 
 
 def test_a_fetch_goes_on_for_those_who_wait_longer_than_the_one_who_began_it(pair: Pair) -> None:

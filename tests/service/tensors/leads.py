@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from kvgrpc.config import Config, TensorsConfig
 from kvgrpc.core.tensors.rows import Tensor
@@ -17,9 +18,9 @@ SPILL_PAGES = 4
 
 
 @asynccontextmanager
-async def served(spill_pages: int = SPILL_PAGES, pages: int = PAGES) -> AsyncIterator[Server]:
+async def served(spill_pages: int = SPILL_PAGES, pages: int = PAGES, **options: Any) -> AsyncIterator[Server]:
     tensors = TensorsConfig(store_bytes=pages * PAGE, page_bytes=PAGE, spill_bytes=spill_pages * PAGE)
-    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=tensors))
+    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=tensors, **options))
     await server.start()
     try:
         yield server

@@ -222,6 +222,49 @@ async def test_pages_that_their_engine_freed_before_their_turn_are_not_sent(pair
     await pair.check_empty()
 
 
+async def test_a_bundle_goes_when_its_time_has_come_though_the_alarm_rang_before(pair: Pair) -> None:
+    pair.fill()
+    calls = {"a": pair.put("a")}
+    await until(lambda: len(pair.d.tensors.store.pages.line) == 1)
+    sending = pair.p.tensors.store.sending
+    sending._alarm.set(asyncio.get_running_loop().time())
+    calls["b"] = pair.put("b")
+    await until(lambda: "b" in pair.stages(), 2.0)
+    pair.p.tensors.release(Release(KEY))
+    for call in calls.values():
+        assert await reason_of(call) is Reason.TRANSFER_ENDED
+
+
+async def test_others_than_one_that_is_released_at_the_consumer_while_their_bytes_move_come(pair: Pair) -> None:
+    async with served(pages=PAGES, bandwidth_limit_bytes_per_s=100_000.0) as server:
+        slow = server._lead
+        calls = {name: pair.put(name, 4, to=slow) for name in "abcd"}
+        await until(lambda: sum(row.state is State.ACTIVE for row in slow.node.state.transfers) == 1)
+        await calls.pop("a")
+        await until(lambda: any(row.state is State.ACTIVE and row.blocks != 4 for row in slow.node.state.transfers))
+        slow.tensors.release(Release(KEY, (named("b"),)))
+        assert await reason_of(calls.pop("b")) is Reason.TRANSFER_ENDED
+        await ended(calls)
+        assert {id_.name for id_ in life_of(slow).table.tensors} == set("acd")
+    await pair.check_empty()
+
+
+async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_of_their_bundle(pair: Pair) -> None:
+    life = life_of(pair.d)
+    two, _ = life.transfers.allocate(RESERVED_PAGES + 2, "")
+    filled = pair.fill()
+    calls = pair.put_all()
+    asked = pair.get("c")
+    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
+    life.transfers.free(two)
+    await asyncio.wait_for(asyncio.gather(asked, calls["a"], calls["b"]), 20.0)
+    assert life.transfers.free_pages() >= RESERVED_PAGES - 1
+    assert not calls["d"].done()
+    life.transfers.free(filled)
+    await ended(calls)
+    await pair.check_empty()
+
+
 async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
     state, usual = pair.p.node.state, pair.p.node.state.limits
     state.limits = replace(usual, transfers=0)

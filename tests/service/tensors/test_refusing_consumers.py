@@ -98,7 +98,7 @@ async def test_of_several_consumers_the_first_that_refuses_is_heard(lead: Lead) 
         assert (await refused(lead, (first, second), 5.0)).reason is Reason.WEIGHTS_MISMATCH
 
 
-@pytest.mark.parametrize("limit", ["", "0", "-1", "x", "9" * 5_000, "\u0663"])
+@pytest.mark.parametrize("limit", ["", "0", "-1", "x", "9" * 9, "9" * 5_000, "\u0663"])
 async def test_what_a_consumer_says_of_bundles_hinders_no_put(lead: Lead, limit: str) -> None:
     error = OutOfRange(Reason.LIMIT_EXCEEDED, "too large", metadata={"limit": limit})
     async with refusing(error) as (consumer, address):
