@@ -4,7 +4,7 @@ from kvgrpc.core.tables.transfers import pair_id
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, Wanted
 from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
-from kvgrpc.core.tensors.values import Description, Expected, Named, TensorId
+from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named, TensorId
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
@@ -109,6 +109,8 @@ def lead_address(field: str, value: common_pb2.PeerAddress) -> LeadAddress:
 
 
 def _expected(value: tensor_pb2.ExpectedTensor) -> Expected:
+    if len(value.shape_sizes) > DIMENSIONS_MAX:
+        raise invalid("expected.shape_sizes", f"has at most {DIMENSIONS_MAX} dimensions")
     return Expected(
         value.dtype or None,
         tuple(value.shape_sizes) if value.shape_sizes or value.scalar else None,
