@@ -52,6 +52,7 @@ class TensorTable:
         self.tensors: dict[TensorId, Tensor] = {}
         self.kept = Offers(limits)
         self.offers = self.kept.rows
+        """Of what is kept, by name."""
         self.spill_pages = SpillPages(limits.spill_pages)
         self._of: dict[bytes, dict[TensorId, None]] = {}
         """Tensors and offers of each request."""

@@ -77,7 +77,7 @@ class StorePages:
             self.look()
             most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
             if len(tensors) > 1:
-                most_s = BUNDLE_HELD_S
+                most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
                 await asyncio.wait((future,), timeout=most_s)
             if future.done():

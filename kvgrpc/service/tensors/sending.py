@@ -15,7 +15,15 @@ from kvgrpc.core.tensors.calls import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, OutOfRange, Reason, Unavailable
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    Reason,
+    Unavailable,
+)
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
@@ -26,7 +34,6 @@ from kvgrpc.service.tensors.remote import RemoteStores
 _log = logging.getLogger(__name__)
 LIMITS_MAX = 1_024
 """Consumers that said how much a bundle may take there, of which that is remembered."""
-
 LIMIT_DIGITS_MAX = 9
 """Of what a consumer says of its limit; what is longer says nothing."""
 _ENDED_HERE = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
@@ -109,8 +116,8 @@ class Sending:
             ended = self._life.table.ended.error(offer.id)
             offer.refused = ended or too_late(offer.id, offer.id, Reason.TRANSFER_ENDED)
             self._over(way)
-        for transfer_id in {offer.transfer_id, way.bundle if way is not None else ""}:
-            self._life.transfers.end(transfer_id, "the tensor was taken back", CancelScope.BOTH)
+            self._life.transfers.end(way.bundle, "one of its tensors was taken back", CancelScope.BOTH)
+        self._life.transfers.end(offer.transfer_id, "the tensor was taken back", CancelScope.BOTH)
 
     def end(self) -> None:
         """The life is over."""
@@ -182,6 +189,11 @@ class Sending:
         route = ways[0].route
         try:
             await self._send(ways, sent)
+        except Exception as defect:
+            for way in ways:
+                self._refuse(way, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}"))
+                self._over(way)
+            raise
         finally:
             self._gathering.ended(route)
         self._look(route)

@@ -20,6 +20,8 @@ PAGES = 128
 MOST = PAGES // SHARE
 """Pages of a bundle."""
 PATIENCE_S = 20.0
+Calls = dict[str, "asyncio.Future[Any]"]
+"""By the names of their tensors."""
 
 
 class Pair:
@@ -109,3 +111,12 @@ def relayed(pair: Pair, names: str, **fields: Any) -> Put:
     for offer in offers:
         transfers.free(offer.allocation_id)
     return replace(put, token=token, timeout_s=20.0, **fields)
+
+
+async def filled_up(pair: Pair, begin: Callable[[], Calls]) -> tuple[Calls, str]:
+    """Calls for four tensors of which the last three wait together for room at the consumer, and what fills that."""
+    filled = pair.fill()
+    calls = begin()
+    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
+    assert pair.stages() == dict.fromkeys("abcd", Stage.ARRIVING)
+    return calls, filled

@@ -15,7 +15,7 @@ from kvgrpc.core.tensors.rows import Stage
 from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, PAGE, life_of, named, of_pages, served
-from tests.service.tensors.pairs import MOST, PAGES, Pair, ended, reason_of, relayed, until
+from tests.service.tensors.pairs import MOST, PAGES, Calls, Pair, ended, filled_up, reason_of, relayed, until
 
 RESERVED_PAGES = PAGES // RESERVED
 REST = "bcd"
@@ -99,13 +99,9 @@ async def test_one_that_is_at_the_consumer_already_hinders_no_other(pair: Pair) 
     await pair.check_empty()
 
 
-async def on_the_way(pair: Pair) -> tuple[dict[str, "asyncio.Future[Any]"], str]:
-    """Puts of which a bundle waits for room at the consumer, and what fills that."""
-    filled = pair.fill()
-    calls = pair.put_all()
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
-    assert pair.stages() == dict.fromkeys("abcd", Stage.ARRIVING)
-    return calls, filled
+async def on_the_way(pair: Pair) -> tuple[Calls, str]:
+    """Puts, as `filled_up` says."""
+    return await filled_up(pair, pair.put_all)
 
 
 async def test_one_that_its_source_takes_back_is_gone_and_the_others_come(pair: Pair) -> None:

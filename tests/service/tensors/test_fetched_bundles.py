@@ -12,7 +12,7 @@ from kvgrpc.core.tensors.rows import Stage
 from kvgrpc.core.tensors.values import ANY, Expected
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, life_of, named
-from tests.service.tensors.pairs import MOST, PAGES, Pair, ended, reason_of, until
+from tests.service.tensors.pairs import MOST, PAGES, Calls, Pair, ended, filled_up, reason_of, until
 
 
 async def test_what_is_wanted_of_one_source_comes_together(pair: Pair) -> None:
@@ -76,14 +76,10 @@ async def test_more_than_a_bundle_may_take_comes_in_several(pair: Pair) -> None:
     await pair.check_empty()
 
 
-async def on_the_way(pair: Pair) -> tuple[dict[str, "asyncio.Future[Any]"], str]:
-    """Fetches of which three wait for room together, and what fills the store."""
+async def on_the_way(pair: Pair) -> tuple[Calls, str]:
+    """Fetches, as `filled_up` says."""
     await pair.keep()
-    filled = pair.fill()
-    calls = pair.fetch_all()
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
-    assert pair.stages() == dict.fromkeys("abcd", Stage.ARRIVING)
-    return calls, filled
+    return await filled_up(pair, pair.fetch_all)
 
 
 async def test_one_that_its_source_takes_back_is_refused_and_the_others_come(pair: Pair) -> None:

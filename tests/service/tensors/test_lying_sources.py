@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.service import status
-from kvgrpc.v1 import common_pb2, tensor_pb2, tensor_pb2_grpc
+from kvgrpc.v1 import common_pb2, tensor_pb2
 from kvgrpc.wire.tensors import description_to_proto
 from tests.service.tensors.leads import life_of, of_pages
 from tests.service.tensors.pairs import Pair, reason_of, relayed
+from tests.service.tensors.servicers import serving
 
 Reply = tensor_pb2.GetTensorResponse
 HEADER = common_pb2.ResponseHeader(engine_id="lying")
@@ -44,15 +44,9 @@ class Lying:
 
 @asynccontextmanager
 async def lying(change: Callable[[Reply], object], token: bytes) -> AsyncIterator[tuple[Lying, LeadAddress]]:
-    server, service = grpc.aio.server(), Lying(change, token)
-    servicer: Any = service
-    tensor_pb2_grpc.add_TensorServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, LeadAddress(f"127.0.0.1:{port}")
-    finally:
-        await server.stop(0)
+    service = Lying(change, token)
+    async with serving(service) as address:
+        yield service, address
 
 
 LIES: dict[str, Callable[[Reply], object]] = {

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc.aio
 import pytest
 
 from kvgrpc.core.tensors.calls import LeadAddress, Put
@@ -27,8 +26,9 @@ from kvgrpc.errors import (
 )
 from kvgrpc.service import status
 from kvgrpc.service.lead import Lead
-from kvgrpc.v1 import common_pb2, tensor_pb2_grpc
+from kvgrpc.v1 import common_pb2
 from tests.service.tensors.leads import life_of, named, of_pages
+from tests.service.tensors.servicers import serving
 
 REFUSALS = [
     PreconditionFailed(
@@ -61,15 +61,9 @@ class Refusing:
 
 @asynccontextmanager
 async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddress]]:
-    server, service = grpc.aio.server(), Refusing(error)
-    servicer: Any = service
-    tensor_pb2_grpc.add_TensorServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, LeadAddress(f"127.0.0.1:{port}")
-    finally:
-        await server.stop(0)
+    service = Refusing(error)
+    async with serving(service) as address:
+        yield service, address
 
 
 async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float, name: str = "a") -> KVGrpcError:
