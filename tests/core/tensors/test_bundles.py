@@ -3,6 +3,10 @@
 import pytest
 
 from kvgrpc.core.tensors.bundles import TENSORS_MAX, WAIT_S, Gathering
+from kvgrpc.core.tensors.calls import Get, Put, Wanted
+from kvgrpc.core.tensors.rows import Offer
+from kvgrpc.core.tensors.values import ANY, Expected, Named
+from tests.core.tensors.made_tensors import Store, named, of_pages, store
 
 NOW, MOST = 100.0, 16
 LATER = NOW + WAIT_S
@@ -22,6 +26,14 @@ def gathering(*names: str, pages: int = 1, under_way: bool = True) -> Gathering[
 def test_the_first_one_goes_at_once() -> None:
     made = gathering()
     assert (made.take("r", MOST, NOW), made.next_deadline()) == ([], None)
+    made.ended("r")
+    assert not len(made)
+
+
+def test_where_nothing_waits_nothing_goes_however_long_the_last_one_takes() -> None:
+    made = gathering()
+    assert made.take("r", MOST, LATER) == []
+    assert made.take("other", MOST, LATER) == []
     made.ended("r")
     assert not len(made)
 
@@ -85,3 +97,57 @@ def test_routes_wait_by_themselves_in_the_order_of_their_waiting() -> None:
     for route in "st":
         made.ended(route)
     assert (len(made), made.next_deadline()) == (0, None)
+
+
+def test_a_call_is_about_its_own_tensor_first_and_then_the_bundled_ones() -> None:
+    further = Named(named("b"), of_pages(2))
+    assert Put(named("a"), of_pages(1), bundled=(further,)).tensors == (Named(named("a"), of_pages(1)), further)
+    wanted = Wanted(named("b"))
+    assert Get(named("a"), ANY, bundled=(wanted,)).wanted == (Wanted(named("a")), wanted)
+
+
+def kept(made: Store, name: str, pages: int = 1, *, to: str = "", count: int = 1) -> Offer:
+    """An offer that stands."""
+    offer = made.offer(name, pages, f"b-{name}", to, count)
+    made.table.offered(offer, b"token", f"t-{name}")
+    return offer
+
+
+def together(made: Store, *names: str, most_pages: int = MOST, expected: Expected = ANY) -> list[str]:
+    """Names of what goes with a get of these."""
+    found = made.table.kept.together([Wanted(named(name), expected) for name in names], most_pages)
+    return [offer.id.name for offer in found]
+
+
+def test_what_is_kept_for_one_consumer_goes_together_in_the_order_of_the_asking() -> None:
+    made = store()
+    for name in "abc":
+        kept(made, name)
+    assert together(made, *"cab") == ["c", "a", "b"]
+    assert together(made, *"aba") == ["a", "b"], "each once"
+    assert together(made, "a", "missing") == ["a"]
+
+
+def test_what_is_for_several_or_sent_or_not_ready_or_read_already_goes_by_itself() -> None:
+    made = store()
+    kept(made, "plain")
+    kept(made, "of two", count=2)
+    kept(made, "sent", to="consumer:1")
+    made.offer("early", allocation="b-early")
+    kept(made, "lent").lent = "t-9"
+    assert together(made, "of two", "sent", "early", "lent", "plain") == ["plain"]
+
+
+def test_what_is_not_as_expected_is_left_to_a_call_of_its_own() -> None:
+    made = store()
+    kept(made, "a")
+    assert together(made, "a", expected=Expected(dtype="float64")) == []
+    assert together(made, "a", expected=Expected(dtype="uint8")) == ["a"]
+
+
+@pytest.mark.parametrize(("most", "names"), [(0, []), (1, ["c"]), (2, ["a"]), (3, ["a", "c"]), (5, ["a", "b"])])
+def test_no_more_pages_go_together_than_are_asked_for(most: int, names: list[str]) -> None:
+    made = store()
+    for name, pages in (("a", 2), ("b", 3), ("c", 1)):
+        kept(made, name, pages)
+    assert together(made, *"abc", most_pages=most) == names
