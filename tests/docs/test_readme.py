@@ -1,10 +1,11 @@
-"""README and docs/api.md against the code: the session runs, the tables are those of the schema."""
+"""README and docs/api.md against the code: the programs run, the tables are those of the schema."""
 
 import json
 import re
 import subprocess
 import sys
 
+import pytest
 from google.protobuf import json_format, message_factory
 
 from kvgrpc.service.rpc.server import SERVICES
@@ -14,8 +15,9 @@ from tests.docs.schema import services
 API = DOCS / "api.md"
 
 
-def test_the_session_runs_as_written_and_says_what_is_written() -> None:
-    text = section(README, "## A session")
+@pytest.mark.parametrize("heading", ["## A session", "## Tensors by their names"])
+def test_programs_run_as_written_and_say_what_is_written(heading: str) -> None:
+    text = section(README, heading)
     (program,), (expected,) = code(text, "python"), code(text, "text")
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == (expected, "")
