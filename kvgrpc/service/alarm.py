@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 
 
 class Alarm:
     """Rings at the earliest time for which it was set, on the running loop. That may be early, since to follow every
-    deadline would cost every event: who hears it looks at what is due, and sets it again.
+    deadline would cost every event: who hears it looks at what is due, and sets it again. It rings for all callers, and
+    in the name of none of them.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -21,7 +23,7 @@ class Alarm:
             if self._timer.when() <= when:
                 return
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._rings)
+        self._timer = asyncio.get_running_loop().call_at(when, self._rings, context=Context())
 
     def clear(self) -> None:
         """It does not ring until it is set again."""

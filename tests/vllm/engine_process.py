@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from vllm import SamplingParams
 from vllm.distributed import utils as vllm_utils
@@ -173,6 +174,13 @@ def yield_nothing() -> None:
     vllm_utils.USE_SCHED_YIELD = False
 
 
+def without_amx() -> None:
+    """Products of bfloat16 that AMX computes depend on how many requests are computed at once, and so do tokens. oneDNN
+    has an environment variable for that, and vLLM asks torch.
+    """
+    torch.cpu._is_amx_tile_supported = lambda: False
+
+
 def become_engine(request: dict[str, Any], lines_socket: socket.socket) -> None:
     """In the forked process, until its end."""
     asyncio.run(serve(request["arguments"], lines_socket))
@@ -183,6 +191,7 @@ def fork_on_request(become: Callable[[dict[str, Any], socket.socket], None]) -> 
     control = socket.socket(fileno=int(sys.argv[1]))
     fork_only()
     yield_nothing()
+    without_amx()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)

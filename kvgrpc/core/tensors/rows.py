@@ -5,7 +5,7 @@ from enum import Enum
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import KVGrpcError, Reason
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,19 @@ class Tensor:
     """The shell copies it: its memory is given back when that is over, though it be dropped."""
     gone: bool = False
     """It was dropped."""
+    by_session: bool = False
+    """The engine got it by its session, and gives it back by that alone."""
+
+    def hold(self, now: float, *, by_session: bool) -> None:
+        """The engine has it: for the first time, or once more."""
+        if self.stage is not Stage.HELD:
+            self.move_to(Stage.HELD, now)
+        self.by_session = self.by_session or by_session
+
+    def stays_at(self, reason: Reason, by_session: bool) -> bool:
+        """The engine has a view on its memory, and nobody but the engine can say that it is done with it."""
+        others = reason is Reason.CANCELLED or (self.by_session and not by_session)
+        return others and self.stage is Stage.HELD
 
     def move_to(self, stage: Stage, now: float) -> None:
         """Its next stage."""
@@ -145,6 +158,8 @@ class Wait:
     expected: Expected = ANY
     fetches: bool = False
     """It also asks a source for it."""
+    by_session: bool = False
+    """The engine asks, by its session."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Rules:
 * A tensor has one description. What is put, expected and stored under one name agrees, or is refused before bytes move.
-* What the engine holds is freed by a release, or by the engine's end: never by a deadline, a cancel or a put.
+* What the engine holds is freed by a release, or by the engine's end: never by a deadline, a cancel or a put; and what
+  it has by its session by that alone, whoever else knows the request's key.
 * What nobody has asked for is freed when its time is over, and is what makes room by being spilled, oldest first.
 * What has ended is remembered: what comes late for it is refused, and stored nowhere.
 """
@@ -100,8 +101,8 @@ class TensorTable:
         """All of it is in its pages: for the first time, or again."""
         tensor.move_to(Stage.STORED, now)
         waits = self.waits.of(tensor.id, _IN_STORE)
-        if any(wait.purpose is Purpose.GIVEN for wait in waits):
-            tensor.move_to(Stage.HELD, now)
+        if given := [wait for wait in waits if wait.purpose is Purpose.GIVEN]:
+            tensor.hold(now, by_session=any(wait.by_session for wait in given))
         else:
             self._idle.add(tensor)
             self._expire_later(tensor, now)
@@ -152,17 +153,18 @@ class TensorTable:
             self.waits.add(wait)
             return
         wait.expected.check(tensor.described)
-        if tensor.stage is Stage.HELD or (wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING):
+        if wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING:
             self.effects.append(Answer(wait.number, tensor))
-        elif tensor.stage is Stage.STORED:
-            tensor.move_to(Stage.HELD, now)
+        elif tensor.stage in (Stage.STORED, Stage.HELD):
+            tensor.hold(now, by_session=wait.by_session)
             self._not_idle(tensor)
             self.effects.append(Answer(wait.number, tensor))
         else:
             self.waits.add(wait)
             self._not_idle(tensor)
             if tensor.stage is Stage.SPILLED:
-                self._bring_back(tensor, now)
+                tensor.move_to(Stage.RETURNING, now)
+                self.effects.append(BringBack(tensor))
 
     def check_held(self, tensor: Tensor) -> None:
         """Raises PreconditionFailed for one that was given and has ended before its caller took it."""
@@ -208,9 +210,11 @@ class TensorTable:
 
     # -- ends
 
-    def release(self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float) -> list[TensorId]:
-        """Tensors of a request are wanted no more, or, without names, all of them, and those to come; with CANCELLED
-        but those that the engine holds. The ones that were here.
+    def release(
+        self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, *, by_session: bool = False
+    ) -> list[TensorId]:
+        """Tensors of a request are wanted no more, or, without names, all of them, and those to come; but not what the
+        engine keeps (`_kept`). The ones that were here.
         """
         wanted = list(dict.fromkeys(names))
         for name in wanted or (key,):
@@ -218,7 +222,7 @@ class TensorTable:
         here = self._of.get(key, {})
         found = []
         for id_ in wanted or list(here):
-            if id_ in here and not self._kept(id_, reason):
+            if id_ in here and not self._kept(id_, reason, by_session):
                 found.append(id_)
                 self._end(id_)
         for id_ in wanted or self.waits.ids(key):
@@ -345,10 +349,6 @@ class TensorTable:
                     self._answer(wait, error)
                 raise
 
-    def _bring_back(self, tensor: Tensor, now: float) -> None:
-        tensor.move_to(Stage.RETURNING, now)
-        self.effects.append(BringBack(tensor))
-
     def _expire_later(self, tensor: Tensor, now: float) -> None:
         """It ends with its TTL, from now on, if it does not already."""
         name = str(tensor.number)
@@ -362,10 +362,9 @@ class TensorTable:
         if self._unasked.pop(str(tensor.number), None) is not None:
             self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
 
-    def _kept(self, id_: TensorId, reason: Reason) -> bool:
-        """The engine has a view on its memory, and nobody but the engine can say that it is done with it."""
+    def _kept(self, id_: TensorId, reason: Reason, by_session: bool) -> bool:
         tensor = self.tensors.get(id_)
-        return reason is Reason.CANCELLED and tensor is not None and tensor.stage is Stage.HELD
+        return tensor is not None and tensor.stays_at(reason, by_session)
 
     def _end(self, id_: TensorId) -> None:
         if id_ in self.tensors:

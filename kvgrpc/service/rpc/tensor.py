@@ -1,8 +1,9 @@
 """TensorService: named tensors."""
 
 from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.errors import OutOfRange, Reason
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.method import STANDING_BYTES_MAX, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.service.tensors import answers
 from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
@@ -27,6 +28,13 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     async def ReleaseTensors(
         self, request: tensor_pb2.ReleaseTensorsRequest, trace: str
     ) -> tensor_pb2.ReleaseTensorsResponse:
+        if request.HasField("source") and request.ByteSize() > STANDING_BYTES_MAX:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"the request has {request.ByteSize()} bytes, and is kept while `source` is told: name fewer tensors, "
+                "or none for all of the request",
+                metadata={"limit": f"{STANDING_BYTES_MAX}"},
+            )
         return await answers.release(self._lead, request, trace)
 
     @unary

@@ -1,6 +1,7 @@
 """Calls of TensorService as messages, for the RPCs and for the session."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -20,9 +21,11 @@ async def put(lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str) -> t
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
-async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
-    """GetTensor."""
-    got = await lead.tensors.get(wire.get(request), trace)
+async def get(
+    lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str, *, by_session: bool = False
+) -> tensor_pb2.GetTensorResponse:
+    """GetTensor; `by_session`: of the engine itself, which then gives back by its session alone."""
+    got = await lead.tensors.get(wire.get(request), trace, by_session=by_session)
     header = lead.header()
     first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in got.tensors]
     made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
@@ -35,22 +38,22 @@ async def get(lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str) -> t
 
 
 async def release(
-    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str
+    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str, *, by_session: bool = False
 ) -> tensor_pb2.ReleaseTensorsResponse:
-    """ReleaseTensors."""
+    """ReleaseTensors; `by_session`: of the engine itself."""
     asked = wire.release(request)
-    here = lead.tensors.release(asked)
+    here = lead.tensors.release(asked, by_session=by_session)
     there = await lead.tensors.give_back(asked, trace) if asked.source is not None else 0
     return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=here, source_released_count=there)
 
 
-_CALLS: dict[str, Callable[[Lead, Any, str], Awaitable[Message]]] = {
+_OF_SESSION: dict[str, Callable[[Lead, Any, str], Awaitable[Message]]] = {
     "put_tensor": put,
-    "get_tensor": get,
-    "release_tensors": release,
+    "get_tensor": partial(get, by_session=True),
+    "release_tensors": partial(release, by_session=True),
 }
 
 
 def of_session(lead: Lead, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
     """What answers a call of a session about tensors; `kind`: the field of its request."""
-    return lambda: _CALLS[kind](lead, getattr(call, kind), readable_trace(call.traceparent))
+    return lambda: _OF_SESSION[kind](lead, getattr(call, kind), readable_trace(call.traceparent))

@@ -112,8 +112,8 @@ class Staging:
             return await self._receive(store, put, until, trace)
         return [await store.sending.put(put, until, trace)]
 
-    async def get(self, get: Get, trace: str) -> Got:
-        """GetTensor."""
+    async def get(self, get: Get, trace: str, *, by_session: bool = False) -> Got:
+        """GetTensor; `by_session`: of the engine itself."""
         store = self.store
         if get.source is not None:
             self._lead.check_dial(get.source.address, "source.address")
@@ -124,7 +124,8 @@ class Staging:
         most_s = self._lead.config.limits.wait_s
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
-        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=get.source is not None)
+        fetches = get.source is not None
+        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=fetches, by_session=by_session)
         if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
             store.pages.hurry(tensor)
         if get.source is not None:
@@ -138,14 +139,15 @@ class Staging:
         store.table.check_held(found)
         return Got((found,), (found.allocation_id, store.life.transfers.pages_of(found.allocation_id)))
 
-    def release(self, release: Release) -> int:
-        """ReleaseTensors: how many were here."""
+    def release(self, release: Release, *, by_session: bool = False) -> int:
+        """ReleaseTensors: how many were here; `by_session`: of the engine itself."""
         store, source = self.store, release.source
         if source is not None:
             self._lead.check_dial(source.address, "source.address")
             if len(self._telling) >= TELLING_MAX:
                 raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
-        found = store.table.release(release.key, release.names, Reason.TRANSFER_ENDED, store.life.now)
+        ended = Reason.TRANSFER_ENDED
+        found = store.table.release(release.key, release.names, ended, store.life.now, by_session=by_session)
         self._perform()
         return len(found)
 

@@ -29,6 +29,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.places import CONNECTION
 
 KEY_BYTES = 32
 _BY_REASON: dict[Reason, type[KVGrpcError]] = {
@@ -139,7 +140,7 @@ class StoreTransfers:
             self._lead.runner.submit(call.id, event, lambda _: None)
 
     def _call(self, trace: str) -> events.Call:
-        return events.Call(self._lead.runner.next_call_id(), ANONYMOUS, trace)
+        return events.Call(self._lead.runner.next_call_id(), ANONYMOUS, trace, connection=CONNECTION.get())
 
     def _ask(self, event: Any) -> Any:
         """The node's answer. Raises its refusal."""

@@ -23,13 +23,15 @@ class Waiting:
         self._answers: dict[int, asyncio.Future[Result | KVGrpcError]] = {}
 
     def begin(
-        self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False
-    ) -> int:
+        self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False,
+        by_session: bool = False,
+    ) -> int:  # fmt: skip
         """A call that waits; its number. Raises what refuses it."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._life.table.ask(Wait(number, id_, purpose, until, expected, fetches), self._life.now)
+            wait = Wait(number, id_, purpose, until, expected, fetches, by_session)
+            self._life.table.ask(wait, self._life.now)
         except KVGrpcError:
             del self._answers[number]
             raise

@@ -65,11 +65,12 @@ class Store:
 
     def ask(
         self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0,
-        *, fetches: bool = False,
+        *, fetches: bool = False, by_session: bool = False,
     ) -> int:  # fmt: skip
         """A call that waits; its number."""
         self.waits += 1
-        self.table.ask(Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches), self.now)
+        wait = Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, by_session)
+        self.table.ask(wait, self.now)
         self.take()
         return self.waits
 
@@ -79,8 +80,11 @@ class Store:
         self.take()
         return offer
 
-    def release(self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED) -> list[str]:
-        found = self.table.release(key, [named(name, key) for name in names], reason, self.now)
+    def release(
+        self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED, by_session: bool = False
+    ) -> list[str]:
+        ids = [named(name, key) for name in names]
+        found = self.table.release(key, ids, reason, self.now, by_session=by_session)
         self.take()
         return [id_.name for id_ in found]
 

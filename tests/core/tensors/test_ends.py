@@ -87,6 +87,33 @@ def test_a_cancel_leaves_what_the_engine_holds_until_it_is_released() -> None:
     assert made.dropped == [named("idle"), named("held")]
 
 
+@pytest.mark.parametrize("when", ["before it comes", "when it is here", "when another caller has it"])
+def test_what_the_engine_has_by_its_session_is_freed_by_that_alone(when: str) -> None:
+    made = store()
+    if when == "before it comes":
+        made.ask("a", by_session=True)
+        made.ask("a")
+    made.store("a")
+    if when == "when another caller has it":
+        made.ask("a")
+    if when != "before it comes":
+        made.ask("a", by_session=True)
+    assert (made.release("a"), made.release(), made.dropped) == ([], [], [])
+    with pytest.raises(PreconditionFailed):
+        made.ask("a", by_session=True)
+    assert made.release(by_session=True) == ["a"]
+    assert made.dropped == [named("a")]
+
+
+def test_the_session_frees_what_any_caller_has() -> None:
+    made = store()
+    made.store("a", "b")
+    made.ask("a")
+    made.ask("b", by_session=True)
+    assert made.release("a") == ["a"]
+    assert made.release(by_session=True) == ["b"]
+
+
 def test_more_ends_than_may_be_remembered_forget_the_oldest() -> None:
     ended = Ended(2, 10.0)
     for name in (b"1", b"2", b"1", b"3"):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvgrpc.service.rpc.method import STANDING_BYTES_MAX
 from kvgrpc.v1 import common_pb2, tensor_pb2
 from tests.service.api import refused
 from tests.service.engines import Engine, wait_until
@@ -73,6 +74,21 @@ def test_a_get_that_is_wrong_is_refused(stores: Pair, key: bytes) -> None:
     foreign = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=[name_of(new_key())])
     with refused(d.api, *INVALID):
         d.api.tensors.ReleaseTensors(foreign)
+
+
+def test_a_long_release_that_is_kept_while_its_source_is_told_is_refused(stores: Pair, key: bytes) -> None:
+    p, d = stores
+    p.put(key, DATA, [d])
+    names = [name_of(key, f"{'n' * 200}{number}") for number in range(80)]
+    request = tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=[name_of(key), *names])
+    assert request.ByteSize() > STANDING_BYTES_MAX
+    there = tensor_pb2.ReleaseTensorsRequest(source=common_pb2.PeerAddress(address=p.address))
+    there.MergeFrom(request)
+    with refused(d.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
+        d.api.tensors.ReleaseTensors(there)
+    assert d.listed() == {"a": STORED}
+    assert d.api.tensors.ReleaseTensors(request).released_count == 1
+    p.release_tensors(key)
 
 
 def test_a_release_at_a_source_that_may_not_be_dialled_releases_nothing(stores: Pair, key: bytes) -> None:

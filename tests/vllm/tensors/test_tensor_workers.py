@@ -104,6 +104,21 @@ def test_a_worker_whose_store_is_over_loads_nothing_and_says_so(worker: Callable
     assert p.side.bad_blocks() == {3, 4}
 
 
+@pytest.mark.parametrize("send", [Send.PUT, Send.PUT_ASYNC])
+def test_a_reset_ends_what_lies_at_decode_and_nobody_took(worker: Callable[..., Worker], send: Send) -> None:
+    p, d, gone = worker(send=send), worker(send=send), worker(send=send)
+    keys = [os.urandom(16) for _ in range(3)]
+    gone_address = gone.address
+    p.step(number=1, puts=[put_of(keys[0], PARTS[1], [2], d.address), put_of(keys[2], PARTS[1], [2], gone_address)])
+    wait_until(lambda: d.stored() == 2)
+    gone.side.close()
+    p.step(number=2, forget=True, puts=[put_of(keys[1], PARTS[1], [2], d.address)])
+    assert p.hears().forgot[2] == 1
+    d.step(expects=[Expect(str(i), key, p.address, PARTS[1:]) for i, key in enumerate(keys[:2])])
+    assert d.loses(keys[0], "0").startswith("TRANSFER_ENDED")
+    wait_until(lambda: d.hears().held["1", keys[1], 1] == 1)
+
+
 def test_a_reset_ends_what_is_kept(worker: Callable[..., Worker]) -> None:
     p, d = worker(send=Send.GET), worker(send=Send.GET)
     keys = [os.urandom(16) for _ in range(2)]

@@ -51,6 +51,11 @@ class Worker:
         with connect_sync(self.address) as lead:
             return int(lead.tensors().status().offered_count)
 
+    def stored(self) -> int:
+        """Tensors of others that are in its store, or come."""
+        with connect_sync(self.address) as lead:
+            return int(lead.tensors().status().tensor_count)
+
     def waits(self) -> int:
         """Calls that wait at its lead."""
         with connect_sync(self.address) as lead:

@@ -18,7 +18,9 @@ from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 _log = logging.getLogger(__name__)
 KEPT_S = 600.0
-"""A key under which something was put is remembered so long, for a reset: no lease lasts longer."""
+"""A key under which something was put is remembered so long, for a reset, or as long as its request says: by default no
+lease lasts longer.
+"""
 QUEUED_BYTES_MAX = 256 << 20
 """Of copies that wait to be in the store; one is made in any case. They are in the memory that the engine computes in.
 """
@@ -51,8 +53,8 @@ class Sending:
         """Of these."""
         self._lost: set[bytes] = set()
         """Keys of which something could not be put."""
-        self._keys: dict[bytes, float] = {}
-        """Under which something was put, and when; oldest first."""
+        self._keys: dict[bytes, tuple[float, str]] = {}
+        """Under which something was put, until when that is remembered, and the consumer's address; oldest first."""
 
     def layer_done(self, name: str, step: TensorStep) -> None:
         """This layer's part of the step is computed, or queued to be."""
@@ -68,7 +70,8 @@ class Sending:
 
     def _put(self, stack: Stack, put: Put) -> None:
         self._keys.pop(put.key, None)
-        self._keys[put.key] = time.monotonic() + KEPT_S
+        until, consumer = time.monotonic() + max(KEPT_S, put.ttl_s or 0.0), self._consumer_of(put)
+        self._keys[put.key] = until, consumer
         try:
             pending = self._begin(stack, put)
         except Unavailable:
@@ -85,7 +88,7 @@ class Sending:
         self._await_room(nbytes)
         name, rows = stack.name(self._rank), stack.gather(self._caches, put.blocks)
         options: dict[str, Any] = {
-            "to": [address_of(put.to, self._rank)] if put.to else (), "part": put.part.number,
+            "to": [consumer] if (consumer := self._consumer_of(put)) else (), "part": put.part.number,
             "layer": stack.number, "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
             "timeout_s": self._options.timeout_s, "request_id": put.request_id,
         }  # fmt: skip
@@ -117,6 +120,10 @@ class Sending:
         now = time.monotonic()
         self._until = self._until or now + self._options.timeout_s
         return max(self._until - now, 0.0)
+
+    def _consumer_of(self, put: Put) -> str:
+        """Its store's address; empty: it is kept."""
+        return address_of(put.to, self._rank) if put.to else ""
 
     def step_done(self, step: TensorStep) -> None:
         """All layers are computed, or queued to be. Returns when they are in the store, or, with `send` put, at the
@@ -160,8 +167,9 @@ class Sending:
         self._keys.pop(key, None)
 
     def forget(self) -> None:
-        """Ends all requests for which something was put, and returns when the store has ended them. Raises Unavailable,
-        and DeadlineExceeded (DEADLINE) after `timeout_s`.
+        """Ends all requests for which something was put, here and at their consumers, where it may lie and nobody has
+        taken it; and returns when the store has ended them. Raises Unavailable, and DeadlineExceeded (DEADLINE) after
+        `timeout_s`. A consumer that does not hear of it is logged.
         """
         ended = [self._store.release_async(key) for key in self._keys]
         done, late = wait(ended, self._options.timeout_s)
@@ -169,10 +177,14 @@ class Sending:
             raise DeadlineExceeded(Reason.DEADLINE, f"{len(late)} requests were not ended in time")
         for one in done:
             one.result()
+        told = [self._store.release_async(key, source=at) for key, (_, at) in self._keys.items() if at]
+        for one in wait(told, self._options.timeout_s).done:
+            if (error := one.exception()) is not None:
+                _log.warning("a consumer was not told of the reset, and may keep what was put before it: %s", error)
         self._keys.clear()
         self._lost.clear()
 
     def _forget_old(self) -> None:
         now = time.monotonic()
-        while self._keys and (key := next(iter(self._keys))) and self._keys[key] < now:
+        while self._keys and (key := next(iter(self._keys))) and self._keys[key][0] < now:
             self.ended(key)
