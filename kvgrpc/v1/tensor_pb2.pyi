@@ -715,11 +715,11 @@ class GetStagingStatusResponse(_message.Message):
     offered_count: _builtins.int
     """Tensors that are kept for others."""
     waiting_count: _builtins.int
-    """Calls that wait for a tensor."""
+    """Calls that wait for a tensor; of a bundle one for each of its tensors."""
     reserved_page_count: _builtins.int
     """Pages that are for tensors which the engine waits for; the others leave so many free."""
     queued_count: _builtins.int
-    """Tensors that wait for pages."""
+    """Tensors, and bundles, that wait for pages, and places of those that were told to come again."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""

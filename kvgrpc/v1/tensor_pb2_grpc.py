@@ -89,13 +89,15 @@ class TensorServiceServicer:
 
         Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once this server has it. The
         allocation belongs to the hand-over from the call on, also if the call is refused later: its pages come free by
-        themselves, when the consumers have the tensor, or the lease ends. A call that is refused at once leaves the
-        allocation to the caller: POOL_KIND_MISMATCH and those that say to fix the request.
+        themselves, when the consumers have the tensor, or the lease ends. What refuses a call at once leaves the allocation
+        to the caller, and what ends it later does not: so free it by FreeBlocks after any error. NOT_FOUND says then that it
+        was the hand-over's.
 
         A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
         POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
-        place; no tensor is ever dropped for want of room. What the consumer's engine waits for goes first, and a part of
-        the store is for that alone (GetStagingStatus says how much).
+        place; likewise one that cannot be reached, which may be starting. No tensor is ever dropped for want of room. What
+        the consumer's engine waits for goes first, and a part of the store is for that alone (GetStagingStatus says how
+        much).
 
         Tensors of a request that are put to the same consumers while others are on their way there may go together, as a
         bundle: one call at a consumer, with `bundled_tensors`. A consumer takes all of it or refuses it; the source's lead
@@ -164,7 +166,8 @@ class TensorServiceServicer:
         """Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
         them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
         that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
-        CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
+        What an engine got by its session only that session frees, as it may be reading it: to anybody else's call it is
+        not there. CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
 
         With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
         kept for it. What is kept for several consumers ends for all of them.
@@ -172,6 +175,7 @@ class TensorServiceServicer:
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: with `source` a request has at most 16,384 bytes: name fewer tensors, or none for all.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
         * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.

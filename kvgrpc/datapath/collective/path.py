@@ -26,6 +26,10 @@ from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
 
+ENDING_MAX = 4
+"""Process groups of a rank's earlier epochs that may still be ending when it meets again: one that waits for the other
+side has a thread, and cannot be ended before its time.
+"""
 JOBS_MAX = 1_024
 """Sends of one group that may wait for those before them."""
 WAITING_RUNS_MAX = 1 << 19
@@ -47,6 +51,8 @@ class _Sender:
     sequence: int = MEET
     jobs: deque[tuple[Job, int]] = field(default_factory=deque)
     """Sends that have not ended, with the numbers of their runs."""
+    ending: list[Group] = field(default_factory=list)
+    """Groups of epochs before, whose threads may not have ended yet."""
 
 
 class CollectivePath:
@@ -147,8 +153,13 @@ class CollectivePath:
         before = self._senders.get(key)
         if before is not None and ask.epoch <= before.epoch:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
+        ending: list[Group] = []
         if before is not None:
+            ending = [group for group in before.ending if not group.join(0)]
+            if len(ending) >= ENDING_MAX:
+                raise DataPathFailed(f"{ENDING_MAX} process groups of epochs before are still ending")
             self.retire(before.group, f"epoch {ask.epoch} takes its place")
+            ending.append(before.group)
         answered = False
 
         def told(values: Values) -> None:
@@ -165,7 +176,7 @@ class CollectivePath:
 
         group = self.make_group(sends=True, told=told, ready=ready)
         group.learn(ask.values)
-        self._senders[key] = _Sender(ask.epoch, group)
+        self._senders[key] = _Sender(ask.epoch, group, ending=ending)
 
     def _send(self, key: tuple[str, int], ask: SendAsk) -> None:
         sender = self._senders.get(key)

@@ -1302,11 +1302,11 @@ type GetStagingStatusResponse struct {
 	TensorCount uint32 `protobuf:"varint,7,opt,name=tensor_count,json=tensorCount,proto3" json:"tensor_count,omitempty"`
 	// Tensors that are kept for others.
 	OfferedCount uint32 `protobuf:"varint,8,opt,name=offered_count,json=offeredCount,proto3" json:"offered_count,omitempty"`
-	// Calls that wait for a tensor.
+	// Calls that wait for a tensor; of a bundle one for each of its tensors.
 	WaitingCount uint32 `protobuf:"varint,9,opt,name=waiting_count,json=waitingCount,proto3" json:"waiting_count,omitempty"`
 	// Pages that are for tensors which the engine waits for; the others leave so many free.
 	ReservedPageCount uint32 `protobuf:"varint,10,opt,name=reserved_page_count,json=reservedPageCount,proto3" json:"reserved_page_count,omitempty"`
-	// Tensors that wait for pages.
+	// Tensors, and bundles, that wait for pages, and places of those that were told to come again.
 	QueuedCount   uint32 `protobuf:"varint,11,opt,name=queued_count,json=queuedCount,proto3" json:"queued_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
