@@ -175,9 +175,11 @@ def yield_nothing() -> None:
 
 
 def without_amx() -> None:
-    """Products of bfloat16 that AMX computes depend on how many requests are computed at once, and so do tokens. oneDNN
-    has an environment variable for that, and vLLM asks torch.
+    """Products of bfloat16 that AMX computes depend on how many requests are computed at once, and so do tokens. Of the
+    two that compute here oneDNN, which loads nothing before its first product, reads an environment variable, and vLLM
+    asks torch.
     """
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     torch.cpu._is_amx_tile_supported = lambda: False
 
 

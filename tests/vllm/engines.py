@@ -34,11 +34,7 @@ DATA_PATHS = "cma", "nixl"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers ask of P."""
 # Each engine has one processor: OpenMP, which counts them before it is bound to that one, would spin with two threads.
-# Without AMX: see `without_amx` of the engines' process.
-ENVIRONMENT = {
-    "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-}  # fmt: skip
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
 """Command lines: see `Engine.tree`."""
 HELD = (
