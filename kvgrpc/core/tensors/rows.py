@@ -85,10 +85,12 @@ class Tensor:
             self.move_to(Stage.HELD, now)
         self.by_session = self.by_session or by_session
 
-    def stays_at(self, reason: Reason, by_session: bool) -> bool:
-        """The engine has a view on its memory, and nobody but the engine can say that it is done with it."""
-        others = reason is Reason.CANCELLED or (self.by_session and not by_session)
-        return others and self.stage is Stage.HELD
+    def outlasts(self, reason: Reason, *, by_session: bool) -> bool:
+        """Whether it stays when its request ends so: the engine has a view on its memory, and nobody but the engine can
+        say that it is done with it.
+        """
+        by_others = reason is Reason.CANCELLED or (self.by_session and not by_session)
+        return by_others and self.stage is Stage.HELD
 
     def move_to(self, stage: Stage, now: float) -> None:
         """Its next stage."""

@@ -214,7 +214,7 @@ class TensorTable:
         self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, *, by_session: bool = False
     ) -> list[TensorId]:
         """Tensors of a request are wanted no more, or, without names, all of them, and those to come; but not what the
-        engine keeps (`_kept`). The ones that were here.
+        engine holds and has not released (`Tensor.outlasts`). The ones that were here.
         """
         wanted = list(dict.fromkeys(names))
         for name in wanted or (key,):
@@ -222,7 +222,8 @@ class TensorTable:
         here = self._of.get(key, {})
         found = []
         for id_ in wanted or list(here):
-            if id_ in here and not self._kept(id_, reason, by_session):
+            tensor = self.tensors.get(id_)
+            if id_ in here and (tensor is None or not tensor.outlasts(reason, by_session=by_session)):
                 found.append(id_)
                 self._end(id_)
         for id_ in wanted or self.waits.ids(key):
@@ -361,10 +362,6 @@ class TensorTable:
         self._idle.discard(tensor)
         if self._unasked.pop(str(tensor.number), None) is not None:
             self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
-
-    def _kept(self, id_: TensorId, reason: Reason, by_session: bool) -> bool:
-        tensor = self.tensors.get(id_)
-        return tensor is not None and tensor.stays_at(reason, by_session)
 
     def _end(self, id_: TensorId) -> None:
         if id_ in self.tensors:

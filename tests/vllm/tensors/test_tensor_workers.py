@@ -105,7 +105,9 @@ def test_a_worker_whose_store_is_over_loads_nothing_and_says_so(worker: Callable
 
 
 @pytest.mark.parametrize("send", [Send.PUT, Send.PUT_ASYNC])
-def test_a_reset_ends_what_lies_at_decode_and_nobody_took(worker: Callable[..., Worker], send: Send) -> None:
+def test_a_reset_ends_what_lies_at_decode_and_nobody_took(
+    worker: Callable[..., Worker], send: Send, caplog: pytest.LogCaptureFixture
+) -> None:
     p, d, gone = worker(send=send), worker(send=send), worker(send=send)
     keys = [os.urandom(16) for _ in range(3)]
     gone_address = gone.address
@@ -114,6 +116,8 @@ def test_a_reset_ends_what_lies_at_decode_and_nobody_took(worker: Callable[..., 
     gone.side.close()
     p.step(number=2, forget=True, puts=[put_of(keys[1], PARTS[1], [2], d.address)])
     assert p.hears().forgot[2] == 1
+    (unheard,) = [text for text in caplog.messages if "was not told of the reset" in text]
+    assert unheard.startswith(gone_address)
     d.step(expects=[Expect(str(i), key, p.address, PARTS[1:]) for i, key in enumerate(keys[:2])])
     assert d.loses(keys[0], "0").startswith("TRANSFER_ENDED")
     wait_until(lambda: d.hears().held["1", keys[1], 1] == 1)

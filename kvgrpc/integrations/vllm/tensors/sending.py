@@ -18,8 +18,8 @@ from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 _log = logging.getLogger(__name__)
 KEPT_S = 600.0
-"""A key under which something was put is remembered so long, for a reset, or as long as its request says: by default no
-lease lasts longer.
+"""A key under which something was put is remembered so long, and as long as a put may take, for a reset: with the
+limits that leads have by default nothing is kept longer.
 """
 QUEUED_BYTES_MAX = 256 << 20
 """Of copies that wait to be in the store; one is made in any case. They are in the memory that the engine computes in.
@@ -70,8 +70,7 @@ class Sending:
 
     def _put(self, stack: Stack, put: Put) -> None:
         self._keys.pop(put.key, None)
-        until, consumer = time.monotonic() + max(KEPT_S, put.ttl_s or 0.0), self._consumer_of(put)
-        self._keys[put.key] = until, consumer
+        self._keys[put.key] = time.monotonic() + KEPT_S + self._options.timeout_s, self._consumer_of(put)
         try:
             pending = self._begin(stack, put)
         except Unavailable:
@@ -177,12 +176,20 @@ class Sending:
             raise DeadlineExceeded(Reason.DEADLINE, f"{len(late)} requests were not ended in time")
         for one in done:
             one.result()
-        told = [self._store.release_async(key, source=at) for key, (_, at) in self._keys.items() if at]
-        for one in wait(told, self._options.timeout_s).done:
-            if (error := one.exception()) is not None:
-                _log.warning("a consumer was not told of the reset, and may keep what was put before it: %s", error)
+        self._tell_consumers()
         self._keys.clear()
         self._lost.clear()
+
+    def _tell_consumers(self) -> None:
+        """That what was put there has ended."""
+        told = {self._store.release_async(key, source=at): at for key, (_, at) in self._keys.items() if at}
+        done, _ = wait(told, self._options.timeout_s)
+        unheard: dict[str, object] = {}
+        for one, at in told.items():
+            if one not in done or one.exception() is not None:
+                unheard[at] = one.exception() if one in done else "it did not answer in time"
+        for at, why in unheard.items():
+            _log.warning("%s was not told of the reset, and may keep what was put there before it: %s", at, why)
 
     def _forget_old(self) -> None:
         now = time.monotonic()
