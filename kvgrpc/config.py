@@ -115,7 +115,10 @@ class TensorsConfig:
 
     def limits(self, spill_pages: int, limits: Limits) -> TensorLimits:
         """What a table of tensors goes by."""
-        return TensorLimits(self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages)
+        return TensorLimits(
+            self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages,
+            limits.allocation_ttl_s,
+        )  # fmt: skip
 
     def layout(self) -> PoolLayout | None:
         """The embedded store, if there is one. Raises InvalidRequest."""

@@ -60,6 +60,7 @@ from kvgrpc.core.tables.peers import Peer, PeerView
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Side, Transfer
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 
 Handler = Callable[[Any], None]
@@ -220,6 +221,7 @@ class Node:
             events.AllocateBlocks: (self._pool.allocate,),
             events.ReclaimBlocks: (self._reclaiming.reclaim,),
             events.FreeBlocks: (self._pool.free,),
+            events.GiveAllocation: (self._pool.give,),
             events.ConnectPeer: (self._handshakes.connect,),
             events.HandshakeReceived: (self._handshakes.received,),
             events.PeerAnswered: (self._handshakes.answered,),
@@ -336,12 +338,12 @@ class Node:
             self._pool.check_kind()
         self._cancels.cancel(event)
         if not event.validate_only:
-            self._pool.free_all(event.free_allocation_ids)
+            self._pool.free_all(event.free_allocation_ids, event.call.principal)
 
     def _acknowledge(self, event: events.AcknowledgeTransfers) -> None:
-        transfers = self.state.transfers
+        transfers, caller = self.state.transfers, event.call.principal
         take = transfers.archivable if event.validate_only else transfers.archive
-        count = sum(map(take, event.transfer_ids))
+        count = sum(take(id_) for id_ in event.transfer_ids if transfers.may(caller, Verb.ACKNOWLEDGE, id_))
         self.state.reply(event.call.id, Acknowledged(count))
 
     def _drain(self, event: events.Drain) -> None:

@@ -12,6 +12,7 @@ from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.places import CONNECTION
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
 """Addresses of which it is remembered whether they may be dialled: every pull asks."""
-ANONYMOUS = "anonymous"
-"""Principal of callers without credentials."""
 
 
 class Lead:
@@ -54,6 +53,8 @@ class Lead:
         """Bytes of a rank's memory, by offset and length, for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
+        self.ticket = b""
+        """The ticket of the attached engine; empty while none is attached."""
         self.tensors: Staging
         """Set by whoever makes the lead: it asks the lead itself."""
 
@@ -103,12 +104,11 @@ class Lead:
         request: Message,
         trace: str,
         convert: Callable[[Call], Event],
-        principal: str = ANONYMOUS,
     ) -> tuple[common_pb2.ResponseHeader, _Answer]:
         """Converts a request, asks the node, and gives its answer with the header of that moment: until this task runs
         again there may be later changes, or another life. Raises KVGrpcError.
         """
-        call = make_call(self.runner.next_call_id(), principal, trace, method, request, CONNECTION.get())
+        call = make_call(self.runner.next_call_id(), PRINCIPAL.get(), trace, method, request, CONNECTION.get())
         event, header = convert(call), self.header()
         reply = await self.runner.ask(call.id, event)
         assert isinstance(reply.answer, kind)

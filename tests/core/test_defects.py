@@ -10,6 +10,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.leases import LeaseState, ended_error
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, key_of, lists, refused
 from tests.core.pairs import WRITING, Pair
@@ -63,7 +64,7 @@ def test_what_was_under_way_has_failed_and_says_so(lead: Lead) -> None:
 
 
 def test_what_was_over_stays_as_it_was(lead: Lead) -> None:
-    lead.finish(ttl_s=1.0, principal="client")
+    lead.finish(ttl_s=1.0, principal=SCHEDULER)
     lead.finish(key=OTHER, ttl_s=1.0)
     lead.tick(1.0)
     before = {transfer.id: transfer for transfer in lead.state.transfers}

@@ -14,6 +14,7 @@ from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed
 from tests.core.cancels.pulled import hand_over, newest, pull
 from tests.core.counted import steps
@@ -38,7 +39,7 @@ def drop(pins: PinTable, _: Allocator, owner: str, __: Blocks) -> None:
 
 def take(_: PinTable, allocator: Allocator, name: str, blocks: Blocks) -> None:
     if not allocator.known(name):
-        allocator.take(name, allocator.choose({0: len(blocks[0])}))
+        allocator.take(name, allocator.choose({0: len(blocks[0])}), ENGINE)
 
 
 def free(_: PinTable, allocator: Allocator, name: str, __: Blocks) -> None:

@@ -10,6 +10,7 @@ from kvgrpc.core.events import AllocateBlocks, CancelTransfer, ConnectPeer, Leas
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, access_id, content, describe, grant, lists, refused, snapshot
 
@@ -186,7 +187,7 @@ def _answer() -> events.Opened:
 
 
 def test_a_transfer_that_is_not_acknowledged_is_told_with_its_end(lead: Lead) -> None:
-    sent = lead.finish(principal="router").transfer
+    sent = lead.finish(principal=SCHEDULER).transfer
     answer = cancel(lead, key=KEY)
     assert [(t.id, t.state) for t in answer.transfers] == [(sent.id, State.CANCELLED)]
 

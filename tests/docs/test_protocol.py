@@ -109,7 +109,7 @@ def test_a_scheduler_may_mint_lease_ids_and_grant_keys_as_it_says() -> None:
     assert "`kvgrpc grant key v1`" in text
     secret = b"s" * 32
     digest = hmac.new(secret, b"lease|engine|7", hashlib.sha256).hexdigest()
-    assert mint_lease_id(secret, 0xAB, "engine", 7) == f"l-{0xAB:016x}-{digest[:16]}"
+    assert mint_lease_id(secret, 0xAB, "engine", 7) == f"l-{0xAB:016x}-{digest[:32]}"
     assert grants.signing_key(secret) == hmac.new(secret, b"kvgrpc grant key v1", hashlib.sha256).digest()
 
 

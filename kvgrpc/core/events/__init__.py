@@ -14,6 +14,7 @@ from kvgrpc.core.events.calls import (
     Drain,
     FinishedBlocks,
     FreeBlocks,
+    GiveAllocation,
     GiveDestination,
     LeaseRef,
     PullBlocks,
@@ -69,14 +70,14 @@ from kvgrpc.core.events.ranks import (
 from kvgrpc.core.values.calls import Call, ReadyPart
 
 Event = (
-    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered
-    | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
-    | AcknowledgeTransfers | AllocateBlocks | ReclaimBlocks | FreeBlocks | ConnectPeer | HandshakeReceived
-    | PeerAnswered | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
-    | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded
-    | StepDone | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded
-    | Rekeyed | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided
-    | LifeBegan | MemoryGone | Tick
+    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PullBlocks
+    | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer | AcknowledgeTransfers | AllocateBlocks
+    | ReclaimBlocks | FreeBlocks | GiveAllocation | ConnectPeer | HandshakeReceived | PeerAnswered | DialFailed
+    | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered | SettleAnswered
+    | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded | StepDone
+    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
+    | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan
+    | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "Event",
     "FinishedBlocks",
     "FreeBlocks",
+    "GiveAllocation",
     "GiveDestination",
     "HandshakeReceived",
     "LeaseRef",

@@ -264,6 +264,17 @@ class FreeBlocks:
 
 
 @dataclass(frozen=True)
+class GiveAllocation:
+    """An allocation goes to another owner: the lead's staging store takes the pages of a tensor that is put, or returns
+    them. Answered by Allocated.
+    """
+
+    call: Call
+    allocation_id: str
+    owner: str
+
+
+@dataclass(frozen=True)
 class ConnectPeer:
     """A router wants the handshake done now."""
 

@@ -3,16 +3,17 @@
 from collections.abc import Collection
 
 from kvgrpc.core.actions import Allocated, Freed
-from kvgrpc.core.events import AllocateBlocks, FreeBlocks
+from kvgrpc.core.events import AllocateBlocks, FreeBlocks, GiveAllocation
 from kvgrpc.core.send.reclaiming import Plan, Reclaiming
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.core.values.ids import format_incarnation
+from kvgrpc.core.values.ids import mint_id
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.owners import Kind, Thing, Verb, may
 from kvgrpc.errors import (
     Exhausted,
     NotFound,
@@ -33,6 +34,7 @@ class Allocations:
     def allocate(self, event: AllocateBlocks) -> None:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
         self.check_kind()
+        self._state.check_pool(event.call.principal, Verb.TAKE)
         if event.no_expiry and event.ttl_s is not None:
             raise invalid("no_expiry", "is said in place of a ttl, not with it")
         if event.allocation_id:
@@ -44,12 +46,12 @@ class Allocations:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
         state = self._state
         self.check_kind()
-        whole = event.allocation_id if not event.blocks else ""
+        whole, caller = event.allocation_id if not event.blocks else "", event.call.principal
         if whole:
-            blocks = self.find(whole)
+            blocks = self.find(whole, caller, Verb.USE)
         else:
             blocks = state.resolve(event.blocks, "blocks")
-            state.allocator.check_allocated(blocks, event.allocation_id)
+            state.allocator.check_usable(blocks, event.allocation_id, caller)
         if not event.validate_only and whole:
             self._give_all_back(whole)
         elif not event.validate_only:
@@ -57,15 +59,26 @@ class Allocations:
         free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Freed(free))
 
-    def free_all(self, allocation_ids: Collection[str]) -> None:
-        """Gives back what is left of these allocations, as by FreeBlocks; those that are gone are passed over."""
+    def free_all(self, allocation_ids: Collection[str], caller: str) -> None:
+        """Gives back what is left of these allocations, as by FreeBlocks. Those that are gone, or not the caller's, are
+        passed over.
+        """
         for allocation_id in dict.fromkeys(allocation_ids):
-            self._give_all_back(allocation_id)
+            if self._may(caller, Verb.USE, allocation_id):
+                self._give_all_back(allocation_id)
 
-    def find(self, allocation_id: str) -> Blocks:
-        """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
+    def give(self, event: GiveAllocation) -> None:
+        """GiveAllocation: the allocation has another owner from now on."""
+        blocks = self.find(event.allocation_id, event.call.principal, Verb.USE)
+        self._state.allocator.give(event.allocation_id, event.owner)
+        self._state.reply(event.call.id, Allocated(event.allocation_id, blocks, None))
+
+    def find(self, allocation_id: str, caller: str, verb: Verb) -> Blocks:
+        """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED), also where the caller may not do that
+        with it.
+        """
         blocks = self._state.allocator.find(allocation_id)
-        if blocks is None:
+        if blocks is None or not self._may(caller, verb, allocation_id):
             raise NotFound(
                 Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
             )
@@ -96,8 +109,8 @@ class Allocations:
             self._reclaiming.carry_out(plan)
             taken = state.allocator.choose(counts)
         self._made += 1
-        allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made}"
-        state.allocator.take(allocation_id, taken)
+        allocation_id = mint_id(state.secret, state.incarnation, "blocks", "lead", self._made)
+        state.allocator.take(allocation_id, taken, event.call.principal)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
@@ -122,7 +135,8 @@ class Allocations:
         """It never shortens: what has no TTL gets none."""
         state = self._state
         ttl_s = self._ttl_s(event)
-        allocation_id, blocks = event.allocation_id, self.find(event.allocation_id)
+        allocation_id, caller = event.allocation_id, event.call.principal
+        blocks = self.find(allocation_id, caller, Verb.RENEW)
         if event.counts:
             raise invalid("group_block_counts", "is empty where an allocation is renewed: it gets no more blocks")
         due = state.timers.when(Timer.ALLOCATION, allocation_id)
@@ -146,6 +160,11 @@ class Allocations:
         if event.ttl_s is not None:
             return granted_ttl(event.ttl_s, limits)
         return None if event.no_expiry or event.call.principal == ENGINE else limits.allocation_ttl_s
+
+    def _may(self, caller: str, verb: Verb, allocation_id: str) -> bool:
+        """False for an allocation that does not exist, too."""
+        owner = self._state.allocator.owner(allocation_id)
+        return owner is not None and may(caller, verb, Thing(Kind.ALLOCATION, owner))
 
     def _give_back(self, blocks: Blocks) -> None:
         for allocation_id in self._state.allocator.free(blocks):

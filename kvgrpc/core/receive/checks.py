@@ -39,8 +39,10 @@ def check_key(stated: bytes, key: bytes, what: str) -> None:
         raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
 
 
-def check_destination(state: NodeState, destination: Destination, tokens: int, prefix: str = "destination.") -> Blocks:
-    """The destination's blocks. `prefix`: where its fields are in the request."""
+def check_destination(
+    state: NodeState, destination: Destination, tokens: int, caller: str, prefix: str = "destination."
+) -> Blocks:
+    """The destination's blocks, which `caller` names. `prefix`: where its fields are in the request."""
     have = destination.have_tokens
     if have < 0:
         raise invalid(f"{prefix}have_tokens", f"counts tokens; got {have}")
@@ -56,7 +58,7 @@ def check_destination(state: NodeState, destination: Destination, tokens: int, p
                     f"{len(blocks[i])} are listed",
                     metadata={"group": str(i), "block_count": str(needed)},
                 )
-    state.check_owned(blocks, destination.allocation_id)
+    state.check_owned(blocks, destination.allocation_id, caller)
     state.pins.check_free_for(PinKind.TARGET, blocks)
     return blocks
 

@@ -19,6 +19,7 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.limits import granted_timeout
+from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
 
 
@@ -40,7 +41,8 @@ class Pulls:
         claims, claim = check_pull(state, event)
         queue_s = granted_timeout(event.queue_timeout_s, state.limits.queue_timeout_s, state.limits)
         transfer_s = granted_timeout(event.transfer_timeout_s, state.limits.transfer_timeout_s, state.limits)
-        taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens)
+        caller = event.call.principal
+        taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
         state.check_room()
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
@@ -77,7 +79,8 @@ class Pulls:
     def give(self, event: GiveDestination) -> None:
         """PullBlocks by transfer id: the blocks of an earlier pull."""
         state = self._state
-        transfer = state.transfers.get(event.transfer_id)
+        caller = event.call.principal
+        transfer = state.transfers.get_for(caller, Verb.GIVE_BLOCKS, event.transfer_id)
         pull = state.receives.get(event.transfer_id)
         if transfer.direction is not Direction.RECEIVE:
             raise NotFound(Reason.TRANSFER_NOT_FOUND, f"transfer {transfer.id} is no pull")
@@ -87,7 +90,7 @@ class Pulls:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, f"transfer {transfer.id} is over{why}")
         if pull.destination is not None:
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, f"transfer {transfer.id} has its blocks already")
-        blocks = check_destination(state, event.destination, pull.claim.tokens)
+        blocks = check_destination(state, event.destination, pull.claim.tokens, caller)
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, event.after_step)

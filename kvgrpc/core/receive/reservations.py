@@ -70,7 +70,7 @@ class Reservations:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
         claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
         where = Destination(event.blocks, event.have_tokens, event.allocation_id)
-        blocks = check_destination(state, where, claim.tokens, prefix="")
+        blocks = check_destination(state, where, claim.tokens, event.call.principal, prefix="")
         limits = state.limits
         timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):

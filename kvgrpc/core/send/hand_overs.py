@@ -288,7 +288,7 @@ class HandOvers:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
         blocks = state.resolve(event.blocks, "for_readers.blocks" if event.transfer else "blocks")
         check_covers(blocks, event.content, state.pool.pool.groups)
-        state.check_owned(blocks, event.allocation_id)
+        state.check_owned(blocks, event.allocation_id, event.call.principal)
         state.check_key(event.key)
         if event.transfer:
             self._check_alone(event.key)

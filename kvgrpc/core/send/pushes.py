@@ -27,6 +27,7 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.owners import Verb
 from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import (
     AlreadyExists,
@@ -329,6 +330,9 @@ class Pushes:
         if push is None:
             state.check_key(event.key, begins=False)
             self._check_new(event.key)
+        elif push.parts is not None and not state.transfers.may(event.call.principal, Verb.ADD_PART, push.transfer_id):
+            another = "blocks are pushed under this transfer key by another caller"
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, another)
         elif event.part_epoch < push.part_epoch:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
@@ -346,7 +350,7 @@ class Pushes:
         if parts is None:
             parts = Parts(state.pool.pool, content.tokens, state.limits.blocks_per_request)
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
-        state.check_owned(blocks, event.allocation_id)
+        state.check_owned(blocks, event.allocation_id, event.call.principal)
         state.pins.check_free_for(PinKind.LEASE, blocks)
         return blocks, parts, part, content
 
@@ -369,7 +373,8 @@ class Pushes:
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:
-            state.change(push.transfer_id, owner=event.call.principal)
+            if push.parts is None:
+                state.change(push.transfer_id, owner=event.call.principal)
             failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
             self._ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))

@@ -14,12 +14,13 @@ import numpy as np
 from kvgrpc.core.actions import Later, Reclaimed, ReclaimedLease
 from kvgrpc.core.events import ReclaimBlocks
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import Counts
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.owners import ENGINE_SIDE, Verb
 from kvgrpc.errors import PreconditionFailed, Reason
 
 LATER_MAX = 16
@@ -46,12 +47,13 @@ class Reclaiming:
     def reclaim(self, event: ReclaimBlocks) -> None:
         """ReclaimBlocks: enough of the soft leases end, or none."""
         state = self._state
-        if event.call.principal != ENGINE and state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
+        if event.call.principal not in ENGINE_SIDE and state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine manages this pool: it alone takes its blocks back"
             )
+        state.check_pool(event.call.principal, Verb.TAKE)
         needed = by_space(check_counts(event.counts, state), state)
-        mine = event.call.principal == ENGINE
+        mine = event.call.principal in ENGINE_SIDE
         plan = self.plan(needed, mine=mine)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)

@@ -56,6 +56,7 @@ from kvgrpc.core.values.grants import signing_key
 from kvgrpc.core.values.ids import check_transfer_key, peer_key
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE, EVERYONE, Kind, Thing, Verb, may
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
@@ -63,14 +64,19 @@ from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
     OutOfRange,
+    PermissionDenied,
     PreconditionFailed,
     Reason,
     Unavailable,
 )
 
 T = TypeVar("T")
-ENGINE = "engine"
-"""Principal of the attached engine's session."""
+
+
+NOT_THE_ENGINE = (
+    "the pool belongs to the engine that is attached: it names its blocks by its session, or by a call that shows its "
+    "ticket"
+)
 
 
 class NodeState:
@@ -117,7 +123,7 @@ class NodeState:
         if not self.defect:
             self.leases = LeaseTable(self.limits.ended_leases)
             self.transfers = TransferTable(incarnation, self.limits.transfer_history)
-        self.transfers.incarnation = incarnation
+        self.transfers.incarnation, self.transfers.secret = incarnation, secret
         self.defect = "" if description else self.defect
         self.dials: dict[str, Dialling] = {}
         """Handshakes that this lead started, by address."""
@@ -270,13 +276,27 @@ class NodeState:
                 "the block ids are of another life of this engine and name other blocks now: allocate again",
             )
 
-    def check_owned(self, blocks: Blocks, allocation_id: str) -> None:
-        """Raises PreconditionFailed: BLOCK_NOT_ALLOCATED for blocks of a pool that this server manages which are free,
-        or not of the allocation that is stated; POOL_KIND_MISMATCH for an allocation of a pool that the engine manages.
+    @property
+    def pool_owner(self) -> str:
+        """Who owns the pool as a whole."""
+        return ENGINE if self.attached else EVERYONE
+
+    def check_pool(self, caller: str, verb: Verb) -> None:
+        """Raises PermissionDenied (NOT_OWNER) for a caller that does not speak for the engine whose pool this is."""
+        if not may(caller, verb, Thing(Kind.POOL, self.pool_owner)):
+            raise PermissionDenied(Reason.NOT_OWNER, NOT_THE_ENGINE)
+
+    def check_owned(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
+        """Raises PreconditionFailed: BLOCK_NOT_ALLOCATED for blocks of a pool that this server manages which are not
+        the caller's, or not of the allocation that is stated; POOL_KIND_MISMATCH for an allocation of a pool that the
+        engine manages. Raises PermissionDenied (NOT_OWNER) for blocks of such a pool unless the engine names them.
         """
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
-            self.allocator.check_allocated(blocks, allocation_id)
-        elif allocation_id:
+            self.allocator.check_usable(blocks, allocation_id, caller)
+            return
+        if any(len(ids) for ids in blocks) and not may(caller, Verb.USE, Thing(Kind.BLOCKS, self.pool_owner)):
+            raise PermissionDenied(Reason.NOT_OWNER, NOT_THE_ENGINE)
+        if allocation_id:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out these blocks: state no allocation"
             )

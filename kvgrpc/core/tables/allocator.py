@@ -11,6 +11,7 @@ import numpy as np
 
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.owners import Kind, Thing, Verb, may
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
@@ -32,6 +33,8 @@ class Allocator:
         """How many blocks each allocation still holds: at least 1."""
         self._whole: dict[int, Blocks] = {}
         """The blocks of each of which none was given back by itself: whoever frees them all looks at those alone."""
+        self._owners: dict[int, str] = {}
+        """The principal that owns each allocation."""
         self._last = 0
 
     def choose(self, counts: Mapping[int, int]) -> Blocks:
@@ -57,9 +60,10 @@ class Allocator:
             chosen.append(_first_run(free, wanted))
         return tuple(chosen)
 
-    def take(self, allocation_id: str, blocks: Blocks) -> None:
-        """These free blocks, at least one, are a new allocation's."""
+    def take(self, allocation_id: str, blocks: Blocks, owner: str) -> None:
+        """These free blocks, at least one, are a new allocation's, which that principal owns."""
         self._last += 1
+        self._owners[self._last] = owner
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
@@ -96,6 +100,14 @@ class Allocator:
                 self._pins.take_back(group, ids)
             self._forget(number)
 
+    def owner(self, allocation_id: str) -> str | None:
+        """The principal that owns an allocation; None when the allocation does not exist."""
+        return self._owners.get(self._numbers.get(allocation_id, _NO_NUMBER))
+
+    def give(self, allocation_id: str, owner: str) -> None:
+        """An allocation that exists is that principal's from now on."""
+        self._owners[self._numbers[allocation_id]] = owner
+
     def known(self, allocation_id: str) -> bool:
         """Whether an allocation still holds a block."""
         return allocation_id in self._numbers
@@ -107,17 +119,25 @@ class Allocator:
             return None
         return self._whole.get(number) or tuple(np.flatnonzero(holder == number) for holder in self._holder)
 
-    def check_allocated(self, blocks: Blocks, allocation_id: str = "") -> None:
-        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or were given out as blocks of
-        another group of their space; where an allocation is stated, also for those of another one.
+    def check_usable(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or of an allocation that the caller
+        may not use, or were given out as blocks of another group of their space; where an allocation is stated, also
+        for those of another one.
         """
         number = self._numbers.get(allocation_id, _NO_NUMBER)
         for group, ids in enumerate(blocks):
+            if not len(ids):
+                continue
             holders = self._holder[group][ids]
-            missing = ids[holders != number if allocation_id else holders == 0]
+            wanted = int(holders[0]) if not allocation_id else number
+            right = holders == wanted if self._may_use(wanted, caller) else np.zeros(len(ids), dtype=bool)
+            if not allocation_id and not right.all():
+                usable = [other for other in np.unique(holders).tolist() if self._may_use(other, caller)]
+                right = np.isin(holders, usable)
+            missing = ids[~right]
             if len(missing):
                 block = f"block {int(missing[0])} of group {group}"
-                why = f"{block} is not allocated as one of that group; AllocateBlocks gives blocks out"
+                why = f"{block} is not allocated to this caller as one of that group; AllocateBlocks gives blocks out"
                 if allocation_id:
                     why = f"{block} is not one of allocation {allocation_id}: it was freed, and may be another's by now"
                 raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why, metadata={"group": str(group)})
@@ -131,9 +151,13 @@ class Allocator:
         """Blocks of a space that nothing pins and that were not given out."""
         return self._pins.free[space]
 
+    def _may_use(self, number: int, caller: str) -> bool:
+        owner = self._owners.get(number)
+        return owner is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, owner))
+
     def _forget(self, number: int) -> None:
         del self._numbers[self._ids.pop(number)]
-        del self._left[number]
+        del self._left[number], self._owners[number]
         self._whole.pop(number, None)
 
 

@@ -20,7 +20,8 @@ from kvgrpc.core.tables.transfers import (
     Transfer,
     pair_id,
 )
-from kvgrpc.core.values.ids import transfer_id
+from kvgrpc.core.values.ids import mint_id
+from kvgrpc.core.values.owners import Kind, Thing, Verb, may
 from kvgrpc.errors import NotFound, Reason
 
 
@@ -30,6 +31,8 @@ class TransferTable:
 
     incarnation: int
     history: int
+    secret: bytes = b""
+    """The life's, which the ids of its transfers derive from."""
     seq: int = 0
     _numbers: int = 0
     _live: dict[str, Transfer] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class TransferTable:
         """A new PENDING transfer."""
         self._numbers += 1
         self.seq += 1
-        id_ = transfer_id(self.incarnation, self._numbers)
+        id_ = mint_id(self.secret, self.incarnation, "transfer", "lead", self._numbers)
         transfer = Transfer(id=id_, created=now, seq=self.seq, pair_id=pair_id(fields["key"]), **fields)
         self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
@@ -78,15 +81,23 @@ class TransferTable:
         """Raises NotFound (TRANSFER_NOT_FOUND)."""
         found = self.find(transfer_id)
         if found is None:
-            raise NotFound(
-                Reason.TRANSFER_NOT_FOUND,
-                f"no transfer {transfer_id} here; if it was one, treat its memory as quarantined",
-            )
+            raise _unknown(transfer_id)
         return found
 
     def find(self, transfer_id: str) -> Transfer | None:
         """The transfer, also from the history, or None."""
         return self._live.get(transfer_id) or self._past.get(transfer_id) or self._failed.get(transfer_id)
+
+    def may(self, caller: str, verb: Verb, transfer_id: str) -> bool:
+        """Whether a principal may do that with a transfer; not where it does not exist."""
+        found = self.find(transfer_id)
+        return found is not None and may(caller, verb, Thing(Kind.TRANSFER, found.owner))
+
+    def get_for(self, caller: str, verb: Verb, transfer_id: str) -> Transfer:
+        """Raises NotFound (TRANSFER_NOT_FOUND), also where the caller may not do that with it."""
+        if not self.may(caller, verb, transfer_id):
+            raise _unknown(transfer_id)
+        return self.get(transfer_id)
 
     def with_key(self, key: bytes) -> list[Transfer]:
         """Transfers with that key that are not in the history yet, oldest first."""
@@ -204,6 +215,12 @@ class TransferTable:
         if len(self._log) > self.history:
             self._log.popleft()
         return transfer
+
+
+def _unknown(transfer_id: str) -> NotFound:
+    return NotFound(
+        Reason.TRANSFER_NOT_FOUND, f"no transfer {transfer_id} here; if it was one, treat its memory as quarantined"
+    )
 
 
 def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:

@@ -5,6 +5,7 @@ from enum import Enum
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Kind, Thing, Verb, may
 from kvgrpc.errors import KVGrpcError, Reason
 
 
@@ -22,6 +23,8 @@ class TensorLimits:
     """How long what has ended is remembered: no put is as late."""
     spill_pages: int = 0
     """Pages outside of the store for tensors that nobody has asked for."""
+    held_s: float = 600.0
+    """How long a caller by RPC holds a tensor after it last asked for it."""
 
 
 class Stage(Enum):
@@ -44,7 +47,7 @@ STAGES: dict[Stage, frozenset[Stage]] = {
     Stage.SPILLING: frozenset({Stage.SPILLED, Stage.STORED}),
     Stage.SPILLED: frozenset({Stage.RETURNING}),
     Stage.RETURNING: frozenset({Stage.STORED, Stage.SPILLED}),
-    Stage.HELD: frozenset(),
+    Stage.HELD: frozenset({Stage.STORED}),
 }
 """Which stage may follow which; from any of them a tensor may be dropped."""
 
@@ -76,21 +79,22 @@ class Tensor:
     """The shell copies it: its memory is given back when that is over, though it be dropped."""
     gone: bool = False
     """It was dropped."""
-    by_session: bool = False
-    """The engine got it by its session, and gives it back by that alone."""
+    holder: str = ""
+    """The principal that has it; empty while nobody has it. The engine goes before others."""
 
-    def hold(self, now: float, *, by_session: bool) -> None:
-        """The engine has it: for the first time, or once more."""
+    def hold(self, now: float, holder: str) -> None:
+        """That principal has it: for the first time, or once more."""
         if self.stage is not Stage.HELD:
             self.move_to(Stage.HELD, now)
-        self.by_session = self.by_session or by_session
+        if self.holder not in ENGINE_SIDE:
+            self.holder = holder
 
-    def outlasts(self, reason: Reason, *, by_session: bool) -> bool:
-        """Whether it stays when its request ends so: the engine has a view on its memory, and nobody but the engine can
-        say that it is done with it.
+    def outlasts(self, reason: Reason, caller: str) -> bool:
+        """Whether the tensor stays when its request ends so: its holder has a view on its memory, and nobody else can
+        say that the holder is done with it.
         """
-        by_others = reason is Reason.CANCELLED or (self.by_session and not by_session)
-        return by_others and self.stage is Stage.HELD
+        ends = reason is not Reason.CANCELLED and may(caller, Verb.END, Thing(Kind.HELD_TENSOR, self.holder))
+        return self.stage is Stage.HELD and not ends
 
     def move_to(self, stage: Stage, now: float) -> None:
         """Its next stage."""
@@ -160,8 +164,8 @@ class Wait:
     expected: Expected = ANY
     fetches: bool = False
     """It also asks a source for it."""
-    by_session: bool = False
-    """The engine asks, by its session."""
+    caller: str = ANONYMOUS
+    """The principal that asks."""
 
 
 @dataclass(frozen=True)

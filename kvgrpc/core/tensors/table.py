@@ -2,8 +2,8 @@
 
 Rules:
 * A tensor has one description. What is put, expected and stored under one name agrees, or is refused before bytes move.
-* What the engine holds is freed by a release, or by the engine's end: never by a deadline, a cancel or a put; and what
-  it has by its session by that alone, whoever else knows the request's key.
+* What the engine holds is freed by its release, or by its end: never by a deadline, a cancel or a put, nor by another
+  caller that knows the request's key. What a caller by RPC holds also ends when the caller does not ask again in time.
 * What nobody has asked for is freed when its time is over, and is what makes room by being spilled, oldest first.
 * What has ended is remembered: what comes late for it is refused, and stored nowhere.
 """
@@ -34,6 +34,7 @@ from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.core.tensors.waits import Waits
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
 from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 _GIVEN = (Purpose.GIVEN,)
@@ -60,7 +61,8 @@ class TensorTable:
         self._idle = Idle()
         self._timers = Timers()
         self._unasked: dict[str, Tensor] = {}
-        """Those that end with their TTL, as nobody has asked for them; by the names of their timers."""
+        """Tensors that end by themselves, by the names of their timers: nobody has asked for them, or only callers by
+        RPC have."""
         self._numbers = count()
 
     # -- what comes from elsewhere
@@ -102,7 +104,8 @@ class TensorTable:
         tensor.move_to(Stage.STORED, now)
         waits = self.waits.of(tensor.id, _IN_STORE)
         if given := [wait for wait in waits if wait.purpose is Purpose.GIVEN]:
-            tensor.hold(now, by_session=any(wait.by_session for wait in given))
+            for wait in given:
+                self._hold(tensor, wait.caller, now)
         else:
             self._idle.add(tensor)
             self._expire_later(tensor, now)
@@ -156,8 +159,8 @@ class TensorTable:
         if wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING:
             self.effects.append(Answer(wait.number, tensor))
         elif tensor.stage in (Stage.STORED, Stage.HELD):
-            tensor.hold(now, by_session=wait.by_session)
             self._not_idle(tensor)
+            self._hold(tensor, wait.caller, now)
             self.effects.append(Answer(wait.number, tensor))
         else:
             self.waits.add(wait)
@@ -165,6 +168,15 @@ class TensorTable:
             if tensor.stage is Stage.SPILLED:
                 tensor.move_to(Stage.RETURNING, now)
                 self.effects.append(BringBack(tensor))
+
+    def not_taken(self, tensor: Tensor, now: float) -> None:
+        """The caller that was given the tensor is gone. It is stored as before, for who asks next; a tensor that the
+        engine has stays the engine's.
+        """
+        if not tensor.gone and tensor.stage is Stage.HELD and tensor.holder not in ENGINE_SIDE:
+            tensor.holder = ""
+            self._not_idle(tensor)
+            self.stored(tensor, now)
 
     def check_held(self, tensor: Tensor) -> None:
         """Raises PreconditionFailed for one that was given and has ended before its caller took it."""
@@ -211,7 +223,7 @@ class TensorTable:
     # -- ends
 
     def release(
-        self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, *, by_session: bool = False
+        self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, caller: str = ANONYMOUS
     ) -> list[TensorId]:
         """Tensors of a request are wanted no more, or, without names, all of them, and those to come; but not what the
         engine holds and has not released (`Tensor.outlasts`). The ones that were here.
@@ -223,7 +235,7 @@ class TensorTable:
         found = []
         for id_ in wanted or list(here):
             tensor = self.tensors.get(id_)
-            if id_ in here and (tensor is None or not tensor.outlasts(reason, by_session=by_session)):
+            if id_ in here and (tensor is None or not tensor.outlasts(reason, caller)):
                 found.append(id_)
                 self._end(id_)
         for id_ in wanted or self.waits.ids(key):
@@ -350,12 +362,23 @@ class TensorTable:
                     self._answer(wait, error)
                 raise
 
+    def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
+        """The caller has the tensor. One by RPC may be gone without a word."""
+        tensor.hold(now, caller)
+        if tensor.holder in ENGINE_SIDE:
+            self._not_idle(tensor)
+        else:
+            self._ends_at(tensor, now + self.limits.held_s)
+
     def _expire_later(self, tensor: Tensor, now: float) -> None:
         """It ends with its TTL, from now on, if it does not already."""
+        if str(tensor.number) not in self._unasked:
+            self._ends_at(tensor, now + tensor.ttl_s)
+
+    def _ends_at(self, tensor: Tensor, when: float) -> None:
         name = str(tensor.number)
-        if name not in self._unasked:
-            self._unasked[name] = tensor
-            self._timers.set(Timer.TENSOR_TTL, name, now + tensor.ttl_s)
+        self._unasked[name] = tensor
+        self._timers.set(Timer.TENSOR_TTL, name, when)
 
     def _not_idle(self, tensor: Tensor) -> None:
         """It was asked for, or dropped."""

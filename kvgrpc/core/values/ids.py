@@ -9,6 +9,8 @@ TRANSFER_KEY_BYTES_MIN = 16
 """A transfer key carries at least 128 random bits: a caller that knows it can pair with or cancel the transfer."""
 TRANSFER_KEY_BYTES_MAX = 64
 ACCESS_ID_BYTES = 16
+ID_BYTES = 16
+"""Random bytes in the id of a thing that a request can name: nobody guesses the id of another caller's thing."""
 INCARNATION_MAX = 2**53 - 1
 """Every language can hold it, those whose only number is a double too."""
 
@@ -18,19 +20,20 @@ def format_incarnation(incarnation: int) -> str:
     return f"{incarnation:016x}"
 
 
-def transfer_id(incarnation: int, number: int) -> str:
-    """The `number`-th transfer of an incarnation."""
-    return f"t-{format_incarnation(incarnation)}-{number}"
+def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int) -> str:
+    """The id of a thing: its kind's first letter, the incarnation, and 128 bits that only a holder of the life's secret
+    can predict. `kind` is "lease", "transfer" or "blocks", of an allocation.
+
+    A pure function, so that a scheduler mints a lease id without asking its lead. `minter` ("engine", "lead" or
+    "target") keeps counters apart.
+    """
+    digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]
+    return f"{kind[0]}-{format_incarnation(incarnation)}-{digest.hex()}"
 
 
 def mint_lease_id(secret: bytes, incarnation: int, minter: str, number: int) -> str:
-    """A lease id that only a holder of the session's secret can predict.
-
-    A pure function, so that a scheduler mints one without asking its lead. `minter` ("engine" or "lead") keeps the
-    two counters apart.
-    """
-    digest = hmac.new(secret, f"lease|{minter}|{number}".encode(), hashlib.sha256).hexdigest()[:16]
-    return f"l-{format_incarnation(incarnation)}-{digest}"
+    """The id of a lease; see `mint_id`."""
+    return mint_id(secret, incarnation, "lease", minter, number)
 
 
 def next_access_ids(secret: bytes, access_id: bytes) -> tuple[bytes, bytes]:

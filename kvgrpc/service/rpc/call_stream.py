@@ -23,6 +23,7 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service import status, telemetry
+from kvgrpc.service.callers import TICKET, ticket_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError
 from kvgrpc.service.rpc.method import check_request
@@ -124,7 +125,7 @@ class CallStream:
 
     async def _serve(self, call: calls_pb2.UnaryCall) -> None:
         """One call, up to its answer."""
-        call_id, context = call.call_id, _Context(self._context.peer(), readable_trace(call.traceparent))
+        call_id, context = call.call_id, self._context_of(call)
         try:
             check_request(call)
             timeout_s = seconds(call, "timeout")
@@ -145,6 +146,12 @@ class CallStream:
         except Exception as error:  # noqa: BLE001 - no call may stop the server
             _log.exception("a call over a stream failed")
             self._refuse(call_id, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+
+    def _context_of(self, call: calls_pb2.UnaryCall) -> "_Context":
+        """A call over a stream is the stream's caller's."""
+        ticket = ticket_of(self._context.invocation_metadata())
+        shown = ((TICKET, ticket),) if ticket else ()
+        return _Context(self._context.peer(), (*telemetry.metadata(readable_trace(call.traceparent)), *shown))
 
     def _handler(self, method: str) -> Any:
         handler = self._unary.get(method) if method.startswith(PACKAGE) else None
@@ -174,12 +181,12 @@ class CallStream:
 class _Context:
     """What a method needs of its call; `status` is the google.rpc.Status of one that was ended with an error."""
 
-    def __init__(self, peer: str, traceparent: str) -> None:
+    def __init__(self, peer: str, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._peer = peer
-        self._metadata = telemetry.metadata(traceparent)
+        self._metadata = metadata
         self.status = b""
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self._metadata
 
     def peer(self) -> str:

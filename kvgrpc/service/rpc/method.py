@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import heap, status, telemetry
+from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
 from kvgrpc.wire import fields
@@ -53,8 +54,10 @@ def unary(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
-        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        metadata = context.invocation_metadata()
+        traceparent = telemetry.traceparent_of(metadata)
         try:
+            PRINCIPAL.set(principal_of(metadata, self._lead.ticket))
             check_request(request)
             if not telemetry.enabled():
                 return await method(self, request, traceparent)
@@ -83,9 +86,11 @@ def streaming(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
-        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        metadata = context.invocation_metadata()
+        traceparent = telemetry.traceparent_of(metadata)
         requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
         try:
+            PRINCIPAL.set(principal_of(metadata, self._lead.ticket))
             check_request(request)
             async for reply in method(self, requests, traceparent):
                 yield reply

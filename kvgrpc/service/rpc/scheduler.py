@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.scheduler.hooks import Scheduling
@@ -27,6 +29,7 @@ STEP_CALLS_MAX = 1_024
 TURN_S = 0.02
 """Calls of a step are handled for so long before others have their turn: far longer than a scheduler's step takes."""
 
+_Request = TypeVar("_Request", bound=Message)
 _Reply = TypeVar("_Reply", bound=Message)
 _Step = scheduler_pb2.ScheduleStepRequest | scheduler_pb2.ScheduleRequest
 _Stepped = scheduler_pb2.ScheduleStepResponse | scheduler_pb2.ScheduleResponse
@@ -56,61 +59,62 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def RequestArrived(
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
-        return self._signed(self._arrived(request, trace))
+        return self._one(self._arrived, request, trace)
 
     @unary
     async def MatchTokens(
         self, request: scheduler_pb2.MatchTokensRequest, trace: str
     ) -> scheduler_pb2.MatchTokensResponse:
-        return self._signed(self._match(request, trace))
+        return self._one(self._match, request, trace)
 
     @unary
     async def BlocksAllocated(
         self, request: scheduler_pb2.BlocksAllocatedRequest, trace: str
     ) -> scheduler_pb2.BlocksAllocatedResponse:
-        return self._signed(self._allocated(request, trace))
+        return self._one(self._allocated, request, trace)
 
     @unary
     async def TokensComputed(
         self, request: scheduler_pb2.TokensComputedRequest, trace: str
     ) -> scheduler_pb2.TokensComputedResponse:
-        return self._signed(self._computed(request, trace))
+        return self._one(self._computed, request, trace)
 
     @unary
     async def BlocksLoaded(
         self, request: scheduler_pb2.BlocksLoadedRequest, trace: str
     ) -> scheduler_pb2.BlocksLoadedResponse:
-        return self._signed(self._loaded(request, trace))
+        return self._one(self._loaded, request, trace)
 
     @unary
     async def RequestPreempted(
         self, request: scheduler_pb2.RequestPreemptedRequest, trace: str
     ) -> scheduler_pb2.RequestPreemptedResponse:
-        return self._signed(self._preempted(request, trace))
+        return self._one(self._preempted, request, trace)
 
     @unary
     async def RequestFinished(
         self, request: scheduler_pb2.RequestFinishedRequest, trace: str
     ) -> scheduler_pb2.RequestFinishedResponse:
-        return self._signed(self._finished(request, trace))
+        return self._one(self._finished, request, trace)
 
     @unary
     async def AbortRequest(
         self, request: scheduler_pb2.AbortRequestRequest, trace: str
     ) -> scheduler_pb2.AbortRequestResponse:
-        return self._signed(self._aborted(request, trace))
+        return self._one(self._aborted, request, trace)
 
     @unary
     async def BlocksNeeded(
         self, request: scheduler_pb2.BlocksNeededRequest, trace: str
     ) -> scheduler_pb2.BlocksNeededResponse:
-        return self._signed(self._needed(request, trace))
+        return self._one(self._needed, request, trace)
 
     @unary
     async def PollSchedulerNews(
         self, request: scheduler_pb2.PollSchedulerNewsRequest, trace: str
     ) -> scheduler_pb2.PollSchedulerNewsResponse:
         lead, news = self._lead, self._scheduling.news
+        self._check_caller()
         lead.node.state.check_life(request.incarnation)
         news.acknowledge(request.after_seq)
         await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
@@ -140,6 +144,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _step(self, request: _Step, reply: _Stepped, trace: str) -> None:
         """All calls, and the news; others are served between calls that take long. Raises before any is handled."""
+        self._check_caller()
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.node.state.check_life(request.incarnation)
         news = self._scheduling.news
@@ -172,8 +177,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     # -- the calls
 
-    def _signed(self, reply: _Reply) -> _Reply:
-        """With the header of this moment."""
+    def _check_caller(self) -> None:
+        """Raises PermissionDenied (NOT_OWNER) for a caller that does not schedule for this pool."""
+        self._lead.node.state.check_pool(PRINCIPAL.get(), Verb.SCHEDULE)
+
+    def _one(self, answer: Callable[[_Request, str], _Reply], request: _Request, trace: str) -> _Reply:
+        """A call by itself: its answer, with the header of this moment."""
+        self._check_caller()
+        reply = answer(request, trace)
         header: common_pb2.ResponseHeader = reply.header  # type: ignore[attr-defined]
         header.CopyFrom(self._lead.header())
         return reply

@@ -2,6 +2,7 @@
 
 from kvgrpc.core.tensors.rows import Offer, Tensor
 from kvgrpc.errors import OutOfRange, Reason
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import STANDING_BYTES_MAX, unary
 from kvgrpc.service.rpc.pages import page
@@ -18,11 +19,11 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
 
     @unary
     async def PutTensor(self, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
-        return await answers.put(self._lead, request, trace)
+        return await answers.put(self._lead, request, trace, PRINCIPAL.get())
 
     @unary
     async def GetTensor(self, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
-        return await answers.get(self._lead, request, trace)
+        return await answers.get(self._lead, request, trace, PRINCIPAL.get())
 
     @unary
     async def ReleaseTensors(
@@ -35,7 +36,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
                 "or none for all of the request",
                 metadata={"limit": f"{STANDING_BYTES_MAX}"},
             )
-        return await answers.release(self._lead, request, trace)
+        return await answers.release(self._lead, request, trace, PRINCIPAL.get())
 
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:

@@ -29,14 +29,14 @@ from kvgrpc.core.policy.values import (
     Start,
     Table,
 )
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
-from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
@@ -124,7 +124,8 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     # -- what is asked for
 
     def _call(self, request: _Request) -> events.Call:
-        return events.Call(self._runner.next_call_id(), ANONYMOUS, request.spec.traceparent)
+        principal = SCHEDULER if self._lead.node.state.attached else ANONYMOUS
+        return events.Call(self._runner.next_call_id(), principal, request.spec.traceparent)
 
     def _ask(self, event: _Event) -> Any:
         """The node's answer. Raises its refusal."""

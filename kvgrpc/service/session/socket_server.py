@@ -130,7 +130,7 @@ class Sessions:
         """A defect ended the life of the engine that is attached, if one is. To the engine this is the death of its
         lead: it hears what was decided, and then nothing, not even that its session is over.
         """
-        session, self._session = self._session, None
+        session, self._session, self._lead.ticket = self._session, None, b""
         if session is None:
             return False
         session.flush()
@@ -184,7 +184,7 @@ class Sessions:
             async with self._life:
                 memory = returning.memory if returning is not None else {}
                 await self._host.begin_engine(request, session.secret, session.workers.make_rank, memory)
-                self._session = session
+                self._session, self._lead.ticket = session, session.ticket
         finally:
             self._attaching, self._returning = False, None
             if returning is not None:
@@ -211,7 +211,7 @@ class Sessions:
         """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
         session.close("" if self._stopping else why)
         if self._session is session:
-            self._session = None
+            self._session, self._lead.ticket = None, b""
             await asyncio.shield(self._lose(session, why))
 
     def _lose(self, session: Session, why: str) -> asyncio.Task[None]:

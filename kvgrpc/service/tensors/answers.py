@@ -1,11 +1,11 @@
 """Calls of TensorService as messages, for the RPCs and for the session."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
 
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import tensor_pb2
@@ -14,18 +14,20 @@ from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import grant, pool_blocks
 
 
-async def put(lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
+async def put(
+    lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str, caller: str
+) -> tensor_pb2.PutTensorResponse:
     """PutTensor."""
-    found = await lead.tensors.put(wire.put(request, lead.config.limits), trace)
+    found = await lead.tensors.put(wire.put(request, lead.config.limits), trace, caller)
     first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
 async def get(
-    lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str, *, by_session: bool = False
+    lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.GetTensorResponse:
-    """GetTensor; `by_session`: of the engine itself, which then gives back by its session alone."""
-    got = await lead.tensors.get(wire.get(request), trace, by_session=by_session)
+    """GetTensor."""
+    got = await lead.tensors.get(wire.get(request), trace, caller)
     header = lead.header()
     first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in got.tensors]
     made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
@@ -38,22 +40,22 @@ async def get(
 
 
 async def release(
-    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str, *, by_session: bool = False
+    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str, caller: str = ANONYMOUS
 ) -> tensor_pb2.ReleaseTensorsResponse:
-    """ReleaseTensors; `by_session`: of the engine itself."""
+    """ReleaseTensors."""
     asked = wire.release(request)
-    here = lead.tensors.release(asked, by_session=by_session)
+    here = lead.tensors.release(asked, caller)
     there = await lead.tensors.give_back(asked, trace) if asked.source is not None else 0
     return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=here, source_released_count=there)
 
 
-_OF_SESSION: dict[str, Callable[[Lead, Any, str], Awaitable[Message]]] = {
+_OF_SESSION: dict[str, Callable[[Lead, Any, str, str], Awaitable[Message]]] = {
     "put_tensor": put,
-    "get_tensor": partial(get, by_session=True),
-    "release_tensors": partial(release, by_session=True),
+    "get_tensor": get,
+    "release_tensors": release,
 }
 
 
 def of_session(lead: Lead, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
     """What answers a call of a session about tensors; `kind`: the field of its request."""
-    return lambda: _OF_SESSION[kind](lead, getattr(call, kind), readable_trace(call.traceparent))
+    return lambda: _OF_SESSION[kind](lead, getattr(call, kind), readable_trace(call.traceparent), ENGINE)

@@ -18,7 +18,6 @@ from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     KVGrpcError,
     OutOfRange,
     Reason,
@@ -84,11 +83,11 @@ class Sending:
         """Pages that a bundle may take, of consumers that refused a larger one."""
         self._alarm = Alarm(self._due)
 
-    async def put(self, put: Put, until: float, trace: str) -> Offer:
+    async def put(self, put: Put, until: float, trace: str, caller: str) -> Offer:
         """PutTensor at the source, for the first time or again. Raises what it, or the first consumer, refuses it with,
         and DeadlineExceeded (DEADLINE) where it is put again and the first put takes longer.
         """
-        offer, again = self._offer(put, until, trace)
+        offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)
         if way is not None and not put.asynchronous:
             await asyncio.wait((way.done,), timeout=until - self._life.now if again else None)
@@ -127,8 +126,10 @@ class Sending:
 
     # -- puts
 
-    def _offer(self, put: Put, until: float, trace: str) -> tuple[Offer, bool]:
-        """What is kept; where that is new it is handed over, or begins its way. Whether it was put before."""
+    def _offer(self, put: Put, until: float, trace: str, caller: str) -> tuple[Offer, bool]:
+        """What is kept; where that is new it is handed over, or begins its way. Whether it was put before. The
+        allocation of a put that is refused here stays its caller's.
+        """
         life, table, lead = self._life, self._life.table, self._life.lead
         pages = table.check_size(put.described)
         for i, consumer in enumerate(put.consumers):
@@ -138,17 +139,19 @@ class Sending:
         if known is None:
             lead.node.state.check_open()
             lead.node.state.check_room()
-            held = len(life.transfers.pages_of(put.allocation_id))
-            if held != pages:
-                raise InvalidRequest(
-                    Reason.BLOCK_COUNT_MISMATCH, f"the tensor takes {pages} pages, and the allocation has {held}"
-                )
+            life.transfers.take_over(put.allocation_id, caller)
         try:
+            if known is None:
+                life.transfers.check_pages(put.allocation_id, pages)
             offer = table.offer(asked)
             if known is None and put.consumers:
                 self._begin(offer, put, until, trace)
             elif known is None:
                 self._keeping.keep(offer, put, trace)
+        except KVGrpcError:
+            if known is None:
+                life.transfers.return_to(put.allocation_id, caller)
+            raise
         finally:
             life.perform()
         return offer, known is not None

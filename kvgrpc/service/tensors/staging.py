@@ -21,6 +21,7 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
+from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
@@ -103,17 +104,17 @@ class Staging:
             )
         return self._store
 
-    async def put(self, put: Put, trace: str) -> Sequence[Result]:
-        """PutTensor: the tensors as they are here."""
+    async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
+        """PutTensor of that principal: the tensors as they are here."""
         store, limits = self.store, self._lead.config.limits
         self._lead.node.state.check_key(put.id.key)
         until = self._lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
             return await self._receive(store, put, until, trace)
-        return [await store.sending.put(put, until, trace)]
+        return [await store.sending.put(put, until, trace, caller)]
 
-    async def get(self, get: Get, trace: str, *, by_session: bool = False) -> Got:
-        """GetTensor; `by_session`: of the engine itself."""
+    async def get(self, get: Get, trace: str, caller: str = ANONYMOUS) -> Got:
+        """GetTensor of that principal."""
         store = self.store
         if get.source is not None:
             self._lead.check_dial(get.source.address, "source.address")
@@ -125,7 +126,7 @@ class Staging:
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         fetches = get.source is not None
-        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=fetches, by_session=by_session)
+        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=fetches, caller=caller)
         if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
             store.pages.hurry(tensor)
         if get.source is not None:
@@ -139,15 +140,15 @@ class Staging:
         store.table.check_held(found)
         return Got((found,), (found.allocation_id, store.life.transfers.pages_of(found.allocation_id)))
 
-    def release(self, release: Release, *, by_session: bool = False) -> int:
-        """ReleaseTensors: how many were here; `by_session`: of the engine itself."""
+    def release(self, release: Release, caller: str = ANONYMOUS) -> int:
+        """ReleaseTensors of that principal: how many were here."""
         store, source = self.store, release.source
         if source is not None:
             self._lead.check_dial(source.address, "source.address")
             if len(self._telling) >= TELLING_MAX:
                 raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
         ended = Reason.TRANSFER_ENDED
-        found = store.table.release(release.key, release.names, ended, store.life.now, by_session=by_session)
+        found = store.table.release(release.key, release.names, ended, store.life.now, caller)
         self._perform()
         return len(found)
 

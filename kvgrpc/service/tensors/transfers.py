@@ -14,6 +14,7 @@ from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.values import content_of
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import (
     Aborted,
     DataLoss,
@@ -28,7 +29,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 
 KEY_BYTES = 32
@@ -80,6 +81,25 @@ class StoreTransfers:
         """Pages that are neither given out nor pinned; none where the engine is gone."""
         state = self._lead.node.state
         return 0 if state.description is None else state.allocator.free_count(0)
+
+    def take_over(self, allocation_id: str, caller: str) -> None:
+        """The store owns the allocation of that principal from now on. Raises NotFound (BLOCK_NOT_ALLOCATED), also for
+        an allocation that is another's.
+        """
+        self._ask(events.GiveAllocation(self._call("", caller), allocation_id, STORE))
+
+    def check_pages(self, allocation_id: str, pages: int) -> None:
+        """Raises InvalidRequest (BLOCK_COUNT_MISMATCH) unless the allocation has as many pages as the tensor takes."""
+        held = len(self.pages_of(allocation_id))
+        if held != pages:
+            raise InvalidRequest(
+                Reason.BLOCK_COUNT_MISMATCH, f"the tensor takes {pages} pages, and the allocation has {held}"
+            )
+
+    def return_to(self, allocation_id: str, caller: str) -> None:
+        """The allocation is that principal's again, if it still exists."""
+        if self._lead.node.state.allocator.known(allocation_id):
+            self._ask(events.GiveAllocation(self._call(""), allocation_id, caller))
 
     def pages_of(self, allocation_id: str) -> Ids:
         """The pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
@@ -139,8 +159,8 @@ class StoreTransfers:
             event = events.CancelTransfer(call, transfer_id, message=message, scope=scope)
             self._lead.runner.submit(call.id, event, lambda _: None)
 
-    def _call(self, trace: str) -> events.Call:
-        return events.Call(self._lead.runner.next_call_id(), ANONYMOUS, trace, connection=CONNECTION.get())
+    def _call(self, trace: str, principal: str = STORE) -> events.Call:
+        return events.Call(self._lead.runner.next_call_id(), principal, trace, connection=CONNECTION.get())
 
     def _ask(self, event: Any) -> Any:
         """The node's answer. Raises its refusal."""

@@ -6,6 +6,7 @@ from itertools import count
 
 from kvgrpc.core.tensors.rows import Offer, Purpose, Tensor, Wait
 from kvgrpc.core.tensors.values import ANY, Expected, TensorId
+from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.life import Life, gone
@@ -24,13 +25,13 @@ class Waiting:
 
     def begin(
         self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False,
-        by_session: bool = False,
+        caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
         """A call that waits; its number. Raises what refuses it."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            wait = Wait(number, id_, purpose, until, expected, fetches, by_session)
+            wait = Wait(number, id_, purpose, until, expected, fetches, caller)
             self._life.table.ask(wait, self._life.now)
         except KVGrpcError:
             del self._answers[number]
@@ -46,9 +47,17 @@ class Waiting:
             future.set_result(result)
 
     async def end_of(self, number: int) -> Result:
-        """What the call has, when it has it. Raises what it is refused with."""
+        """What the call has, when it has it. Raises what it is refused with. A caller that leaves in the moment of its
+        answer takes nothing.
+        """
+        answer = self._answers[number]
         try:
-            result = await self._answers[number]
+            result = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and isinstance(given := answer.result(), Tensor):
+                self._life.table.not_taken(given, self._life.now)
+                self._life.perform()
+            raise
         finally:
             self._forget(number)
         if self._life.over:

@@ -58,7 +58,7 @@ def cancel(pair: Pair, at: Lead, scope: CancelScope = BOTH, **fields: Any) -> Ca
 
 
 def newest(lead: Lead) -> Transfer:
-    found: Transfer = max(lead.state.transfers, key=lambda transfer: int(transfer.id.rpartition("-")[2]))
+    found: Transfer = max(lead.state.transfers, key=lambda transfer: transfer.seq)
     return found
 
 

@@ -10,6 +10,7 @@ from kvgrpc.core.tables.tombstones import digest_of
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.cancels.pulled import THIS_SIDE, at_stage, cancel, hand_over, newest, pull, states
 from tests.core.nodes import KEY, Lead, access_id, content, describe, grant, lists, refused, snapshot
@@ -60,7 +61,7 @@ def test_what_comes_under_an_unknown_key_that_was_cancelled_is_refused_for_a_whi
     works(lead, name)
 
 
-@pytest.mark.parametrize("principal", ["engine", "router"])
+@pytest.mark.parametrize("principal", [ENGINE, SCHEDULER])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_whose_transfers_are_over_may_be_tried_again(lead: Lead, name: str, principal: str) -> None:
     made = lead.finish(ttl_s=1.0, principal=principal)
@@ -73,7 +74,7 @@ def test_a_key_whose_transfers_are_over_may_be_tried_again(lead: Lead, name: str
 
 def test_only_the_latest_of_the_history_are_shown(lead: Lead) -> None:
     for _ in range(70):
-        lead.finish(ttl_s=1.0, principal="router")
+        lead.finish(ttl_s=1.0, principal=SCHEDULER)
         lead.tick(1.0)
     assert len(ask(lead, key=KEY).transfers) == 64
 
@@ -81,7 +82,7 @@ def test_only_the_latest_of_the_history_are_shown(lead: Lead) -> None:
 def test_a_key_that_the_history_has_forgotten_is_unknown() -> None:
     lead = Lead(describe("p", 1), Limits(transfer_history=1))
     for key in (KEY, b"another key here"):
-        lead.finish(key=key, ttl_s=1.0, principal="router")
+        lead.finish(key=key, ttl_s=1.0, principal=SCHEDULER)
         lead.tick(1.0)
     assert ask(lead, key=KEY).outcome == "tombstoned"
 

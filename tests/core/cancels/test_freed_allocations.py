@@ -7,6 +7,7 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import NotFound, PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, describe, refused, snapshot
 
@@ -17,14 +18,14 @@ def lead() -> Lead:
 
 
 def allocate(lead: Lead, count: int = 2) -> str:
-    made = lead.call(lambda c: events.AllocateBlocks(c, ((0, count),)), "router")
+    made = lead.call(lambda c: events.AllocateBlocks(c, ((0, count),)), SCHEDULER)
     allocation_id: str = made.allocation_id
     return allocation_id
 
 
 def cancel(lead: Lead, *allocations: str, **fields: Any) -> Any:
     made = {"key": KEY, "free_allocation_ids": allocations} | fields
-    return lead.call(lambda c: events.CancelTransfer(c, **made), "router")
+    return lead.call(lambda c: events.CancelTransfer(c, **made), SCHEDULER)
 
 
 def test_a_cancel_ends_the_transfer_and_frees_what_it_had(lead: Lead) -> None:

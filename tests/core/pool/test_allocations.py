@@ -8,6 +8,7 @@ from kvgrpc.core import events
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
 
@@ -186,10 +187,10 @@ def test_a_refusal_names_what_is_asked_for_and_what_there_is(lead: Lead) -> None
 
 
 def test_an_allocation_that_states_no_ttl_has_the_default_one(lead: Lead) -> None:
-    made = allocate(lead, (0, 2), principal="router")
+    made = allocate(lead, (0, 2), principal=SCHEDULER)
     assert made.remaining_s == Limits().allocation_ttl_s == 600.0
     lead.tick(599.0)
-    assert allocate(lead, allocation_id=made.allocation_id, principal="router").remaining_s == 600.0
+    assert allocate(lead, allocation_id=made.allocation_id, principal=SCHEDULER).remaining_s == 600.0
     lead.tick(600.0)
     assert not lead.state.allocator.known(made.allocation_id)
 
@@ -200,10 +201,10 @@ def test_an_allocation_of_the_engine_s_session_ends_with_the_session_unless_it_s
 
 
 def test_an_allocation_without_expiry_never_ends_by_itself(lead: Lead) -> None:
-    made = allocate(lead, (0, 2), no_expiry=True, principal="router")
+    made = allocate(lead, (0, 2), no_expiry=True, principal=SCHEDULER)
     assert made.remaining_s is None
-    assert allocate(lead, allocation_id=made.allocation_id, ttl_s=5.0, principal="router").remaining_s is None
-    assert allocate(lead, allocation_id=made.allocation_id, principal="router").remaining_s is None
+    assert allocate(lead, allocation_id=made.allocation_id, ttl_s=5.0, principal=SCHEDULER).remaining_s is None
+    assert allocate(lead, allocation_id=made.allocation_id, principal=SCHEDULER).remaining_s is None
     lead.tick(10_000.0)
     assert lead.state.allocator.known(made.allocation_id)
 

@@ -13,6 +13,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import Exhausted, OutOfRange, Reason
 from tests.core.nodes import (
     KEY,
@@ -105,9 +106,9 @@ def test_an_allocation_takes_back_blocks_of_whichever_group_of_its_space(managed
     free(managed, tuple(range(6)), (6, 7, 8))
     managed.tick(FIRM_S)
     with pytest.raises(Exhausted) as caught:
-        allocate(managed, 2, 14, "router", reclaim=True)
+        allocate(managed, 2, 14, SCHEDULER, reclaim=True)
     assert caught.value.metadata == {"group": "1", "free_block_count": "5", "soft_block_count": "8"}
-    taken = allocate(managed, 2, 13, "router", reclaim=True)
+    taken = allocate(managed, 2, 13, SCHEDULER, reclaim=True)
     assert [len(blocks) for blocks in taken.blocks] == [2, 13]
     assert len({block for blocks in taken.blocks for block in blocks.tolist()} - {9}) == 15
 

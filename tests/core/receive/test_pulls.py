@@ -20,6 +20,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Disposition, State
 from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, PermissionDenied, PreconditionFailed, Reason
 from tests.core.nodes import (
     KEY,
@@ -196,7 +197,7 @@ def test_blocks_are_given_to_the_pull_of_their_own_request_only(lead: Lead) -> N
 
 
 def test_the_engine_is_told_of_its_own_pulls_only(lead: Lead) -> None:
-    pull = lead.pull(TOKEN, 32, (4, 5), principal="router")
+    pull = lead.pull(TOKEN, 32, (4, 5), principal=SCHEDULER)
     opened(lead)
     posted(lead, pull)
     settled(lead)

@@ -14,6 +14,7 @@ from kvgrpc.core.tables.transfers import Direction, Disposition, State
 from kvgrpc.core.values.grants import Access, read_claims
 from kvgrpc.core.values.layout import GroupKind, PoolKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import KEY, Lead, access_id, claim, content, describe, grant, hybrid, lists, refused, snapshot
 from tests.core.send.lent_blocks import LIMITS, D, key, release
@@ -236,10 +237,10 @@ def test_what_may_pass_leaves_no_tombstone_for_a_client_that_repeats_its_call() 
     first = lead.finish(key=key(1))
     before = snapshot(lead.node)
     with refused(Reason.QUEUE_FULL):
-        lead.finish(key=key(2), lease_id="l-mine", principal="router")
+        lead.finish(key=key(2), lease_id="l-mine", principal=SCHEDULER)
     assert snapshot(lead.node) == before
     release(lead, lease_id=first.lease.id)
-    lead.finish(key=key(2), lease_id="l-mine", principal="router")
+    lead.finish(key=key(2), lease_id="l-mine", principal=SCHEDULER)
 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.DRAINING])

@@ -12,6 +12,7 @@ from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, Side, State
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import InvalidRequest, NotFound, OutOfRange, PermissionDenied, Reason
 from tests.core.nodes import Lead, access_id, claim, describe, grant, refused
 from tests.core.send.lent_blocks import LIMITS, D, key, release
@@ -182,7 +183,7 @@ def test_the_end_of_a_lease_without_a_transfer_is_told_by_its_id(lead: Lead) -> 
 
 
 def test_the_engine_is_told_of_its_own_hand_overs_only(lead: Lead) -> None:
-    lead.finish(principal="router")
+    lead.finish(principal=SCHEDULER)
     lead.tick(30.0)
     assert lead.news() == []
     assert lead.state.transfers.live == 0, "a transfer that no engine acknowledges goes to the history by itself"

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 
@@ -19,7 +20,7 @@ def make(*sizes: int) -> tuple[Allocator, PinTable]:
 def take(allocator: Allocator, allocation_id: str, counts: dict[int, int]) -> Blocks:
     """A new allocation's blocks."""
     blocks = allocator.choose(counts)
-    allocator.take(allocation_id, blocks)
+    allocator.take(allocation_id, blocks, ENGINE)
     return blocks
 
 
@@ -69,7 +70,7 @@ def test_a_block_is_freed_once() -> None:
     take(allocator, "a", {0: 2})
     allocator.free((ids(1),))
     with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
-        allocator.check_allocated((ids(1),))
+        allocator.check_usable((ids(1),), "", ENGINE)
     assert allocator.allocated(0) == 1
 
 
@@ -106,12 +107,12 @@ def test_blocks_that_are_not_allocated_or_not_of_the_allocation_that_is_stated_a
     allocator, _ = make(6)
     take(allocator, "a", {0: 2})
     take(allocator, "b", {0: 2})
-    allocator.check_allocated((ids(0, 1),), "a")
-    allocator.check_allocated((ids(0, 2),))
+    allocator.check_usable((ids(0, 1),), "a", ENGINE)
+    allocator.check_usable((ids(0, 2),), "", ENGINE)
     wrong = [(ids(0, 4), ""), (ids(0, 4), "a"), (ids(0, 2), "a"), (ids(0, 1), "b"), (ids(0, 1), "c"), (ids(4), "c")]
     for blocks, allocation in wrong:
         with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
-            allocator.check_allocated((blocks,), allocation)
+            allocator.check_usable((blocks,), allocation, ENGINE)
 
 
 def test_an_allocation_is_known_until_its_last_block_is_freed() -> None:
@@ -134,12 +135,12 @@ def test_an_allocation_is_given_back_whole_and_once() -> None:
     allocator.free_allocation("a")
     allocator.free_allocation("a")
     assert allocator.free_count(0) == 2
-    allocator.check_allocated((ids(2, 3),))
+    allocator.check_usable((ids(2, 3),), "", ENGINE)
 
 
 def test_an_allocation_keeps_the_memory_of_its_own_blocks_alone() -> None:
     allocator = Allocator((1 << 16,), PinTable((1 << 16,)))
-    allocator.take("a", allocator.choose({0: 2}))
+    allocator.take("a", allocator.choose({0: 2}), ENGINE)
     found = allocator.find("a")
     assert found is not None
     whole = found[0] if found[0].base is None else found[0].base
@@ -172,7 +173,7 @@ class Allocations(RuleBasedStateMachine):
     def free(self, blocks: set[int]) -> None:
         if not blocks <= set().union(*self.held.values()):
             with refused(Reason.BLOCK_NOT_ALLOCATED):
-                self.allocator.check_allocated((ids(*sorted(blocks)),))
+                self.allocator.check_usable((ids(*sorted(blocks)),), "", ENGINE)
             return
         ended = self.allocator.free((ids(*sorted(blocks)),))
         assert set(ended) == {name for name, kept in self.held.items() if kept and kept <= blocks}

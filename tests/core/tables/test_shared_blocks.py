@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin, PinKind, PinTable
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 
@@ -97,18 +98,18 @@ def test_groups_of_one_space_get_different_blocks() -> None:
 
 def test_an_allocated_block_is_a_block_of_the_group_that_it_was_allocated_for() -> None:
     allocator = Allocator((8, 4, 8), table())
-    allocator.take("a", (ids(0, 1), ids(), ids(2)))
-    allocator.check_allocated((ids(0, 1), ids(), ids(2)), "a")
+    allocator.take("a", (ids(0, 1), ids(), ids(2)), ENGINE)
+    allocator.check_usable((ids(0, 1), ids(), ids(2)), "a", ENGINE)
     for wrong in (in_group(2, 0), in_group(0, 2), in_group(2, 3)):
         for allocation in ("", "a"):
             with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
-                allocator.check_allocated(wrong, allocation)
+                allocator.check_usable(wrong, allocation, ENGINE)
     found = allocator.find("a")
     assert found is not None
     assert [group.tolist() for group in found] == [[0, 1], [], [2]]
     assert (allocator.allocated(0), allocator.allocated(1), allocator.free_count(0)) == (3, 0, 5)
     assert allocator.free(in_group(0, 0, 1)) == []
-    allocator.take("b", in_group(2, 0, 1))
+    allocator.take("b", in_group(2, 0, 1), ENGINE)
     assert allocator.free(in_group(2, 2)) == ["a"]
 
 
@@ -177,7 +178,7 @@ class Shared(RuleBasedStateMachine):
         assert not rows.keys() & (self.pinned() | self.given.keys())
         if rows:
             self.made += 1
-            self.allocator.take(str(self.made), chosen)
+            self.allocator.take(str(self.made), chosen, ENGINE)
             self.given |= rows
 
     @rule(blocks=st.sets(st.integers(0, BLOCKS - 1), min_size=1))

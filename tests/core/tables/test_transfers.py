@@ -84,7 +84,7 @@ def test_ids_contain_the_incarnation_and_numbers_grow_with_every_change() -> Non
 
 def test_a_new_transfer_holds_nothing_but_what_was_stated() -> None:
     made = TransferTable(0xAB, 10).create(5.0, direction=Direction.RECEIVE, key=b"k", owner="engine", request_id="r")
-    stated = Transfer("t-00000000000000ab-1", Direction.RECEIVE, 5.0, b"k", "engine", request_id="r", seq=1)
+    stated = Transfer(made.id, Direction.RECEIVE, 5.0, b"k", "engine", request_id="r", seq=1)
     assert made == replace(stated, pair_id=pair_id(b"k"))
     numbers = (made.peer_incarnation, made.use_tokens, made.blocks, made.nbytes, made.nbytes_done, made.priority)
     assert set(numbers) == {0}

@@ -8,6 +8,7 @@ from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Offer, Purpose, Tensor, TensorLimits, Wait, Withdraw
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
+from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import Reason
 
 KEY, OTHER = b"k" * 16, b"o" * 16
@@ -65,11 +66,11 @@ class Store:
 
     def ask(
         self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0,
-        *, fetches: bool = False, by_session: bool = False,
+        *, fetches: bool = False, caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
         """A call that waits; its number."""
         self.waits += 1
-        wait = Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, by_session)
+        wait = Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, caller)
         self.table.ask(wait, self.now)
         self.take()
         return self.waits
@@ -81,10 +82,10 @@ class Store:
         return offer
 
     def release(
-        self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED, by_session: bool = False
+        self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED, caller: str = ANONYMOUS
     ) -> list[str]:
         ids = [named(name, key) for name in names]
-        found = self.table.release(key, ids, reason, self.now, by_session=by_session)
+        found = self.table.release(key, ids, reason, self.now, caller)
         self.take()
         return [id_.name for id_ in found]
 

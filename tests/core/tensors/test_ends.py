@@ -5,6 +5,7 @@ import pytest
 from kvgrpc.core.tensors.ended import Ended
 from kvgrpc.core.tensors.rows import Offer, Purpose
 from kvgrpc.core.tensors.values import Expected
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, Exhausted, PreconditionFailed, Reason
 from tests.core.tensors.made_tensors import KEY, OTHER, named, of_pages, store
 
@@ -91,17 +92,17 @@ def test_a_cancel_leaves_what_the_engine_holds_until_it_is_released() -> None:
 def test_what_the_engine_has_by_its_session_is_freed_by_that_alone(when: str) -> None:
     made = store()
     if when == "before it comes":
-        made.ask("a", by_session=True)
+        made.ask("a", caller=ENGINE)
         made.ask("a")
     made.store("a")
     if when == "when another caller has it":
         made.ask("a")
     if when != "before it comes":
-        made.ask("a", by_session=True)
+        made.ask("a", caller=ENGINE)
     assert (made.release("a"), made.release(), made.dropped) == ([], [], [])
     with pytest.raises(PreconditionFailed):
-        made.ask("a", by_session=True)
-    assert made.release(by_session=True) == ["a"]
+        made.ask("a", caller=ENGINE)
+    assert made.release(caller=ENGINE) == ["a"]
     assert made.dropped == [named("a")]
 
 
@@ -109,9 +110,9 @@ def test_the_session_frees_what_any_caller_has() -> None:
     made = store()
     made.store("a", "b")
     made.ask("a")
-    made.ask("b", by_session=True)
+    made.ask("b", caller=ENGINE)
     assert made.release("a") == ["a"]
-    assert made.release(by_session=True) == ["b"]
+    assert made.release(caller=ENGINE) == ["b"]
 
 
 def test_more_ends_than_may_be_remembered_forget_the_oldest() -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from kvgrpc.core.values.ids import format_incarnation, mint_lease_id, peer_key, transfer_id
+from kvgrpc.core.values.ids import format_incarnation, mint_id, mint_lease_id, peer_key
 
 
 def test_an_incarnation_is_written_in_16_hex_digits() -> None:
@@ -11,13 +11,15 @@ def test_an_incarnation_is_written_in_16_hex_digits() -> None:
 
 
 def test_ids_say_what_they_are_and_whose() -> None:
-    assert transfer_id(0xAB, 7) == "t-00000000000000ab-7"
-    assert re.fullmatch(r"l-00000000000000ab-[0-9a-f]{16}", mint_lease_id(b"s", 0xAB, "lead", 7))
+    assert re.fullmatch(r"l-00000000000000ab-[0-9a-f]{32}", mint_lease_id(b"s", 0xAB, "lead", 7))
+    for kind in ("transfer", "blocks"):
+        made = mint_id(b"s", 0xAB, kind, "lead", 7)
+        assert re.fullmatch(rf"{kind[0]}-00000000000000ab-[0-9a-f]{{32}}", made)
     assert peer_key("p", 0xAB) == "p@00000000000000ab"
 
 
 def test_ids_of_two_incarnations_differ() -> None:
-    assert transfer_id(1, 5) != transfer_id(2, 5)
+    assert mint_id(b"s", 1, "transfer", "lead", 5) != mint_id(b"s", 2, "transfer", "lead", 5)
     assert mint_lease_id(b"s", 1, "lead", 5) != mint_lease_id(b"s", 2, "lead", 5)
     assert peer_key("p", 1) != peer_key("p", 2)
 

@@ -1,0 +1,36 @@
+"""Who calls: the principal of a call by RPC."""
+
+import secrets
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER
+from kvgrpc.errors import PermissionDenied, Reason
+
+TICKET = "kvgrpc-ticket-bin"
+"""Metadata by which a caller shows that it speaks for the attached engine: the ticket of the engine's session."""
+PRINCIPAL: ContextVar[str] = ContextVar("principal", default=ANONYMOUS)
+"""That of the call that is served."""
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+def ticket_of(metadata: Metadata | None) -> bytes:
+    """The ticket that a call shows; empty where it shows none."""
+    for key, value in metadata or ():
+        if key == TICKET and isinstance(value, bytes):
+            return value
+    return b""
+
+
+def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
+    """The principal of a call. `ticket` is that of the attached engine; empty where none is attached.
+
+    Raises PermissionDenied (NOT_OWNER) for a ticket of no engine that is attached here.
+    """
+    shown = ticket_of(metadata)
+    if not shown:
+        return ANONYMOUS
+    if not ticket or not secrets.compare_digest(shown, ticket):
+        raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
+    return SCHEDULER
