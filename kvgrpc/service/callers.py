@@ -7,20 +7,22 @@ from contextvars import ContextVar
 from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER
 from kvgrpc.errors import PermissionDenied, Reason
 
-TICKET = "kvgrpc-ticket-bin"
-"""Metadata by which a caller shows that it speaks for the attached engine: the ticket of the engine's session."""
+TICKET = "kvgrpc-ticket"
+"""Metadata by which a caller shows that it speaks for the attached engine: the ticket of the engine's session, in hex
+digits.
+"""
 PRINCIPAL: ContextVar[str] = ContextVar("principal", default=ANONYMOUS)
 """That of the call that is served."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
-def ticket_of(metadata: Metadata | None) -> bytes:
+def ticket_of(metadata: Metadata | None) -> str:
     """The ticket that a call shows; empty where it shows none."""
     for key, value in metadata or ():
-        if key == TICKET and isinstance(value, bytes):
+        if key == TICKET and isinstance(value, str):
             return value
-    return b""
+    return ""
 
 
 def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
@@ -31,6 +33,6 @@ def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
     shown = ticket_of(metadata)
     if not shown:
         return ANONYMOUS
-    if not ticket or not secrets.compare_digest(shown, ticket):
+    if not ticket or not secrets.compare_digest(shown.lower().encode(), ticket.hex().encode()):
         raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
     return SCHEDULER

@@ -7,7 +7,12 @@ Conventions, valid in all files of this package:
 
 * Every reply starts with a ResponseHeader; a changed incarnation means that everything the caller knew of that
   engine (leases, grants, transfers) is gone.
-* Identifiers are strings that contain the incarnation. They are opaque: compare them, never parse them.
+* Identifiers are strings that contain the incarnation. They are opaque: compare them, never parse them. Those of
+  leases, transfers and allocations also contain 128 random bits: nobody guesses one.
+* What a request names belongs to the attached engine, or to the caller that made it. docs/security.md says for each
+  kind of thing who may do what with it. A caller that may not is refused as if the thing did not exist. A caller that
+  speaks for the attached engine, as a scheduler in another process does, shows the ticket of the engine's session in
+  the call's metadata: `kvgrpc-ticket`, in hex digits.
 * No number passes 2^53 - 1, also where its type has 64 bits: every language can hold it, those whose only number is a
   double too. A larger one in a request is INVALID_FIELD.
 * How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
@@ -35,8 +40,9 @@ Conventions, valid in all files of this package:
   reserved together with its name. Readers skip what they do not know.
 * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile, or the server ends),
-  FAILED_PRECONDITION DRAINING (no retry here: choose another engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is
-  full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED,
+  FAILED_PRECONDITION DRAINING (no retry here: choose another engine), PERMISSION_DENIED NOT_OWNER (the call uses the
+  pool of an attached engine and does not speak for it, or shows the ticket of no engine that is attached),
+  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED,
   INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE: the
   next one has not begun yet).
 * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
@@ -351,7 +357,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_READ_BLOCKS_DISABLED: _FailureReason.ValueType  # 57
     """ReadBlocks is switched off."""
     FAILURE_REASON_NOT_OWNER: _FailureReason.ValueType  # 58
-    """The caller does not own the resource."""
+    """The caller does not own what it names, or shows a ticket of no engine that is attached."""
     FAILURE_REASON_DATA_PATH_FAILED: _FailureReason.ValueType  # 59
     """The data path reported an error."""
     FAILURE_REASON_CHECKSUM_MISMATCH: _FailureReason.ValueType  # 60
@@ -493,7 +499,7 @@ FAILURE_REASON_POOL_KIND_MISMATCH: FailureReason.ValueType  # 56
 FAILURE_REASON_READ_BLOCKS_DISABLED: FailureReason.ValueType  # 57
 """ReadBlocks is switched off."""
 FAILURE_REASON_NOT_OWNER: FailureReason.ValueType  # 58
-"""The caller does not own the resource."""
+"""The caller does not own what it names, or shows a ticket of no engine that is attached."""
 FAILURE_REASON_DATA_PATH_FAILED: FailureReason.ValueType  # 59
 """The data path reported an error."""
 FAILURE_REASON_CHECKSUM_MISMATCH: FailureReason.ValueType  # 60

@@ -42,7 +42,8 @@ class PoolServiceStub:
     AllocateBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.AllocateBlocksRequest, _pool_pb2.AllocateBlocksResponse]
     """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
     its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-    ends with the session, and by a TTL only if it states one.
+    ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
+    allocation holds. Of an attached engine's pool that engine alone takes blocks.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -107,7 +108,8 @@ class PoolServiceAsyncStub(PoolServiceStub):
     AllocateBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.AllocateBlocksRequest, _pool_pb2.AllocateBlocksResponse]  # type: ignore[assignment]
     """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
     its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-    ends with the session, and by a TTL only if it states one.
+    ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
+    allocation holds. Of an attached engine's pool that engine alone takes blocks.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -181,7 +183,8 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pool_pb2.AllocateBlocksResponse, _abc.Awaitable[_pool_pb2.AllocateBlocksResponse]]:
         """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
         its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-        ends with the session, and by a TTL only if it states one.
+        ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
+        allocation holds. Of an attached engine's pool that engine alone takes blocks.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class SchedulerServiceStub:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -112,7 +113,8 @@ class SchedulerServiceStub:
 
 class SchedulerServiceServicer:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -353,7 +355,8 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,

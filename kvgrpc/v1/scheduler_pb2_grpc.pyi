@@ -33,7 +33,8 @@ GRPC_VERSION: str
 
 class SchedulerServiceStub:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -161,7 +162,8 @@ class SchedulerServiceStub:
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -285,7 +287,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+    an engine is attached, each call shows the ticket of its session (common.proto).
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,

@@ -142,7 +142,7 @@ class TransferServiceServicer:
 
     def AcknowledgeTransfers(self, request, context):
         """The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-        move to the bounded history. Unknown ids are ignored. Safe to repeat.
+        move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 
         Errors: none of its own.
         """

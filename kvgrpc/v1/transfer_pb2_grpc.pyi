@@ -79,7 +79,7 @@ class TransferServiceStub:
     """
     AcknowledgeTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.AcknowledgeTransfersRequest, _transfer_pb2.AcknowledgeTransfersResponse]
     """The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-    move to the bounded history. Unknown ids are ignored. Safe to repeat.
+    move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 
     Errors: none of its own.
     """
@@ -149,7 +149,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """
     AcknowledgeTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.AcknowledgeTransfersRequest, _transfer_pb2.AcknowledgeTransfersResponse]  # type: ignore[assignment]
     """The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-    move to the bounded history. Unknown ids are ignored. Safe to repeat.
+    move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 
     Errors: none of its own.
     """
@@ -252,7 +252,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.AcknowledgeTransfersResponse, _abc.Awaitable[_transfer_pb2.AcknowledgeTransfersResponse]]:
         """The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-        move to the bounded history. Unknown ids are ignored. Safe to repeat.
+        move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 
         Errors: none of its own.
         """

@@ -181,12 +181,12 @@ class CallStream:
 class _Context:
     """What a method needs of its call; `status` is the google.rpc.Status of one that was ended with an error."""
 
-    def __init__(self, peer: str, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
+    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...]) -> None:
         self._peer = peer
         self._metadata = metadata
         self.status = b""
 
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
 
     def peer(self) -> str:

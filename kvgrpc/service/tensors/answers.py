@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import tensor_pb2

@@ -7,6 +7,7 @@ import pytest
 from kvgrpc.core.tables.timers import STALE_MIN
 from kvgrpc.core.tensors.rows import Fetch, Purpose, Stage
 from kvgrpc.core.tensors.values import Expected, Named
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -286,16 +287,60 @@ def test_a_failure_that_comes_late_changes_nothing() -> None:
     assert made.stages() == {"a": "stored"}
 
 
-def test_what_nobody_asks_for_ends_with_its_time_and_what_is_held_never() -> None:
+def test_what_nobody_asks_for_ends_with_its_time_and_what_the_engine_holds_never() -> None:
     made = store()
     made.store("idle", "held")
-    made.ask("held")
+    made.ask("held", caller=ENGINE)
     made.pass_time(99.9)
     assert made.stages() == {"idle": "stored", "held": "held"}
     made.pass_time(0.1)
     assert made.dropped == [named("idle")]
     made.pass_time(1e6)
     assert made.stages() == {"held": "held"}
+
+
+def test_what_a_caller_by_rpc_holds_ends_when_it_does_not_ask_again_in_time() -> None:
+    made = store(held_s=50.0)
+    made.store("a")
+    made.ask("a")
+    made.pass_time(49.9)
+    made.ask("a")
+    made.pass_time(49.9)
+    assert made.stages() == {"a": "held"}
+    made.pass_time(0.2)
+    assert made.dropped == [named("a")]
+
+
+def test_what_the_engine_asks_for_too_is_the_engines_and_has_no_end() -> None:
+    made = store(held_s=50.0)
+    made.store("a", "b")
+    made.ask("a")
+    made.ask("a", caller=ENGINE)
+    made.ask("b", caller=SCHEDULER)
+    made.ask("b")
+    made.pass_time(1e6)
+    assert made.stages() == {"a": "held", "b": "held"}
+
+
+def test_a_tensor_whose_caller_left_in_the_moment_of_its_answer_is_stored_as_before() -> None:
+    made = store(held_s=50.0)
+    (tensor,) = made.store("a")
+    made.ask("a")
+    made.table.not_taken(tensor, made.now)
+    assert made.stages() == {"a": "stored"}
+    made.pass_time(100.0)
+    assert made.dropped == [named("a")]
+    made.table.not_taken(tensor, made.now)
+    assert made.stages() == {}
+
+
+def test_a_tensor_that_the_engine_has_stays_the_engines_when_another_caller_leaves() -> None:
+    made = store()
+    (tensor,) = made.store("a")
+    made.ask("a", caller=ENGINE)
+    made.ask("a")
+    made.table.not_taken(tensor, made.now)
+    assert made.stages() == {"a": "held"}
 
 
 def test_what_is_on_its_way_has_no_time_of_its_own() -> None:

@@ -12,6 +12,7 @@ from kvgrpc.core.tensors.bundles import SHARE
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
 from kvgrpc.core.tensors.rows import Offer, Stage
 from kvgrpc.core.tensors.values import ANY, Expected, Named
+from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.service.lead import Lead
 from tests.service.tensors.leads import KEY, life_of, named, of_pages
@@ -35,7 +36,7 @@ class Pair:
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
         described = usual.pop("described", of_pages(pages))
-        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), described, allocation_id, **usual), ""))
+        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), described, allocation_id, **usual), "", STORE))
 
     def put_all(self, names: str = "abcd", pages: int = 1) -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.put(name, pages) for name in names}

@@ -11,6 +11,7 @@ import pytest
 
 from kvgrpc.core.tensors.calls import LeadAddress, Put
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
+from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import (
     Aborted,
     DataLoss,
@@ -71,7 +72,7 @@ async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float, nam
     allocation_id, _ = life_of(lead).transfers.allocate(1, "")
     put = Put(named(name), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
     with pytest.raises(KVGrpcError) as raised:
-        await asyncio.wait_for(lead.tensors.put(put, ""), 20.0)
+        await asyncio.wait_for(lead.tensors.put(put, "", STORE), 20.0)
     return raised.value
 
 

@@ -42,7 +42,8 @@ type PoolServiceClient interface {
 	DescribePools(ctx context.Context, in *DescribePoolsRequest, opts ...grpc.CallOption) (*DescribePoolsResponse, error)
 	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
 	// its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-	// ends with the session, and by a TTL only if it states one.
+	// ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
+	// allocation holds. Of an attached engine's pool that engine alone takes blocks.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -171,7 +172,8 @@ type PoolServiceServer interface {
 	DescribePools(context.Context, *DescribePoolsRequest) (*DescribePoolsResponse, error)
 	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
 	// its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-	// ends with the session, and by a TTL only if it states one.
+	// ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
+	// allocation holds. Of an attached engine's pool that engine alone takes blocks.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.

@@ -44,7 +44,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+// an engine is attached, each call shows the ticket of its session (common.proto).
 //
 // A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
 // changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -289,7 +290,8 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // for forward compatibility.
 //
 // The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out.
+// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
+// an engine is attached, each call shows the ticket of its session (common.proto).
 //
 // A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
 // changes nothing where it says what is known already. A late call, about a request that has left or was never there,

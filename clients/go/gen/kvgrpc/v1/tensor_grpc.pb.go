@@ -97,7 +97,8 @@ type TensorServiceClient interface {
 	//   - DATA_LOSS CHECKSUM_MISMATCH: as for blocks; put it again.
 	PutTensor(ctx context.Context, in *PutTensorRequest, opts ...grpc.CallOption) (*PutTensorResponse, error)
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
-	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. With `source` it is fetched from
+	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
+	// engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
 	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
 	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
 	// that are there, and at once.
@@ -274,7 +275,8 @@ type TensorServiceServer interface {
 	//   - DATA_LOSS CHECKSUM_MISMATCH: as for blocks; put it again.
 	PutTensor(context.Context, *PutTensorRequest) (*PutTensorResponse, error)
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
-	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. With `source` it is fetched from
+	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
+	// engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
 	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
 	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
 	// that are there, and at once.

@@ -76,7 +76,7 @@ type TransferServiceClient interface {
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
 	WatchTransfers(ctx context.Context, in *WatchTransfersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchTransfersResponse], error)
 	// The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-	// move to the bounded history. Unknown ids are ignored. Safe to repeat.
+	// move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 	//
 	// Errors: none of its own.
 	AcknowledgeTransfers(ctx context.Context, in *AcknowledgeTransfersRequest, opts ...grpc.CallOption) (*AcknowledgeTransfersResponse, error)
@@ -228,7 +228,7 @@ type TransferServiceServer interface {
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
 	WatchTransfers(*WatchTransfersRequest, grpc.ServerStreamingServer[WatchTransfersResponse]) error
 	// The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-	// move to the bounded history. Unknown ids are ignored. Safe to repeat.
+	// move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
 	//
 	// Errors: none of its own.
 	AcknowledgeTransfers(context.Context, *AcknowledgeTransfersRequest) (*AcknowledgeTransfersResponse, error)

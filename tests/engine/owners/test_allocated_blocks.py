@@ -1,0 +1,67 @@
+"""Blocks that an attached engine allocated: no other caller uses them, by their numbers or by their allocation's id."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.v1 import transfer_pb2
+from tests.engine.conftest import Leads
+from tests.engine.owners.victims import (
+    NAMING_AN_ALLOCATION,
+    NAMING_BLOCKS,
+    OF_THE_POOL,
+    REASONS,
+    SCHEDULING,
+    Victim,
+    attached,
+    refusal,
+)
+from tests.engine.support import new_key
+
+
+@pytest.fixture(scope="module")
+def managed(leads: Leads) -> Iterator[Victim]:
+    """An engine whose server gives out the blocks of its pool."""
+    yield from attached(leads, PoolKind.SERVER_MANAGED)
+
+
+@pytest.mark.parametrize("name", NAMING_BLOCKS)
+def test_blocks_that_an_engine_allocated_are_used_by_no_other_caller_that_knows_their_numbers(
+    managed: Victim, name: str
+) -> None:
+    found = refusal(managed, NAMING_BLOCKS[name])
+    assert found.reason == REASONS.get(name, "BLOCK_NOT_ALLOCATED")
+
+
+@pytest.mark.parametrize("name", NAMING_AN_ALLOCATION)
+def test_an_allocation_of_an_engine_is_used_by_no_other_caller_that_knows_its_id(managed: Victim, name: str) -> None:
+    found = refusal(managed, NAMING_AN_ALLOCATION[name])
+    assert found.reason == {"renews": "NOT_OWNER"}.get(name, "BLOCK_NOT_ALLOCATED")
+
+
+@pytest.mark.parametrize("name", NAMING_AN_ALLOCATION)
+def test_a_refusal_does_not_say_whether_an_allocation_exists(managed: Victim, name: str) -> None:
+    other = replace(managed, allocation_id=managed.allocation_id[:-4] + "0000")
+    here, nowhere = (refusal(victim, NAMING_AN_ALLOCATION[name]) for victim in (managed, other))
+    assert replace(here, message="", metadata={}) == replace(nowhere, message="", metadata={})
+    assert here.message.replace(managed.allocation_id, "") == nowhere.message.replace(other.allocation_id, "")
+
+
+@pytest.mark.parametrize("name", OF_THE_POOL)
+def test_an_attached_engine_alone_takes_and_frees_blocks_of_its_pool(managed: Victim, name: str) -> None:
+    assert refusal(managed, OF_THE_POOL[name]).reason in {"NOT_OWNER", "BLOCK_NOT_ALLOCATED"}
+
+
+@pytest.mark.parametrize("name", SCHEDULING)
+def test_an_attached_engine_alone_is_scheduled_by_who_shows_its_ticket(managed: Victim, name: str) -> None:
+    assert refusal(managed, SCHEDULING[name]).reason == "NOT_OWNER"
+
+
+def test_a_cancel_frees_no_allocation_of_another_caller(managed: Victim) -> None:
+    before = managed.state()
+    managed.api.transfers.CancelTransfer(
+        transfer_pb2.CancelTransferRequest(transfer_key=new_key(), free_allocation_ids=[managed.allocation_id])
+    )
+    assert managed.state() == before

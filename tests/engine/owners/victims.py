@@ -1,0 +1,191 @@
+"""An attached engine that owns things, and the calls of a caller by RPC that names them.
+
+The caller knows all that lists show: ids, numbers of blocks, transfer keys. It does not have the engine's ticket.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.engine import content as content_of
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
+from tests.engine.conftest import Leads
+from tests.engine.support import Side, new_key, tokens
+from tests.service.api import Api, Refusal, read_refusal, without
+from tests.service.values import content, for_readers, group, ids_of, named_blocks, push_part
+
+PROMPT = tokens(32)
+R = "a request of the engine's"
+PASSING = ("event_seq", "age", "remaining", "soft_in", "cap_remaining", "uptime", "progress_age", "duration")
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An attached engine, what it owns, and a stranger's stubs."""
+
+    api: Api
+    incarnation: int
+    allocation_id: str
+    """Holds `blocks`; empty where the engine manages its pool."""
+    blocks: tuple[int, ...]
+    pull_id: str
+    """Waits for its blocks."""
+    grant: common_pb2.Grant
+    """Of a lease that somebody else keeps."""
+    push_key: bytes
+    """Of a push that has its first part."""
+
+    def named(self, **fields: Any) -> common_pb2.Blocks:
+        return named_blocks(self.incarnation, group(self.blocks[:2]), **fields)
+
+    def state(self) -> str:
+        """Everything that lists show, but for what time changes."""
+        api = self.api
+        lists = (
+            api.leases.ListLeases(lease_pb2.ListLeasesRequest()),
+            api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest()),
+            api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest()),
+        )
+        return "\n".join(without(reply, *PASSING) for reply in lists)
+
+
+Attack = Callable[[Victim], object]
+
+
+def _handed(victim: Victim, **fields: Any) -> handoff_pb2.FinishedBlocksRequest:
+    return for_readers(transfer_key=new_key(), content=content(PROMPT), blocks=victim.named(**fields))
+
+
+def _pull(victim: Victim, **fields: Any) -> handoff_pb2.PullBlocksRequest:
+    target = handoff_pb2.PullDestination(blocks=victim.named(**fields))
+    return handoff_pb2.PullBlocksRequest(grant=victim.grant, content=content(PROMPT), destination=target)
+
+
+def _give(victim: Victim) -> object:
+    target = handoff_pb2.PullDestination(blocks=victim.named())
+    return victim.api.handoff.PullBlocks(handoff_pb2.PullBlocksRequest(transfer_id=victim.pull_id, destination=target))
+
+
+def _grant(victim: Victim, **fields: Any) -> lease_pb2.GrantLeaseRequest:
+    return lease_pb2.GrantLeaseRequest(content=content(PROMPT), blocks=victim.named(**fields))
+
+
+def _reserve(victim: Victim, **fields: Any) -> handoff_pb2.ReserveBlocksRequest:
+    return handoff_pb2.ReserveBlocksRequest(
+        transfer_key=new_key(), content=content(PROMPT), blocks=victim.named(**fields)
+    )
+
+
+def _add_part(victim: Victim) -> object:
+    part = push_part(transfer_key=victim.push_key, blocks=victim.named(), last=True)
+    return victim.api.handoff.FinishedBlocks(part)
+
+
+NAMING_BLOCKS: dict[str, Attack] = {
+    "hands over": lambda v: v.api.handoff.FinishedBlocks(_handed(v)),
+    "grants a lease on": lambda v: v.api.leases.GrantLease(_grant(v)),
+    "pulls into": lambda v: v.api.handoff.PullBlocks(_pull(v)),
+    "reserves": lambda v: v.api.handoff.ReserveBlocks(_reserve(v)),
+    "gives to the engine's pull": _give,
+    "adds to the engine's push": _add_part,
+}
+"""By their numbers alone."""
+NAMING_AN_ALLOCATION: dict[str, Attack] = {
+    "hands over": lambda v: v.api.handoff.FinishedBlocks(_handed(v, allocation_id=v.allocation_id)),
+    "grants a lease on": lambda v: v.api.leases.GrantLease(_grant(v, allocation_id=v.allocation_id)),
+    "pulls into": lambda v: v.api.handoff.PullBlocks(_pull(v, allocation_id=v.allocation_id)),
+    "reserves": lambda v: v.api.handoff.ReserveBlocks(_reserve(v, allocation_id=v.allocation_id)),
+    "frees blocks of": lambda v: v.api.pool.FreeBlocks(
+        pool_pb2.FreeBlocksRequest(blocks=v.named(allocation_id=v.allocation_id))
+    ),
+    "frees": lambda v: v.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(allocation_id=v.allocation_id)),
+    "renews": lambda v: v.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(allocation_id=v.allocation_id)),
+}
+OF_THE_POOL: dict[str, Attack] = {
+    "takes blocks": lambda v: v.api.pool.AllocateBlocks(
+        pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
+    ),
+    "takes blocks back": lambda v: v.api.pool.ReclaimBlocks(
+        pool_pb2.ReclaimBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
+    ),
+    "frees by number": lambda v: v.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=v.named())),
+}
+SCHEDULING: dict[str, Attack] = {
+    "RequestArrived": lambda v: v.api.scheduler.RequestArrived(
+        scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), give=scheduler_pb2.KvGift())
+    ),
+    "MatchTokens": lambda v: v.api.scheduler.MatchTokens(scheduler_pb2.MatchTokensRequest(request_id=R)),
+    "BlocksAllocated": lambda v: v.api.scheduler.BlocksAllocated(
+        scheduler_pb2.BlocksAllocatedRequest(request_id=R, blocks=v.named())
+    ),
+    "TokensComputed": lambda v: v.api.scheduler.TokensComputed(
+        scheduler_pb2.TokensComputedRequest(request_id=R, blocks=v.named())
+    ),
+    "BlocksLoaded": lambda v: v.api.scheduler.BlocksLoaded(scheduler_pb2.BlocksLoadedRequest(request_id=R)),
+    "RequestPreempted": lambda v: v.api.scheduler.RequestPreempted(scheduler_pb2.RequestPreemptedRequest(request_id=R)),
+    "RequestFinished": lambda v: v.api.scheduler.RequestFinished(
+        scheduler_pb2.RequestFinishedRequest(
+            request_id=R, blocks=v.named(), computed_tokens=32, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE
+        )
+    ),
+    "BlocksNeeded": lambda v: v.api.scheduler.BlocksNeeded(
+        scheduler_pb2.BlocksNeededRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
+    ),
+    "AbortRequest": lambda v: v.api.scheduler.AbortRequest(scheduler_pb2.AbortRequestRequest(request_id=R)),
+    "PollSchedulerNews": lambda v: v.api.scheduler.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest()),
+    "ScheduleStep": lambda v: v.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest()),
+    "Schedule": lambda v: next(v.api.scheduler.Schedule(iter([scheduler_pb2.ScheduleRequest()]))),
+}
+
+
+REASONS = {"gives to the engine's pull": "TRANSFER_NOT_FOUND", "adds to the engine's push": "TRANSFER_EXISTS"}
+"""What a caller hears that names a transfer as well."""
+
+
+def refusal(victim: Victim, attack: Attack) -> Refusal:
+    """How a call is refused that leaves everything as it was."""
+    before = victim.state()
+    try:
+        answer = attack(victim)
+    except grpc.RpcError as error:
+        found = read_refusal(victim.api.last_method, error)
+    else:
+        raise AssertionError(f"not refused: {str(answer)[:300]}")
+    assert victim.state() == before
+    return found
+
+
+def attached(leads: Leads, kind: PoolKind) -> Iterator[Victim]:
+    p, d = leads
+    with ExitStack() as stack:
+        source, side = Side(p), Side(d, kind=kind)
+        stack.callback(source.close)
+        stack.callback(side.close)
+        allocation_id, blocks = "", list(range(10))
+        if kind is PoolKind.SERVER_MANAGED:
+            allocation_id, blocks = allocated(side, 10)
+        first, second = (source.hand_over([2 * i, 2 * i + 1], PROMPT).grant for i in range(2))
+        pull = side.engine.pull(first, content_of(PROMPT))
+        push_key = new_key()
+        part = side.engine.push(content_of(PROMPT), transfer_key=push_key)
+        part.finished(blocks[6:7])
+        side.engine.flush()
+        pull_id = side.known(pull)
+        d.wait_for(pull_id, "blocks")
+        yield Victim(
+            d.api, side.engine.incarnation, allocation_id, tuple(blocks[:2]), pull_id,
+            common_pb2.Grant(token=second), push_key,
+        )  # fmt: skip
+
+
+def allocated(side: Side, count: int) -> tuple[str, list[int]]:
+    """Blocks that the engine allocates by its session."""
+    counts = [pool_pb2.GroupBlockCount(block_count=count)]
+    number = side.engine.call(allocate_blocks=pool_pb2.AllocateBlocksRequest(group_block_counts=counts))
+    side.poll_until(lambda _: side.engine.answered(number))
+    made = side.engine.answer(number).allocate_blocks.blocks
+    return made.allocation_id, ids_of(made)
