@@ -6,19 +6,19 @@ from dataclasses import replace
 import pytest
 
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.v1 import transfer_pb2
 from tests.engine.conftest import Leads
 from tests.engine.owners.victims import (
+    GUESSING,
     NAMING_AN_ALLOCATION,
     NAMING_BLOCKS,
     OF_THE_POOL,
+    PASSED_OVER,
     REASONS,
     SCHEDULING,
     Victim,
     attached,
     refusal,
 )
-from tests.engine.support import new_key
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,13 @@ def test_an_attached_engine_alone_is_scheduled_by_who_shows_its_ticket(managed: 
     assert refusal(managed, SCHEDULING[name]).reason == "NOT_OWNER"
 
 
-def test_a_cancel_frees_no_allocation_of_another_caller(managed: Victim) -> None:
+@pytest.mark.parametrize("name", GUESSING)
+def test_ids_of_leases_and_transfers_are_not_guessed(managed: Victim, name: str) -> None:
+    assert refusal(managed, GUESSING[name]).code == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_of_several_names_those_of_another_caller_are_passed_over(managed: Victim, name: str) -> None:
     before = managed.state()
-    managed.api.transfers.CancelTransfer(
-        transfer_pb2.CancelTransferRequest(transfer_key=new_key(), free_allocation_ids=[managed.allocation_id])
-    )
+    PASSED_OVER[name](managed)
     assert managed.state() == before

@@ -12,9 +12,10 @@ import grpc
 
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import content as content_of
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2
 from tests.engine.conftest import Leads
 from tests.engine.support import Side, new_key, tokens
+from tests.engine.tensors.conftest import PAGE
 from tests.service.api import Api, Refusal, read_refusal, without
 from tests.service.values import content, for_readers, group, ids_of, named_blocks, push_part
 
@@ -41,6 +42,13 @@ class Victim:
 
     def named(self, **fields: Any) -> common_pb2.Blocks:
         return named_blocks(self.incarnation, group(self.blocks[:2]), **fields)
+
+    def guessed(self, kind: str) -> str:
+        """An id as this life of the engine makes them."""
+        return f"{kind}-{self.incarnation:016x}-{GUESSED}"
+
+    def guessed_lease(self) -> lease_pb2.LeaseRef:
+        return lease_pb2.LeaseRef(lease_id=self.guessed("l"))
 
     def state(self) -> str:
         """Everything that lists show, but for what time changes."""
@@ -81,7 +89,8 @@ def _reserve(victim: Victim, **fields: Any) -> handoff_pb2.ReserveBlocksRequest:
 
 
 def _add_part(victim: Victim) -> object:
-    part = push_part(transfer_key=victim.push_key, blocks=victim.named(), last=True)
+    lease_id = victim.guessed("l")
+    part = push_part(transfer_key=victim.push_key, blocks=victim.named(), last=True, lease_id=lease_id)
     return victim.api.handoff.FinishedBlocks(part)
 
 
@@ -136,10 +145,41 @@ SCHEDULING: dict[str, Attack] = {
         scheduler_pb2.BlocksNeededRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
     ),
     "AbortRequest": lambda v: v.api.scheduler.AbortRequest(scheduler_pb2.AbortRequestRequest(request_id=R)),
-    "PollSchedulerNews": lambda v: v.api.scheduler.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest()),
-    "ScheduleStep": lambda v: v.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest()),
-    "Schedule": lambda v: next(v.api.scheduler.Schedule(iter([scheduler_pb2.ScheduleRequest()]))),
+    "PollSchedulerNews": lambda v: v.api.scheduler.PollSchedulerNews(
+        scheduler_pb2.PollSchedulerNewsRequest(after_seq=1)
+    ),
+    "ScheduleStep": lambda v: v.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest(after_seq=1)),
+    "Schedule": lambda v: next(v.api.scheduler.Schedule(iter([scheduler_pb2.ScheduleRequest(after_seq=1)]))),
 }
+
+
+GUESSED = "0" * 32
+"""In place of the random part of an id."""
+GUESSING: dict[str, Attack] = {
+    "looks at a lease": lambda v: v.api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=v.guessed_lease())),
+    "releases a lease": lambda v: v.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=v.guessed_lease())),
+    "looks at a transfer": lambda v: v.api.transfers.GetTransfer(
+        transfer_pb2.GetTransferRequest(transfer_id=v.guessed("t"))
+    ),
+    "waits for a transfer": lambda v: v.api.transfers.WaitTransfer(
+        transfer_pb2.WaitTransferRequest(transfer_id=v.guessed("t"))
+    ),
+    "cancels a transfer": lambda v: v.api.transfers.CancelTransfer(
+        transfer_pb2.CancelTransferRequest(transfer_id=v.guessed("t"))
+    ),
+}
+PASSED_OVER: dict[str, Attack] = {
+    "frees with a cancel": lambda v: v.api.transfers.CancelTransfer(
+        transfer_pb2.CancelTransferRequest(transfer_key=new_key(), free_allocation_ids=[v.allocation_id])
+    ),
+    "acknowledges": lambda v: v.api.transfers.AcknowledgeTransfers(
+        transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[v.pull_id])
+    ),
+    "waits for transfers": lambda v: v.api.transfers.WaitTransfers(
+        transfer_pb2.WaitTransfersRequest(transfer_ids=[v.guessed("t")])
+    ),
+}
+"""Calls that take several names, and pass over those that are not the caller's."""
 
 
 REASONS = {"gives to the engine's pull": "TRANSFER_NOT_FOUND", "adds to the engine's push": "TRANSFER_EXISTS"}
@@ -189,3 +229,22 @@ def allocated(side: Side, count: int) -> tuple[str, list[int]]:
     side.poll_until(lambda _: side.engine.answered(number))
     made = side.engine.answer(number).allocate_blocks.blocks
     return made.allocation_id, ids_of(made)
+
+
+def put(api: Api, allocation_id: str, key: bytes = b"", **options: Any) -> object:
+    """A tensor of one page, in the pages of an allocation."""
+    return api.tensors.PutTensor(
+        tensor_pb2.PutTensorRequest(
+            tensor=tensor_pb2.TensorName(transfer_key=key or new_key(), name="mine"),
+            description=tensor_pb2.TensorDescription(dtype="uint8", shape_sizes=[PAGE], nbytes=PAGE),
+            allocation_id=allocation_id,
+            asynchronous=True,
+        ),
+        **options,
+    )
+
+
+EVERY_ATTACK: tuple[Attack, ...] = (
+    *NAMING_BLOCKS.values(), *NAMING_AN_ALLOCATION.values(), *OF_THE_POOL.values(), *SCHEDULING.values(),
+    *GUESSING.values(), *PASSED_OVER.values(), lambda v: put(v.api, v.allocation_id),
+)  # fmt: skip

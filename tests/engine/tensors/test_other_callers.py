@@ -1,7 +1,6 @@
 """A store and callers by RPC that know the key of a request, as its source and its router do."""
 
 import os
-from typing import Any
 
 import grpc
 import numpy as np
@@ -13,6 +12,7 @@ from kvgrpc.engine import Engine
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import Exhausted, PreconditionFailed
 from kvgrpc.v1 import admin_pb2, lease_pb2, pool_pb2, tensor_pb2, tensor_pb2_grpc
+from tests.engine.owners.victims import put
 from tests.engine.tensors.conftest import PAGE, PAGES, Pair
 from tests.service.api import Api
 from tests.service.values import content, group, named_blocks
@@ -77,19 +77,6 @@ def test_an_allocation_that_was_put_is_its_putters_no_more(key: bytes) -> None:
         assert found.reason == "BLOCK_NOT_ALLOCATED"
         assert store.release(key) == 1
     api.close()
-
-
-def put(api: Api, allocation_id: str, key: bytes = b"", **options: Any) -> object:
-    """A tensor of one page, in the pages of an allocation."""
-    return api.tensors.PutTensor(
-        tensor_pb2.PutTensorRequest(
-            tensor=tensor_pb2.TensorName(transfer_key=key or os.urandom(16), name="mine"),
-            description=tensor_pb2.TensorDescription(dtype="uint8", shape_sizes=[PAGE], nbytes=PAGE),
-            allocation_id=allocation_id,
-            asynchronous=True,
-        ),
-        **options,
-    )
 
 
 def fill(pair: Pair, key: bytes) -> None:
