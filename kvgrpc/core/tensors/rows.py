@@ -82,8 +82,12 @@ class Tensor:
     holder: str = ""
     """The principal that has it; empty while nobody has it. The engine goes before others."""
 
+    given: int = 0
+    """How many calls were given it."""
+
     def hold(self, now: float, holder: str) -> None:
         """That principal has it: for the first time, or once more."""
+        self.given += 1
         if self.stage is not Stage.HELD:
             self.move_to(Stage.HELD, now)
         if self.holder not in ENGINE_SIDE:

@@ -170,10 +170,11 @@ class TensorTable:
                 self.effects.append(BringBack(tensor))
 
     def not_taken(self, tensor: Tensor, now: float) -> None:
-        """The caller that was given the tensor is gone. It is stored as before, for who asks next; a tensor that the
-        engine has stays the engine's.
+        """A caller that was given the tensor is gone. Where no other one was, the tensor is stored as before, for who
+        asks next; a tensor that the engine has stays the engine's.
         """
-        if not tensor.gone and tensor.stage is Stage.HELD and tensor.holder not in ENGINE_SIDE:
+        tensor.given -= 1
+        if not tensor.gone and not tensor.given and tensor.holder not in ENGINE_SIDE:
             tensor.holder = ""
             self._not_idle(tensor)
             self.stored(tensor, now)
