@@ -117,6 +117,8 @@ class Side:
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, **{"pool": layout(), **attach})
         self.ranks: list[Rank] = []
+        self.api = Api(self.engine.address, self.engine.ticket.secret)
+        """Calls by RPC that speak for the engine."""
         try:
             for rank in range(attach.get("world_size", 1)):
                 self.ranks.append(Rank(self.engine.ticket, rank))
@@ -174,6 +176,7 @@ class Side:
 
     def close(self) -> None:
         """The scheduler first: the end of its connection is the engine's."""
+        self.api.close()
         self.engine.close()
         for rank in self.ranks:
             rank.close()

@@ -179,7 +179,7 @@ def test_reclaiming_takes_blocks_of_whichever_group_back(pair: tuple[Side, Side]
 
 def test_a_server_gives_different_blocks_to_groups_of_one_space(leads: Leads, attach: Attach) -> None:
     side = attach(leads[0], pool=aliased(), kind=PoolKind.SERVER_MANAGED)
-    api = leads[0].api
+    api = side.api
 
     def allocate(full: int, window: int, **fields: Any) -> list[list[int]]:
         counts = [pool_pb2.GroupBlockCount(group=i, block_count=n) for i, n in enumerate((full, window))]

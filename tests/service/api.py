@@ -50,10 +50,10 @@ class Refusal:
 
 
 class Api:
-    """Stubs of every service of the server at `address`."""
+    """Stubs of every service of the server at `address`. `ticket`: of the attached engine that unary calls speak for."""
 
-    def __init__(self, address: str) -> None:
-        self._deadlines = _Deadlines()
+    def __init__(self, address: str, ticket: bytes = b"") -> None:
+        self._deadlines = _Deadlines((("kvgrpc-ticket", ticket.hex()),) if ticket else ())
         self.plain = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
@@ -143,8 +143,9 @@ class _Details:
 
 
 class _Deadlines(grpc.UnaryUnaryClientInterceptor):
-    def __init__(self) -> None:
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
         self.last_method = ""
+        self._metadata = metadata
 
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
@@ -152,8 +153,9 @@ class _Deadlines(grpc.UnaryUnaryClientInterceptor):
         old = client_call_details
         self.last_method = old.method if isinstance(old.method, str) else old.method.decode()
         timeout = CALL_S if old.timeout is None else old.timeout
+        metadata = (*(old.metadata or ()), *self._metadata)
         details = _Details(
-            old.method, timeout, old.metadata, old.credentials, old.wait_for_ready, getattr(old, "compression", None)
+            old.method, timeout, metadata, old.credentials, old.wait_for_ready, getattr(old, "compression", None)
         )
         return continuation(details, request)
 

@@ -35,9 +35,7 @@ class Kind(Enum):
     ALLOCATION = "allocation"
     LEASE = "lease"
     TRANSFER = "transfer"
-    TENSOR = "tensor"
     HELD_TENSOR = "held tensor"
-    REQUEST = "request"
 
 
 class Verb(Enum):
@@ -82,10 +80,7 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
     (Kind.TRANSFER, Verb.GIVE_BLOCKS): frozenset({Ground.OWNER}),
     (Kind.TRANSFER, Verb.ADD_PART): frozenset({Ground.OWNER}),
     (Kind.TRANSFER, Verb.ACKNOWLEDGE): frozenset({Ground.OWNER}),
-    (Kind.TENSOR, Verb.SEE): frozenset({Ground.KEY}),
-    (Kind.TENSOR, Verb.END): frozenset({Ground.KEY}),
     (Kind.HELD_TENSOR, Verb.END): frozenset({Ground.OWNER, Ground.ENGINE}),
-    (Kind.REQUEST, Verb.SCHEDULE): frozenset({Ground.OWNER}),
 }
 """The grounds of which one is enough."""
 

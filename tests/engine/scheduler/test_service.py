@@ -47,9 +47,9 @@ def prefilled(api: Api) -> common_pb2.Grant:
 def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(leads: Leads, attach: Attach) -> None:
     p, d = (attach(lead, kind=PoolKind.ENGINE_MANAGED) for lead in leads)
     written = p.fill(SOURCE, seed=1)
-    api = leads[1].api
+    api = d.api
     api.scheduler.RequestArrived(
-        scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), offer=prefilled(leads[0].api))
+        scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), offer=prefilled(p.api))
     )
     api.scheduler.BlocksAllocated(
         scheduler_pb2.BlocksAllocatedRequest(
@@ -59,7 +59,7 @@ def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(leads:
     (ended,) = news(api)
     assert ended.load_ended == scheduler_pb2.LoadEnded(computed_tokens=40)
     assert np.array_equal(d.read(TARGET), written)
-    (sent,) = news(leads[0].api)
+    (sent,) = news(p.api)
     assert sent.HasField("send_ended")
     assert not sent.send_ended.HasField("failure")
     assert (p.engine.poll(0), d.engine.poll(0)) == ([], [])
@@ -69,17 +69,17 @@ def test_layers_of_a_push_are_told_as_they_come(leads: Leads, attach: Attach, tm
     source, key = Lead(tmp_path, "L", settings=f"{SETTINGS}[scheduler]\nlayers_per_part = 1\n").wait_ready(), new_key()
     try:
         p, d = attach(source), attach(leads[1])
-        written, api = p.fill(SOURCE, seed=1), leads[1].api
+        written, api = p.fill(SOURCE, seed=1), d.api
         intent = common_pb2.Intent(transfer_key=key, mode=common_pb2.TRANSFER_MODE_PUSH)
         intent.peer.address = p.engine.address
         wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT), "intent": intent}
         api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, push=scheduler_pb2.PushOffer()))
         table: dict[str, Any] = {"request_id": R, "blocks": named_blocks(d.engine.incarnation, group(TARGET))}
         api.scheduler.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=40))
-        source.api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=scheduler_pb2.KvGift()))
+        p.api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=scheduler_pb2.KvGift()))
         table["blocks"] = named_blocks(p.engine.incarnation, group(SOURCE))
         over: dict[str, Any] = {**table, "computed_tokens": 40, "step": 1}
-        source.api.scheduler.RequestFinished(
+        p.api.scheduler.RequestFinished(
             scheduler_pb2.RequestFinishedRequest(**over, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE)
         )
         p.ranks[0].layers_done(1, 0, 1)
@@ -101,7 +101,7 @@ STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 @pytest.mark.parametrize(("kind", "goes", "dropped"), [(WINDOW, 2, [1]), (STATE, 1, [])], ids=["window", "state"])
 def test_blocks_outside_a_window_stay(leads: Leads, attach: Attach, kind: Group, goes: int, dropped: list[int]) -> None:
     p, d = (attach(lead, pool=uniform_layout(kind, LAYER_BYTES)) for lead in leads)
-    written, (source, target) = p.fill(SOURCE[-goes:], seed=1), (lead.api.scheduler for lead in leads)
+    written, source, target = p.fill(SOURCE[-goes:], seed=1), p.api.scheduler, d.api.scheduler
     before = d.fill(TARGET[:-goes], seed=2)
     intent, gift = common_pb2.Intent(transfer_key=new_key()), scheduler_pb2.KvGift()
     wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT)}
@@ -116,7 +116,7 @@ def test_blocks_outside_a_window_stay(leads: Leads, attach: Attach, kind: Group,
     target.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, offer=grant))
     table["blocks"] = named_blocks(d.engine.incarnation, group(TARGET[listed:]))
     target.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=40))
-    (ended,) = news(leads[1].api)
+    (ended,) = news(d.api)
     assert ended.load_ended == scheduler_pb2.LoadEnded(computed_tokens=40)
     assert np.array_equal(d.read(TARGET[-goes:]), written)
     assert np.array_equal(d.read(TARGET[:-goes]), before)
@@ -125,15 +125,15 @@ def test_blocks_outside_a_window_stay(leads: Leads, attach: Attach, kind: Group,
 def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: Leads, attach: Attach) -> None:
     lead = leads[0]
     p = attach(lead)
-    prefilled(lead.api)
+    prefilled(p.api)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(news, lead.api, incarnation=lead.status().header.incarnation)
-        p.close()
+        waiting = threads.submit(news, p.api, incarnation=lead.status().header.incarnation)
+        p.engine.close()
         with pytest.raises(grpc.RpcError) as caught:
             waiting.result()
     refusal = read_refusal("/kvgrpc.v1.SchedulerService/PollSchedulerNews", caught.value)
     assert (refusal.code, refusal.reason) == ("ABORTED", "INCARNATION_CHANGED")
     lead.wait_no_engine()
-    attach(lead)
-    assert news(lead.api, 0) == []
-    assert prefilled(lead.api).token, "the name is free again"
+    again = attach(lead)
+    assert news(again.api, 0) == []
+    assert prefilled(again.api).token, "the name is free again"
