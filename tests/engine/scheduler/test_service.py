@@ -1,6 +1,5 @@
 """SchedulerService beside attached engines: the blocks are theirs, the scheduler is another process."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,11 +125,12 @@ def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: Leads, at
     lead = leads[0]
     p = attach(lead)
     prefilled(p.api)
-    with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(news, p.api, incarnation=lead.status().header.incarnation)
-        p.engine.close()
-        with pytest.raises(grpc.RpcError) as caught:
-            waiting.result()
+    request = scheduler_pb2.PollSchedulerNewsRequest(wait=dur(WAIT_S), incarnation=lead.status().header.incarnation)
+    waiting = p.api.scheduler.PollSchedulerNews.future(request)
+    p.api.scheduler.MatchTokens(scheduler_pb2.MatchTokensRequest(request_id=R))  # after it, over the same connection
+    p.engine.close()
+    with pytest.raises(grpc.RpcError) as caught:
+        waiting.result()
     refusal = read_refusal("/kvgrpc.v1.SchedulerService/PollSchedulerNews", caught.value)
     assert (refusal.code, refusal.reason) == ("ABORTED", "INCARNATION_CHANGED")
     lead.wait_no_engine()
