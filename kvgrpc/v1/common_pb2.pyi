@@ -42,9 +42,9 @@ Conventions, valid in all files of this package:
   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile, or the server ends),
   FAILED_PRECONDITION DRAINING (no retry here: choose another engine), PERMISSION_DENIED NOT_OWNER (the call uses the
   pool of an attached engine and does not speak for it, or shows the ticket of no engine that is attached),
-  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED,
-  INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE: the
-  next one has not begun yet).
+  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
+  may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a
+  defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
 * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
   people may be longer; what is over 1,024 bytes is cut.
 * A list of GroupBlocks has at most 256 rows, as a pool has groups.

@@ -101,10 +101,10 @@ class TensorServiceStub:
     GetTensor: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.GetTensorRequest, _tensor_pb2.GetTensorResponse]
     """Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
     on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-    engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
-    there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-    gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
-    that are there, and at once.
+    engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
+    tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
+    the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
+    a bundle, of those that are there, and at once.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -225,10 +225,10 @@ class TensorServiceAsyncStub(TensorServiceStub):
     GetTensor: _aio.UnaryUnaryMultiCallable[_tensor_pb2.GetTensorRequest, _tensor_pb2.GetTensorResponse]  # type: ignore[assignment]
     """Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
     on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-    engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
-    there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-    gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
-    that are there, and at once.
+    engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
+    tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
+    the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
+    a bundle, of those that are there, and at once.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -358,10 +358,10 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tensor_pb2.GetTensorResponse, _abc.Awaitable[_tensor_pb2.GetTensorResponse]]:
         """Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
         on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-        engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
-        there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-        gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
-        that are there, and at once.
+        engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
+        tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
+        the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
+        a bundle, of those that are there, and at once.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.

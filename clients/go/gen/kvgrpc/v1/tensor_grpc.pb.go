@@ -98,10 +98,10 @@ type TensorServiceClient interface {
 	PutTensor(ctx context.Context, in *PutTensorRequest, opts ...grpc.CallOption) (*PutTensorResponse, error)
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
 	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-	// engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
-	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
-	// that are there, and at once.
+	// engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
+	// tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
+	// the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
+	// a bundle, of those that are there, and at once.
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -276,10 +276,10 @@ type TensorServiceServer interface {
 	PutTensor(context.Context, *PutTensorRequest) (*PutTensorResponse, error)
 	// Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
 	// on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-	// engine, which may be gone without a word, holds it for 10 minutes after it last asked (`allocation_ttl`). With `source` it is fetched from
-	// there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at the source, where it
-	// gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of a bundle, of those
-	// that are there, and at once.
+	// engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
+	// tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
+	// the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
+	// a bundle, of those that are there, and at once.
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD: fix it.
