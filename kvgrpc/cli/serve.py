@@ -10,7 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config as configuration
+from kvgrpc import config_sources
+from kvgrpc.config import Config, PoolConfig
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
@@ -71,7 +72,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
-        settings = configuration.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
+        settings = config_sources.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
@@ -88,12 +89,12 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
         return flags | {"pool": False}
     if not pool:
         return flags
-    base = configuration.load(path, os.environ, flags).pool or configuration.PoolConfig()
+    base = config_sources.load(path, os.environ, flags).pool or PoolConfig()
     fields = {name: getattr(base, name) for name in _POOL}
     return flags | {"pool": fields | pool}
 
 
-def _serve_engine(settings: configuration.Config, launched: int) -> int:
+def _serve_engine(settings: Config, launched: int) -> int:
     """As a child of the engine's process, which waits at a pipe for the address, and made the socket's folder."""
     from kvgrpc.engine.session.socket_folder import remove_if_left
 
@@ -104,7 +105,7 @@ def _serve_engine(settings: configuration.Config, launched: int) -> int:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: configuration.Config, launched: int | None = None) -> int:
+async def _serve(settings: Config, launched: int | None = None) -> int:
     from kvgrpc.server import AddressInUse, Server
     from kvgrpc.service import telemetry
     from kvgrpc.service.heap import calm_collector
