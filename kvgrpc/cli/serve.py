@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,6 +19,7 @@ from kvgrpc.service.polling import poll_in_place
 EXIT_CONFIG = 2
 EXIT_BIND = 3
 EXIT_POOL = 4
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
@@ -63,6 +65,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     pool does not fit into memory.
     """
     flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
+    for number in _STOPS:
+        signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     if log_level.upper() not in logging.getLevelNamesMapping():
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
@@ -114,7 +118,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     telemetry.configure(server.config.engine_id)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         loop.add_signal_handler(number, stopping.set)
     try:
         await server.start()
