@@ -1,27 +1,18 @@
-"""The configuration of a server: one frozen value, checked once, the only reader of files and environment.
+"""The configuration of a server: one frozen value, checked once. `kvgrpc/config_sources.py` reads it."""
 
-Later wins: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
-file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; lists are comma-separated outside TOML.
-A key of a table is KVGRPC_POOL_LAYERS in the environment.
-"""
-
-import difflib
 import ipaddress
 import math
 import os
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason, note
 
 DTYPE_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
@@ -30,10 +21,15 @@ HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
 """All that can be chosen, best first; cuda_vmm after nixl, since no GPU has run it yet."""
+COPY_THREADS_MAX = 256
 NAMES_BYTES_MAX = 140
 """Engine id and address together: a grant carries both twice and has at most 512 bytes."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes for the address of a unix socket."""
+NAME_BYTES_MAX = 256
+"""Of the name of a setting, where a refusal repeats it."""
+DESCRIPTION_BYTES_MAX = 2_048
+"""Of what a refusal says: some list all settings."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,11 @@ class PoolConfig:
             most = LAYERS_MAX if name == "layers" else (1 << 31) - 1
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-                raise _invalid(f"pool.{name}", f"is a whole number from 1 to {most}")
+                raise invalid(f"pool.{name}", f"is a whole number from 1 to {most}")
         if self.dtype not in DTYPE_BYTES:
-            raise _invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
+            raise invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
         if not _DEVICE.fullmatch(str(self.device)):
-            raise _invalid("pool.device", f"{self.device!r} is neither {HOST} nor a GPU such as cuda:0")
+            raise invalid("pool.device", f"{self.device!r} is neither {HOST} nor a GPU such as cuda:0")
         group = Group(
             "full", GroupKind.FULL_ATTENTION, self.layers, self.block_tokens, self.blocks, self.kv_heads,
             self.head_dim, self.dtype,
@@ -92,13 +88,13 @@ class SchedulerConfig:
         """Raises InvalidRequest."""
         known = [value.value for value in OnLoss]
         if self.on_loss not in known:
-            raise _invalid("scheduler.on_loss", f"{self.on_loss!r} is not one of {', '.join(known)}")
+            raise invalid("scheduler.on_loss", f"{self.on_loss!r} is not one of {', '.join(known)}")
         for name in ("recompute_threshold_tokens", "prefill_backoff_tokens", "layers_per_part"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise _invalid(f"scheduler.{name}", "is a whole number from 0")
+                raise invalid(f"scheduler.{name}", "is a whole number from 0")
         if not isinstance(self.staged, bool):
-            raise _invalid("scheduler.staged", "is yes or no")
+            raise invalid("scheduler.staged", "is yes or no")
 
 
 @dataclass(frozen=True)
@@ -129,16 +125,16 @@ class TensorsConfig:
         for item in fields(self):
             value, least = getattr(self, item.name), 0 if item.name in ("store_bytes", "spill_bytes") else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise _invalid(f"tensors.{item.name}", f"is a whole number from {least}")
+                raise invalid(f"tensors.{item.name}", f"is a whole number from {least}")
         try:
             store_layout(self.store_bytes or self.page_bytes, self.page_bytes)
         except InvalidRequest as error:
             (wrong,) = error.violations
-            raise _invalid(f"tensors.{wrong.field}", wrong.description) from error
+            raise invalid(f"tensors.{wrong.field}", wrong.description) from error
         # Without a store of its own the server has that of an engine, whose pages it does not know yet.
         smallest, largest = (self.page_bytes,) * 2 if self.store_bytes else (PAGE_BYTES_MIN, PAGE_BYTES_MAX)
         if self.spill_bytes and not smallest <= self.spill_bytes <= PAGES_MAX * largest:
-            raise _invalid("tensors.spill_bytes", f"is 0, or from {smallest} to {PAGES_MAX * largest}: whole pages")
+            raise invalid("tensors.spill_bytes", f"is 0, or from {smallest} to {PAGES_MAX * largest}: whole pages")
 
 
 @dataclass(frozen=True)
@@ -188,27 +184,25 @@ class Config:
         """Raises InvalidRequest for the first wrong field, by its name."""
         host, _ = split_address(self.listen, "listen")
         if not is_loopback(host) and not self.insecure:
-            raise _invalid(
-                "listen", f"{host} is not loopback and the server has no TLS: bind loopback, or set insecure"
-            )
+            raise invalid("listen", f"{host} is not loopback and the server has no TLS: bind loopback, or set insecure")
         if self.advertise:
             split_address(self.advertise, "advertise")
         if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
-            raise _invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
+            raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
         unknown = [name for name in self.data_paths if name not in DATA_PATHS]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
-            raise _invalid(
+            raise invalid(
                 "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(DATA_PATHS)}, each once"
             )
-        if self.copy_threads < 1:
-            raise _invalid("copy_threads", "at least 1")
+        if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
+            raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")
         limit = self.bandwidth_limit_bytes_per_s
         if limit is not None and not 0 < limit < math.inf:
-            raise _invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
+            raise invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
         if not 0 <= self.drain_s < math.inf:
-            raise _invalid("drain_s", "is not negative")
+            raise invalid("drain_s", "is not negative")
         if self.ready_file and not Path(self.ready_file).parent.is_dir():
-            raise _invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
+            raise invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
         self.scheduler.check()
         self.tensors.check()
@@ -221,13 +215,13 @@ class Config:
             value, whole = getattr(self.limits, limit.name), isinstance(limit.default, int)
             number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not number or not 0 < value < math.inf:
-                raise _invalid(f"limits.{limit.name}", f"is a positive {'whole ' if whole else ''}number")
+                raise invalid(f"limits.{limit.name}", f"is a positive {'whole ' if whole else ''}number")
 
     def _check_session(self) -> None:
         if self.exit_with_engine and not self.session_socket:
-            raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
+            raise invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
         if len(os.fsencode(self.session_socket)) > SOCKET_PATH_BYTES_MAX:
-            raise _invalid("session_socket", f"has at most {SOCKET_PATH_BYTES_MAX} bytes")
+            raise invalid("session_socket", f"has at most {SOCKET_PATH_BYTES_MAX} bytes")
 
     def layout(self) -> PoolLayout | None:
         """The embedded pool; None: there is none. Raises InvalidRequest."""
@@ -242,29 +236,11 @@ class Config:
         return port > 0 and any(_matches(host, allowed) for allowed in self.dial_allow)
 
 
-def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
-    merged: dict[str, Any] = {}
-    if path is not None:
-        try:
-            merged |= tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise _invalid("config", f"{path}: {error}") from error
-    _add_variables(environment, merged)
-    merged |= {key: value for key, value in flags.items() if value is not None}
-    known = {item.name for item in fields(Config)}
-    for key in merged:
-        if key not in known:
-            raise _unknown(key, known)
-    values = {key: _convert(key, value) for key, value in merged.items()}
-    return Config(**values)
-
-
 def split_address(address: str, field_name: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[v6]:port`. Raises InvalidRequest."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536):
-        raise _invalid(field_name, f"{address!r} is not host:port")
+        raise invalid(field_name, f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -287,100 +263,19 @@ def _matches(host: str, allowed: str) -> bool:
         return False
 
 
-_PREFIX = "KVGRPC_"
-_TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[Limits]] = {
+TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[Limits]] = {
     "pool": PoolConfig,
     "scheduler": SchedulerConfig,
     "tensors": TensorsConfig,
     "limits": Limits,
 }
-_KUBERNETES = re.compile(
-    rf"{_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=\w+://.*)"
-)
-"""Variables that every container gets for a Service named kvgrpc or kvgrpc-something."""
+"""Settings that are tables, by their names."""
 
 
-def _add_variables(environment: Mapping[str, str], merged: dict[str, Any]) -> None:
-    """Puts what the environment sets over what is there. Raises InvalidRequest for a variable that means nothing."""
-    keys = {
-        f"{_PREFIX}{table}_{item.name}".upper(): (table, item.name, type(item.default))
-        for table, kind in _TABLES.items()
-        for item in fields(kind)
-    }
-    settings = {f"{_PREFIX}{item.name.upper()}": item.name for item in fields(Config)}
-    # In order of the names, so that KVGRPC_POOL=no comes before the keys of a pool.
-    for name, text in sorted(environment.items()):
-        if not name.startswith(_PREFIX) or _KUBERNETES.fullmatch(f"{name}={text}"):
-            continue
-        setting = settings.get(name)
-        if name in keys:
-            table, key, kind = keys[name]
-            there = merged.get(table)
-            merged[table] = (there if isinstance(there, dict) else {}) | {key: _parsed(f"{table}.{key}", kind, text)}
-        elif setting is None:
-            raise _unknown(name, [*settings, *keys])
-        elif setting == "pool" and text.lower() in ("0", "false", "no"):
-            merged[setting] = False
-        elif setting in _TABLES:
-            none = "; or no, for none" if setting == "pool" else ""
-            raise _invalid(name, f"is a table: set {', '.join(k for k in keys if k.startswith(name))}{none}")
-        else:
-            merged[setting] = text
-
-
-def _parsed(key: str, kind: type, text: str) -> Any:
-    try:
-        return _FLAG_TEXTS[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError) as error:
-        raise _invalid(key, f"{text!r} is not usable: {error}") from error
-
-
-def _unknown(name: str, known: Iterable[str]) -> InvalidRequest:
-    """The error for a name that is no setting: names the nearest, or all where none is near."""
-    # Without what all variables have in common: it would make everything near.
-    own = {one.removeprefix(_PREFIX): one for one in known}
-    near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
-    hint = f"did you mean {own[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
-    return _invalid(name, f"is no setting; {hint}")
-
-
-_TEXTS = ("listen", "advertise", "engine_id", "weights_revision", "session_socket", "ready_file")
-_LISTS = ("data_paths", "dial_allow")
-_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
-_FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
-_FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-
-
-def _convert(key: str, value: Any) -> Any:
-    try:
-        if key in _TEXTS and not isinstance(value, str):
-            raise TypeError("it is text")
-        if key in _LISTS:
-            parts = value.split(",") if isinstance(value, str) else value
-            return tuple(str(part).strip() for part in parts if str(part).strip())
-        if key in _NUMBERS:
-            return _number(_NUMBERS[key], value)
-        if key in _FLAGS:
-            return value if isinstance(value, bool) else _FLAG_TEXTS[value.lower()]
-        known = key not in _TABLES or isinstance(value, _TABLES[key]) or (key == "pool" and value is None)
-        if not known:
-            return None if key == "pool" and value is False else _TABLES[key](**value)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise _invalid(key, f"{value!r} is not usable: {error}") from error
-    return value
-
-
-def _number(kind: type[int] | type[float], value: Any) -> int | float:
-    """A number as TOML, a variable or a flag gives it."""
-    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
-        raise TypeError("it is a whole number" if kind is int else "it is a number")
-    return kind(value)
-
-
-def _invalid(field_name: str, description: str) -> InvalidRequest:
-    return InvalidRequest(
-        Reason.INVALID_FIELD, "the configuration is not usable", violations=(FieldViolation(field_name, description),)
-    )
+def invalid(field_name: str, description: str) -> InvalidRequest:
+    """The error for a setting that cannot be, in one line whatever was set."""
+    violation = FieldViolation(note(field_name, NAME_BYTES_MAX), note(description, DESCRIPTION_BYTES_MAX))
+    return InvalidRequest(Reason.INVALID_FIELD, "the configuration is not usable", violations=(violation,))
 
 
 def random_engine_id() -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.config import DATA_PATHS, Config, PoolConfig, SchedulerConfig, is_loopback, load, split_address
+from kvgrpc.config import DATA_PATHS, Config, PoolConfig, SchedulerConfig, is_loopback, split_address
+from kvgrpc.config_sources import load
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.values.layout import Group, GroupKind
 from kvgrpc.core.values.limits import Limits

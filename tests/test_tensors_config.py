@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.config import load
+from kvgrpc.config_sources import load
 from kvgrpc.errors import InvalidRequest
 
 

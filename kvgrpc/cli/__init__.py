@@ -4,11 +4,13 @@ One file a command. `main` is the console script; it also works where only the b
 is missing.
 """
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Runs the command line; exits with its code."""
+    """Runs the command line; exits with its code. After SIGTERM, too, commands first end what they started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         from kvgrpc.cli.app import app
 

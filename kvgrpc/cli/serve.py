@@ -4,19 +4,22 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config as configuration
+from kvgrpc import config_sources
+from kvgrpc.config import Config, PoolConfig
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
 EXIT_CONFIG = 2
 EXIT_BIND = 3
 EXIT_POOL = 4
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
@@ -62,6 +65,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     pool does not fit into memory.
     """
     flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
+    for number in _STOPS:
+        signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     if log_level.upper() not in logging.getLevelNamesMapping():
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
@@ -71,7 +76,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
-        settings = configuration.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
+        settings = config_sources.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
@@ -88,12 +93,12 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
         return flags | {"pool": False}
     if not pool:
         return flags
-    base = configuration.load(path, os.environ, flags).pool or configuration.PoolConfig()
+    base = config_sources.load(path, os.environ, flags).pool or PoolConfig()
     fields = {name: getattr(base, name) for name in _POOL}
     return flags | {"pool": fields | pool}
 
 
-def _serve_engine(settings: configuration.Config, launched: int) -> int:
+def _serve_engine(settings: Config, launched: int) -> int:
     """As a child of the engine's process, which waits at a pipe for the address, and made the socket's folder."""
     from kvgrpc.engine.session.socket_folder import remove_if_left
 
@@ -104,7 +109,7 @@ def _serve_engine(settings: configuration.Config, launched: int) -> int:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: configuration.Config, launched: int | None = None) -> int:
+async def _serve(settings: Config, launched: int | None = None) -> int:
     from kvgrpc.server import AddressInUse, Server
     from kvgrpc.service import telemetry
     from kvgrpc.service.heap import calm_collector
@@ -113,7 +118,7 @@ async def _serve(settings: configuration.Config, launched: int | None = None) ->
     telemetry.configure(server.config.engine_id)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         loop.add_signal_handler(number, stopping.set)
     try:
         await server.start()

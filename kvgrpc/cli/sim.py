@@ -173,9 +173,11 @@ class Worker:
         try:
             outcome, processor_s = self.connection.recv()
         except EOFError:
+            from kvgrpc.engine.session.exits import ended_with
+
             self._process.join()
-            code = self._process.exitcode
-            raise RuntimeError(f"the process of seed {self._seed} ended without a result: exit code {code}") from None
+            how = ended_with(self._process.exitcode or 0)
+            raise RuntimeError(f"the process of seed {self._seed} ended with {how} and without a result") from None
         self._steps += outcome.steps
         return self._seed, outcome, processor_s
 

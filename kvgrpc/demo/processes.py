@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from kvgrpc.engine.session.exits import UNPREPARED, ended_with
 from kvgrpc.errors import InternalError, Reason
 
 START_TIMEOUT_S = 60.0
@@ -38,14 +39,12 @@ async def server(folder: Path, name: str, data_path: str, environment: dict[str,
          "--session-socket", str(folder / f"{name}.sock"), "--log-level", "warning", "--drain-s", "2", *paths],
         environment | {"OTEL_SERVICE_NAME": name},
     )  # fmt: skip
-    try:
+    async with _running(f"server {name}", process):
         async with asyncio.timeout(START_TIMEOUT_S):
             assert process.stdout is not None
             if not await process.stdout.readline():
                 raise DemoFailed(f"server {name} did not start")
         yield str(json.loads(await asyncio.to_thread(ready.read_text))["address"])
-    finally:
-        await _stop(process)
 
 
 class EngineProcess:
@@ -63,7 +62,8 @@ class EngineProcess:
         assert stdout is not None
         async with self._turn, asyncio.timeout(REPLY_TIMEOUT_S):
             stdin.write(json.dumps(request).encode() + b"\n")
-            await stdin.drain()
+            with contextlib.suppress(ConnectionError):  # it has ended, and there is no reply
+                await stdin.drain()
             return await self.reply()
 
     async def reply(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class EngineProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise DemoFailed(f"engine {self._name} ended with exit code {await self._process.wait()}")
+            raise DemoFailed(f"engine {self._name} does not answer")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -83,13 +83,11 @@ async def engine(name: str, socket: Path | None) -> AsyncIterator[EngineProcess]
         raise DemoFailed(f"the demo runs in a checkout of the repository; there is no examples folder in {ROOT}")
     attach = ["--session-socket", str(socket)] if socket else []
     process = await _start(["-m", "examples.minimal_engine", *attach], {}, stdin=PIPE)
-    try:
+    async with _running(f"engine {name}", process):
         started = EngineProcess(name, process)
         async with asyncio.timeout(START_TIMEOUT_S):
             await started.reply()
         yield started
-    finally:
-        await _stop(process)
 
 
 async def _start(arguments: list[str], environment: dict[str, str], stdin: int | None = None) -> Process:
@@ -98,17 +96,42 @@ async def _start(arguments: list[str], environment: dict[str, str], stdin: int |
     )
 
 
-async def _stop(process: Process) -> None:
-    """Asks a process to end: by the end of its input if it reads, else by SIGTERM; then makes it."""
-    if process.returncode is None:
+@asynccontextmanager
+async def _running(name: str, process: Process) -> AsyncIterator[None]:
+    """Ends it in any case. Raises DemoFailed when it did not end in order, whatever else went wrong by then."""
+    try:
+        yield
+    except Exception as error:
+        if how := await _stop(process):
+            raise DemoFailed(f"{name} {how}; {error}") from error
+        raise
+    except BaseException:
+        if process.returncode is None:
+            process.terminate()  # an engine that is told to stop need not read on
+        await _stop(process)
+        raise
+    if how := await _stop(process):
+        raise DemoFailed(f"{name} {how}")
+
+
+async def _stop(process: Process) -> str:
+    """Asks a process to end: by the end of its input if it reads, else by SIGTERM; then makes it.
+
+    Returns how it ended, if not in order.
+    """
+    asked = process.returncode is None
+    if asked:
         if process.stdin is not None:
             process.stdin.close()
         else:
             process.terminate()
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
-            await process.wait()
+            code = await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+        return f"was killed: it did not end in {STOP_TIMEOUT_S:g} s"
+    in_order = code == 0 or (asked and code in UNPREPARED)
+    return "" if in_order else f"ended with {ended_with(code)}"

@@ -10,7 +10,8 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve
-from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig, load
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
+from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.socket_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
@@ -126,7 +127,7 @@ def test_bounds_of_settings_are_as_it_says(setting: str, bound: int) -> None:
 
 def test_environment_names_are_formed_as_it_says() -> None:
     assert "KVGRPC_DATA_PATHS" in section(PAGE, "## Settings")
-    assert config.load(None, {"KVGRPC_DATA_PATHS": "shm"}, {}).data_paths == ("shm",)
+    assert load(None, {"KVGRPC_DATA_PATHS": "shm"}, {}).data_paths == ("shm",)
 
 
 def test_what_a_server_sets_of_grpc_is_what_the_page_says() -> None:

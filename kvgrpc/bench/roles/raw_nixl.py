@@ -4,12 +4,9 @@ One agent per process. A read or write is what nobody can leave out: descriptor 
 transfer made of them and posted, and its state asked for until it is DONE.
 """
 
-import importlib
-import os
 import secrets
 import threading
 import time
-from typing import Any
 
 import numpy as np
 
@@ -17,9 +14,8 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.host.addresses import to_rows
+from kvgrpc.datapath.nixl import load
 
-_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
-_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}  # as for our own data path
 _BACKEND = "UCX"
 _WHOLE = 1 << 62
 POLL_S = 0.0001
@@ -29,7 +25,7 @@ class RawNixl:
     """An agent with `memory` registered; with NIXL's progress thread, or progressed by `poll`."""
 
     def __init__(self, memory: Memory, progress_thread: bool) -> None:
-        api = _load()
+        api = load.nixl()
         self._memory = memory
         self.name = f"bench-{secrets.token_hex(4)}"
         try:
@@ -95,14 +91,3 @@ class RawNixl:
     def _poll(self, ended: threading.Event) -> None:
         while not ended.wait(POLL_S):
             self._agent.get_new_notifs()
-
-
-def _load() -> Any:
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    for package in _PACKAGES:
-        try:
-            return importlib.import_module(f"{package}._api")
-        except ImportError:
-            continue
-    raise DataPathUnavailable("NIXL is not installed")

@@ -6,6 +6,7 @@ A child ends when its driver is gone, whatever became of it.
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -14,7 +15,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvgrpc.engine.session.exits import ended_with
 from kvgrpc.errors import InternalError, Reason
+
+_log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 128 << 10
 ANSWER_S = 120.0
@@ -77,14 +81,20 @@ class Host:
 
     def close(self) -> None:
         """Ends the child. Idempotent."""
+        if self._control.fileno() < 0:
+            return
         self._control.close()
         if self._process.poll() is None:
             os.kill(self.pid, signal.SIGCONT)
         try:
-            self._process.wait(_END_S)
+            code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
+            _log.warning("the %s process is killed: it did not end in %g s", self.role, _END_S)
             self._process.kill()
             self._process.wait()
+        else:
+            if code:
+                _log.warning("the %s process ended with %s", self.role, ended_with(code))
 
     def _exchange(
         self, command: str, fds: Sequence[int], arguments: dict[str, Any]
@@ -96,7 +106,7 @@ class Host:
         except OSError as error:
             raise HostFailed(f"the {self.role} process does not answer {command}: {error}") from error
         if not data:
-            raise HostFailed(f"the {self.role} process ended (exit code {self._process.poll()}) during {command}")
+            raise HostFailed(f"the {self.role} process ended during {command}")
         answer: dict[str, Any] = json.loads(data)
         if "error" in answer:
             raise HostFailed(f"{command} failed in the {self.role} process: {answer['error']}")

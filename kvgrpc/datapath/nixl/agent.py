@@ -1,17 +1,8 @@
-"""The NIXL agent of a rank: its registered memory, its peers and its transfers. The only file that imports NIXL.
-
-Before NIXL is loaded the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024
-(bounds what UCX keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where
-no answer comes from stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
-reads from its environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network.
-UCX listens for peers on each network that it may use, and does not ask who connects.
-"""
+"""The NIXL agent of a rank: its registered memory, its peers and its transfers."""
 
 import contextlib
 import ctypes
-import importlib
 import logging
-import logging.config
 import os
 import re
 import secrets
@@ -23,7 +14,7 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.endpoints import NixlEndpoint, Segment
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.host.memory import is_host
-from kvgrpc.datapath.nixl import metadata as nixl_metadata, ucx_log
+from kvgrpc.datapath.nixl import load, metadata as nixl_metadata, ucx_log
 from kvgrpc.datapath.nixl.posting import Slice, by_type
 from kvgrpc.errors import KVGrpcError
 
@@ -31,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 # How long `close` lets a call of another thread's take: the longest seen was 0.2 s.
 _CLOSE_S = 10.0
-_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
-_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
 _UCX_LOG = ucx_log.UcxLog()
 _TCP_UNASKED = (
     "UCX reaches agent {!r} over TCP only, where a reader that dies takes the process that it reads from"
@@ -268,7 +257,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _make_agent(name: str, backend: str) -> Any:
-    api = _import_nixl()
+    api = load.nixl()
     with _raising(DataPathUnavailable, f"NIXL cannot start {backend!r}"), _UCX_LOG.captured():
         nixl = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
         plugins = nixl.get_plugin_list()
@@ -276,33 +265,3 @@ def _make_agent(name: str, backend: str) -> Any:
             raise DataPathUnavailable(f"NIXL has no backend {backend!r} here, only {', '.join(plugins)}")
         nixl.create_backend(backend, {})
     return nixl
-
-
-def _import_nixl() -> Any:
-    """Raises DataPathUnavailable."""
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    reasons = []
-    for package in _PACKAGES:
-        try:
-            with _logging_untouched():
-                return importlib.import_module(f"{package}._api")
-        except ImportError as error:
-            if not isinstance(error, ModuleNotFoundError) or error.name != package:
-                reasons.append(f"{package}: {error}")
-    if reasons:
-        raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
-    raise DataPathUnavailable("NIXL is not installed: pip install 'kvgrpc[server]'; shm and cma work without it")
-
-
-@contextlib.contextmanager
-def _logging_untouched() -> Iterator[None]:
-    """Importing NIXL configures logging for the process: it closes every handler (a file opened with
-    "w" stays silent from then on), prints to stdout, and hides what goes wrong in handlers.
-    """
-    configure, raises = logging.config.dictConfig, logging.raiseExceptions
-    logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        logging.config.dictConfig, logging.raiseExceptions = configure, raises

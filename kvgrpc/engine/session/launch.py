@@ -9,16 +9,21 @@ before it attached. What it prints goes to a file: libraries log to the standard
 pipe that is not read would stop them, and the lead, once it is full.
 """
 
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 
 from kvgrpc.engine.session.connection import LeadDied
+from kvgrpc.engine.session.exits import UNPREPARED, ended_with
 from kvgrpc.engine.session.socket_folder import Home
 from kvgrpc.errors import Reason
+
+_log = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 60.0
 """A second on an idle machine; many on one where a whole serving stack starts at once."""
@@ -60,18 +65,22 @@ class LeadProcess:
             code = self._process.wait(DIED_S)
         except subprocess.TimeoutExpired:
             return ""
-        return f"it ended with exit code {code}. {self._printed()}".strip()
+        self._expected.add(code)  # the caller says it
+        return f"it ended with {ended_with(code)}. {self._printed()}".strip()
 
     def stop(self) -> None:
         """Asks it to end, and ends it if it does not; it has ended then. Idempotent."""
         if self._process.poll() is None:
+            self._expected.update(UNPREPARED)
             self._process.terminate()
             try:
                 self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
+                _log.warning("the lead, process %d, is killed: it did not end in %g s", self.pid, STOP_TIMEOUT_S)
+                self.kill()
                 self._process.wait()
         if not self._said.closed:
+            self._say_end()
             self._said.close()
             self._home.remove()
         self._hear_no_more()
@@ -85,6 +94,7 @@ class LeadProcess:
     def kill(self) -> None:
         """Ends it at once."""
         self.killed = True
+        self._expected.add(-signal.SIGKILL)
         self._process.kill()
 
     def start_again(self) -> None:
@@ -92,6 +102,7 @@ class LeadProcess:
         when it is gone.
         """
         assert self.gone()
+        self._say_end()
         self._hear_no_more()
         self._said.seek(0)
         self._said.truncate()
@@ -109,12 +120,15 @@ class LeadProcess:
             return False
         address = os.read(self._news, select.PIPE_BUF)  # written at once
         if not address:
-            raise self._did_not_start(f"exit code {self._process.wait()}")
+            code = self._process.wait()
+            self._expected.add(code)
+            raise self._did_not_start(ended_with(code))
         self.address = address.decode().strip()
         return True
 
     def _begin(self, listen: str) -> None:
         self.killed = False
+        self._expected = {0}
         self._news, there = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -137,6 +151,12 @@ class LeadProcess:
 
     def _did_not_start(self, why: str) -> LeadDied:
         return LeadDied(Reason.PEER_LOST, f"the lead did not start ({why}): {self._printed()}")
+
+    def _say_end(self) -> None:
+        """Logs how it ended, unless that was to be expected."""
+        code = self._process.returncode
+        if code not in self._expected:
+            _log.warning("the lead, process %d, ended with %s. %s", self.pid, ended_with(code), self._printed())
 
     def _hear_no_more(self) -> None:
         if self._news >= 0:

@@ -5,6 +5,7 @@ process, a busy interpreter there does not look like a dead host, and the kernel
 to the other one by the end of their connection.
 """
 
+import logging
 import os
 import socket
 import subprocess
@@ -12,7 +13,10 @@ import sys
 import weakref
 
 from kvgrpc.engine.session.connection import Connection
+from kvgrpc.engine.session.exits import ended_with
 from kvgrpc.errors import Reason, Unavailable
+
+_log = logging.getLogger(__name__)
 
 END_S = 5.0
 
@@ -61,12 +65,18 @@ class RankLink:
 
     def close(self) -> None:
         """Ends the process. Idempotent."""
+        if self._control.fileno() < 0:
+            return
         self._control.close()
         try:
-            self._process.wait(END_S)
+            code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
+            _log.warning("the process that links this rank to its lead is killed: it did not end in %g s", END_S)
             self._process.kill()
             self._process.wait()
+        else:
+            if code:
+                _log.warning("the process that links this rank to its lead ended with %s", ended_with(code))
 
     def let_go(self) -> None:
         """In a child of this process: the link is not the child's."""

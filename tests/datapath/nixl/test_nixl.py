@@ -18,7 +18,7 @@ import pytest
 from kvgrpc.core.values.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.nixl import agent, metadata
+from kvgrpc.datapath.nixl import load, metadata
 from kvgrpc.datapath.nixl.path import NixlPath
 from kvgrpc.datapath.nixl.posting import SLICE_ROWS, Slice, slices
 from tests.datapath.nixl.peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
@@ -236,7 +236,7 @@ def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> N
 
 
 def test_without_nixl_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "_PACKAGES", ("no_such_nixl",))
+    monkeypatch.setattr(load, "_PACKAGES", ("no_such_nixl",))
     with pytest.raises(DataPathUnavailable, match=r"pip install 'kvgrpc\[server\]'; shm and cma work without it"):
         Rank()
 

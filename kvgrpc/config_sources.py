@@ -1,0 +1,184 @@
+"""Where a configuration comes from: the only reader of files and environment.
+
+Later wins: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
+file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; lists are comma-separated outside TOML.
+A key of a table is KVGRPC_POOL_LAYERS in the environment.
+
+Whatever is in there, it is a configuration or refused by InvalidRequest, in one line.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.config import TABLES, Config, invalid
+from kvgrpc.errors import InvalidRequest
+
+FILE_BYTES_MAX = 256 << 10
+"""Of a configuration file."""
+_INTEGER_BITS_MAX = 64
+"""What TOML promises for whole numbers."""
+
+
+def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
+    merged: dict[str, Any] = {}
+    if path is not None:
+        try:
+            merged |= tomllib.loads(_text(path))
+        except (OSError, ValueError, RecursionError) as error:  # numbers of many digits, lists in lists in lists
+            raise invalid("config", f"{path}: {error}") from error
+    _add_variables(environment, merged)
+    merged |= {key: value for key, value in flags.items() if value is not None}
+    known = {item.name for item in fields(Config)}
+    for key in merged:
+        if key not in known:
+            raise _unknown(key, known)
+    values = {key: _convert(key, value) for key, value in merged.items()}
+    return Config(**values)
+
+
+def _text(path: Path) -> str:
+    """Raises OSError or ValueError."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
+    return data.decode()
+
+
+_PREFIX = "KVGRPC_"
+_KUBERNETES = re.compile(
+    rf"{_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=\w+://.*)"
+)
+"""Variables that every container gets for a Service named kvgrpc or kvgrpc-something."""
+
+
+def _add_variables(environment: Mapping[str, str], merged: dict[str, Any]) -> None:
+    """Puts what the environment sets over what is there. Raises InvalidRequest for a variable that means nothing."""
+    keys = {
+        f"{_PREFIX}{table}_{item.name}".upper(): (table, item.name, type(item.default))
+        for table, kind in TABLES.items()
+        for item in fields(kind)
+    }
+    settings = {f"{_PREFIX}{item.name.upper()}": item.name for item in fields(Config)}
+    # In order of the names, so that KVGRPC_POOL=no comes before the keys of a pool.
+    for name, text in sorted(environment.items()):
+        if not name.startswith(_PREFIX) or _KUBERNETES.fullmatch(f"{name}={text}"):
+            continue
+        setting = settings.get(name)
+        if name in keys:
+            table, key, kind = keys[name]
+            there = merged.get(table)
+            merged[table] = (there if isinstance(there, dict) else {}) | {key: _parsed(f"{table}.{key}", kind, text)}
+        elif setting is None:
+            raise _unknown(name, [*settings, *keys])
+        elif setting == "pool" and text.lower() in ("0", "false", "no"):
+            merged[setting] = False
+        elif setting in TABLES:
+            none = "; or no, for none" if setting == "pool" else ""
+            raise invalid(name, f"is a table: set {', '.join(k for k in keys if k.startswith(name))}{none}")
+        else:
+            merged[setting] = text
+
+
+def _parsed(key: str, kind: type, text: str) -> Any:
+    try:
+        return _FLAG_TEXTS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError) as error:
+        raise invalid(key, f"{text!r} is not usable: {error}") from error
+
+
+def _unknown(name: str, known: Iterable[str]) -> InvalidRequest:
+    """The error for a name that is no setting: names the nearest, or all where none is near."""
+    return invalid(name, f"is no setting; {_hint(name, known)}")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    # Without what all variables have in common: it would make everything near.
+    own = {one.removeprefix(_PREFIX): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
+    return f"did you mean {own[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
+
+
+_TEXTS = ("listen", "advertise", "engine_id", "weights_revision", "session_socket", "ready_file")
+_PATHS = ("session_socket", "ready_file")
+_LISTS = ("data_paths", "dial_allow")
+_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
+_FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
+_FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+
+
+def _convert(key: str, value: Any) -> Any:
+    try:
+        if key in _TEXTS:
+            return _checked_text(key, value)
+        if key in _LISTS:
+            return _list(value)
+        if key in _NUMBERS:
+            return _number(_NUMBERS[key], value)
+        if key in _FLAGS:
+            return value if isinstance(value, bool) else _FLAG_TEXTS[value.lower()]
+        return _table(key, value)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise invalid(key, f"{_shown(value)} is not usable: {error}") from error
+
+
+def _checked_text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("it is text")
+    if "\0" in value:
+        raise ValueError("it has a character that ends texts")
+    if key not in _PATHS:
+        value.encode()  # what peers are told; a path may be any bytes
+    return value
+
+
+def _list(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    if not all(isinstance(part, str) for part in parts):
+        raise TypeError("it is a list of texts")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _table(key: str, value: Any) -> Any:
+    kind = TABLES[key]
+    if isinstance(value, kind) or (key == "pool" and value in (None, False)):
+        return value or None
+    if not isinstance(value, Mapping):
+        raise TypeError("it is a table")
+    keys = {item.name: type(item.default) for item in fields(kind)}
+    for name, one in value.items():
+        if name not in keys:
+            raise KeyError(f"it has no key {name}; {_hint(name, keys)}")
+        try:
+            if keys[name] is str:
+                _checked_text(name, one)
+            elif isinstance(one, int):
+                _number(int, int(one))
+        except (TypeError, ValueError) as error:
+            raise invalid(f"{key}.{name}", f"{_shown(one)} is not usable: {error}") from error
+    return kind(**value)
+
+
+def _number(kind: type[int] | type[float], value: Any) -> int | float:
+    """A number as TOML, a variable or a flag gives it."""
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        raise TypeError("it is a whole number" if kind is int else "it is a number")
+    number = kind(value)
+    if isinstance(number, int) and number.bit_length() > _INTEGER_BITS_MAX:
+        raise ValueError(f"a whole number has {_INTEGER_BITS_MAX} bits at most")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """A value as a refusal repeats it: neither long nor deep, nor with more digits than can be written."""
+    if isinstance(value, str | float | bool):
+        return repr(value)
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= _INTEGER_BITS_MAX else "so large a number"
+    return f"a {'table' if isinstance(value, Mapping) else type(value).__name__}"

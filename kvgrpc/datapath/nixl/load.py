@@ -1,0 +1,73 @@
+"""NIXL and its libraries, loaded into this process. The only file that imports NIXL.
+
+Before that the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024 (bounds what UCX
+keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where no answer comes from
+stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX reads from its
+environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network. UCX listens for
+peers on each network that it may use, and does not ask who connects.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import logging.config
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.datapath.base import DataPathUnavailable
+
+_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
+_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
+_LIBNL = "libnl-route-3.so.200"
+
+
+def nixl() -> Any:
+    """NIXL's Python API, to be called before each agent is made. Raises DataPathUnavailable."""
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    reasons = []
+    for package in _PACKAGES:
+        try:
+            with _logging_untouched():
+                api = importlib.import_module(f"{package}._api")
+        except ImportError as error:
+            if not isinstance(error, ModuleNotFoundError) or error.name != package:
+                reasons.append(f"{package}: {error}")
+        else:
+            _load_each_libnl_alone(Path(api.__file__ or "").parent)
+            return api
+    if reasons:
+        raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
+    raise DataPathUnavailable("NIXL is not installed: pip install 'kvgrpc[server]'; shm and cma work without it")
+
+
+def _load_each_libnl_alone(package: Path) -> None:
+    """Two libraries of one name each find their own functions, if each is loaded before UCX loads what needs both.
+
+    NIXL brings libnl and libibverbs. Its UCX also loads a module for EFA adapters, which needs the
+    host's libefa; that comes with the host's libnl wherever rdma-core is installed. Loaded there, the
+    host's libnl would find the functions of NIXL's first, enter its own tables there, and the process
+    would end with SIGSEGV when the libraries take their tables apart. The host's libefa is left to UCX:
+    it has to find NIXL's libibverbs, for which it is the driver.
+    """
+    with contextlib.suppress(OSError):  # a host without it has no other libnl than NIXL's
+        ctypes.CDLL(_LIBNL)
+    for library in package.with_name(f"{package.name}.libs").glob("libnl-route-3-*.so*"):
+        # Ahead of libraries that the program has made visible to all, as an MPI does it.
+        ctypes.CDLL(str(library), mode=os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+
+
+@contextlib.contextmanager
+def _logging_untouched() -> Iterator[None]:
+    """Importing NIXL configures logging for the process: it closes every handler (a file opened with
+    "w" stays silent from then on), prints to stdout, and hides what goes wrong in handlers.
+    """
+    configure, raises = logging.config.dictConfig, logging.raiseExceptions
+    logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        logging.config.dictConfig, logging.raiseExceptions = configure, raises
