@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config as configuration
+from kvgrpc import config as configuration, open_files
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
@@ -67,6 +67,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("nixl").setLevel(logging.WARNING)
+    open_files.raise_limit()
     poll_in_place(os.environ)
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"

@@ -49,7 +49,7 @@ class Receiver:
         self._consumer = consumer
         self._ready = threading.Event()
         self._group = Group(
-            lambda rendezvous: GlooGroup(sends=False, host=HOST, rendezvous=rendezvous, wait_s=WAIT_S),
+            lambda rendezvous: GlooGroup(sends=False, host=HOST, rendezvous=rendezvous),
             told=self._tell,
             ready=self._ready.set,
         )
