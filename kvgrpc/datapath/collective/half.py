@@ -15,8 +15,7 @@ from kvgrpc.datapath.base import DataPathFailed
 CONNECTIONS = 2
 """Of a group."""
 TOKEN_BYTES = 32
-_TOKEN = "token"
-_KEYS = [_TOKEN, *(str(index) for index in range(CONNECTIONS))]
+_KEYS = ["token", *(str(index) for index in range(CONNECTIONS))]
 _PORT = struct.Struct("!H")
 _IP_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
@@ -47,7 +46,7 @@ def read_half(values: Values, host: str) -> Half:
     found = dict(values)
     if len(values) != len(_KEYS) or sorted(found) != sorted(_KEYS):
         raise DataPathFailed(f"a half of a process group tells {', '.join(_KEYS)}, each once")
-    token = found.pop(_TOKEN)
+    token = found.pop(_KEYS[0])
     if len(token) != TOKEN_BYTES:
         raise DataPathFailed(f"the token of a half of a process group has {TOKEN_BYTES} bytes")
     nbytes = _IP_BYTES[socket.AF_INET6 if ":" in host else socket.AF_INET]
