@@ -116,6 +116,11 @@ class Group:
         self._jobs.put(None)
 
     @property
+    def awaits_half(self) -> bool:
+        """Whether it does nothing but to wait for what the other side has to tell: it can be ended at once."""
+        return self._rendezvous.waits
+
+    @property
     def ended(self) -> bool:
         """Whether it is proved that nothing accesses this rank's memory by it any more."""
         return not self._thread.is_alive()

@@ -91,6 +91,7 @@ class CollectivePath:
     def withdraw(self, peer: str) -> None:
         for key in [key for key in self._senders if key[0] == peer]:
             self.retire(self._senders.pop(key).group, "the peer is gone")
+        self._making.forget(peer)
 
     def question(self, _: RankEndpoint) -> None:
         return None

@@ -37,6 +37,12 @@ class Rendezvous:
             self._over = self._over or why
             self._changed.notify_all()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the other side is to tell something still, and was told what it needs for that."""
+        with self._changed:
+            return self._told is None and self._peers is None
+
     def exchange(self, own: Values) -> Values:
         """Tells all that this side has to tell, for all that the other one has. Raises RuntimeError when the other side
         does not come.
