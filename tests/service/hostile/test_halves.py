@@ -16,7 +16,7 @@ from tests.service.conftest import starting
 from tests.service.consumer import Consumer
 from tests.service.engines import WAIT_S, Engine, wait_until
 from tests.service.footprint import POOL_THREADS_MAX, footprint
-from tests.service.rpc.test_post_send import Receiver
+from tests.service.receiver import Receiver
 
 ASKS = 300
 THREADS_OF_A_GROUP = 1 + CONNECTIONS
