@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc import __version__
+from kvgrpc import __version__, open_files
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
@@ -23,7 +23,7 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
-from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.host_memory import available
 from kvgrpc.datapath.host.memory import SharedMemory
@@ -67,7 +67,9 @@ class Server:
         self, config: Config, node: type[Node] = Node, *, device_memory: MakeDeviceMemory = make_device_memory
     ) -> None:
         """`device_memory` makes the memory of a pool on a device."""
-        self.config = replace(config, engine_id=config.engine_id or random_engine_id())
+        self.config = replace(
+            config, engine_id=config.engine_id or random_engine_id(), limits=_within_open_files(config.limits)
+        )
         self.address = ""
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
@@ -369,3 +371,17 @@ class Server:
         local, self._local = self._local, []
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
+
+
+def _within_open_files(limits: Limits) -> Limits:
+    """With connections to the gRPC port that leave half of the open files to all else: gRPC knows no reserve."""
+    most = open_files.unreserved() // 2
+    if limits.connections <= most:
+        return limits
+    _log.warning(
+        "limits.connections is %d, and %d here: this process may have %d open files",
+        limits.connections,
+        most,
+        open_files.limit(),
+    )
+    return replace(limits, connections=most)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config_sources
+from kvgrpc import config_sources, open_files
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
@@ -72,6 +72,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("nixl").setLevel(logging.WARNING)
+    open_files.raise_limit()
     poll_in_place(os.environ)
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"

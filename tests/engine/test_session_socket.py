@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.session import socket_server, workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach, Leads
 from tests.engine.session_client import ATTACH, Client
-from tests.engine.support import WAIT_S, lead_died, received, refused, tokens
+from tests.engine.support import WAIT_S, Lead, Side, lead_died, received, refused, tokens
+from tests.service.api import Api
 from tests.service.engines import wait_until
 from tests.service.values import for_readers, group, named_blocks, push_part
 
@@ -321,3 +322,44 @@ def test_a_row_longer_than_a_frame_is_left_out_and_told(monkeypatch: pytest.Monk
     sent = b"".join(frames.encode_rows(rows, frame, told))
     got = [event.event_id for row in FrameReader(session_pb2.ServerFrame).feed(sent) for event in row.events.events]
     assert (got, left_out) == ([0, 2], [(1, Reason.LIMIT_EXCEEDED)])
+
+
+LIMIT = 128
+WITHIN = ("bash", "-c", f'ulimit -n {LIMIT}; exec "$@"', "--")
+STRANGERS = LIMIT
+
+
+@pytest.fixture
+def poor_lead(tmp_path: Path) -> Iterator[Lead]:
+    """It may have few open files."""
+    made = Lead(tmp_path, "P", within=WITHIN)
+    yield made.wait_ready()
+    made.close()
+
+
+def test_processes_that_only_connect_leave_descriptors_to_all_others_and_one_line_in_the_log(poor_lead: Lead) -> None:
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(STRANGERS)]
+        for stranger in strangers:
+            stranger.connect(poor_lead.socket_path)
+        wait_until(lambda: "wait: this process may have" in poor_lead.process.log)
+        api = Api(poor_lead.process.wait_ready()["address"])  # by a connection of its own
+        stack.callback(api.close)
+        assert api.admin.GetStatus(admin_pb2.GetStatusRequest()).header.engine_id == "P"
+        assert strangers[0].recv(1_024) == b"", "it was let in, and sent away when it said nothing"
+    side = Side(poor_lead)
+    assert side.engine.poll() == []
+    side.close()
+    assert poor_lead.process.log.count("wait: this process may have") == 1
+    poor_lead.process.check_log()
+
+
+def test_a_server_takes_all_open_files_that_the_system_allows(tmp_path: Path) -> None:
+    within = ("bash", "-c", f'ulimit -Sn {LIMIT}; exec "$@"', "--")
+    lead = Lead(tmp_path, "P", within=within).wait_ready()
+    (row,) = [
+        line for line in Path(f"/proc/{lead.process.pid}/limits").read_text().splitlines() if "open files" in line
+    ]
+    soft, hard = row.split()[3:5]
+    assert soft == hard
+    lead.close()

@@ -50,7 +50,7 @@ class Refusal:
 
 
 class Api:
-    """Stubs of every service of the server at `address`. `ticket`: of the attached engine that unary calls speak for."""
+    """Stubs of every service of the server at `address`. With a `ticket` unary calls speak for the attached engine."""
 
     def __init__(self, address: str, ticket: bytes = b"") -> None:
         self._deadlines = _Deadlines((("kvgrpc-ticket", ticket.hex()),) if ticket else ())

@@ -23,8 +23,12 @@ class Footprint:
 
     def same(self, before: "Footprint") -> bool:
         """Whether no descriptor is left, no thread is gone, and none is left but those of a pool."""
+        return self.no_more_than(before) and self.threads >= before.threads
+
+    def no_more_than(self, before: "Footprint") -> bool:
+        """The same where threads may have gone, as those of a peer that was there before do."""
         left = self.descriptors - before.descriptors - Counter({"socket:": IDLE_SOCKETS_MAX})
-        return not left and 0 <= self.threads - before.threads <= POOL_THREADS_MAX
+        return not left and self.threads - before.threads <= POOL_THREADS_MAX
 
 
 def footprint(pid: int) -> Footprint:

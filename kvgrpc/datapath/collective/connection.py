@@ -1,10 +1,11 @@
 """Finding, tuning and shutting down the connection of a process group, for which its library offers no call.
 
-Each side has told the other at which address it listens, as the operating system writes addresses. A connection of this
-process that begins at the one, or ends at the other, is theirs: every group listens at a port of its own. A peer may
-tell any address, so what was connected before the group was made is never taken for its own.
+Each side has told the other at which address it listens. A connection of this process that begins at the one, or ends
+at the other, is theirs: every group listens at a port of its own. A peer may tell any address, so what was connected
+before the group was made is never taken for its own.
 """
 
+import ctypes
 import os
 import socket
 import stat
@@ -12,6 +13,8 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from kvgrpc.datapath.collective.half import Address
 
 Sockets = frozenset[int]
 """Of this process, by their inodes."""
@@ -25,6 +28,11 @@ on another machine that is as near loses nothing.
 """
 _MIN_RTT = struct.Struct("=148xI")
 """In Linux's struct tcp_info: the least round trip that was seen, in microseconds."""
+_SO_ATTACH_FILTER = 26
+"""Linux's, which the module socket does not name."""
+_RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
+"""The one instruction of a packet filter that lets nothing pass."""
+_DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_RETURN_NOTHING))
 
 
 def sockets() -> Sockets:
@@ -32,19 +40,33 @@ def sockets() -> Sockets:
     return frozenset(inode for _, inode in _sockets())
 
 
-def connections(own: Iterable[bytes], peer: Iterable[bytes], before: Sockets) -> Sockets:
-    """Those between the addresses in what this side has told and in what the other one has, which were not there
+def connections(own: Iterable[Address], peer: Iterable[Address], before: Sockets) -> Sockets:
+    """Those between the addresses that this side has told and those that the other one has, which were not there
     before.
     """
-    own, peer, found = list(own), list(peer), set[int]()
+    own, peer, found = set(own), set(peer), set[int]()
     for descriptor, inode in _sockets():
         if inode in before:
             continue
         with suppress(OSError), _socket(descriptor, inode) as connection:
-            here, there = _bytes_of(connection.getsockname()), _bytes_of(connection.getpeername())
-            if any(here in told for told in own) or any(there in told for told in peer):
+            there = _address_of(connection.getpeername())  # one that only listens has none
+            if there in peer or _address_of(connection.getsockname()) in own:
                 found.add(inode)
     return frozenset(found)
+
+
+def admit_nobody_else(own: Iterable[Address], before: Sockets) -> None:
+    """Who is not connected to these addresses of this process yet never will be: the system drops what he says. The
+    library cannot stop listening without ending its connections, and takes a descriptor for each stranger.
+    """
+    own = set(own)
+    for descriptor, inode in _sockets():
+        if inode in before:
+            continue
+        with suppress(OSError), _socket(descriptor, inode) as listener:
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and _address_of(listener.getsockname()) in own:
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
 
 
 def shut_down(which: Sockets) -> None:
@@ -105,12 +127,11 @@ def _socket(descriptor: int, inode: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _bytes_of(address: object) -> bytes:
-    """An address as in a sockaddr_in, or sockaddr_in6. Raises OSError for one that is neither."""
-    match address:
+def _address_of(name: object) -> Address:
+    """Raises OSError for the name of a socket that is not of the internet."""
+    match name:
         case (str(host), int(port)):
-            return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_pton(socket.AF_INET, host)
-        case (str(host), int(port), int(flow), int(_)):
-            head = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", port, flow)
-            return head + socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+            return socket.inet_pton(socket.AF_INET, host), port
+        case (str(host), int(port), int(_), int(_)):
+            return socket.inet_pton(socket.AF_INET6, host.partition("%")[0]), port
     raise OSError("no address of the internet")

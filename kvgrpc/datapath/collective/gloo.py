@@ -4,7 +4,12 @@ Messages go by several connections in turn, each with a thread of Gloo's at eith
 message and looks for the next, the other one moves bytes.
 
 Gloo connects whoever comes first to its port, and knows no secret. So each side tells the other one a token, by way of
-their leads, and hears it from who is connected before anything is sent or received.
+their leads, and hears it from who is connected before anything is sent or received. Of what the other side tells only
+ports and addresses reach Gloo, in a form that Gloo itself made.
+
+Each connection has a device of Gloo's, which listens and has a thread, and it is one that connects late ("lazy"): only
+such a group stops its device before it forgets its connections. Otherwise who comes after a group has given up is
+connected to memory that is somebody else's by then; and so a device is never used again for another group either.
 
 Gloo gives its caller no way to end a send or receive that is under way but to wait, and a wait that runs out closes the
 connection. `connection.shut_down` closes it sooner.
@@ -13,7 +18,9 @@ connection. `connection.shut_down` closes it sooner.
 import ctypes
 import hmac
 import secrets
-import threading
+import socket
+import struct
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,11 +30,18 @@ import numpy as np
 import torch
 from torch import distributed
 
-from kvgrpc.datapath.collective.connection import bound_what_is_unsent, connections, shut_down, sockets
+from kvgrpc.datapath.collective.connection import (
+    admit_nobody_else,
+    bound_what_is_unsent,
+    connections,
+    shut_down,
+    sockets,
+)
 from kvgrpc.datapath.collective.group import PROOF_S, RECEIVER, SENDER
+from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Address, Half, read_half
 from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
-from kvgrpc.datapath.collective.store import RendezvousStore
+from kvgrpc.datapath.collective.store import OwnStore
 from kvgrpc.datapath.copy.copying import best, copier
 from kvgrpc.datapath.host.addresses import Rows
 
@@ -35,9 +49,12 @@ _ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
 
 _TAGS = (1 << 31) - 1
 """Gloo's tags are numbers below this, for sends; and this, for tokens."""
-TOKEN_BYTES = 32
-CONNECTIONS = 2
-"""Of a group."""
+CONNECT_S = PROOF_S
+"""How long a connection may take to be made."""
+_TIMES = 5
+"""Gloo waits so many times as long for a connection as it was told."""
+_SIZE = struct.Struct("=Q")
+"""Before each thing that Gloo tells of a device: its host's name, and then its address."""
 
 
 @dataclass(eq=False)
@@ -51,10 +68,10 @@ class Flying:
 
 class GlooGroup:
     """One side of a group, connected. `host`: the address at which it listens. Raises RuntimeError when the other side
-    does not come.
+    does not come, and DataPathFailed when what it tells is no half of a group.
     """
 
-    def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous, wait_s: float) -> None:
+    def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous) -> None:
         self._sends = sends
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
@@ -62,13 +79,18 @@ class GlooGroup:
         """The send that was launched last, and how many of its messages were."""
         before = sockets()
         own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
-        token = secrets.token_bytes(TOKEN_BYTES)
-        rendezvous.put(_token_of(own), token)
-        self._connected = _connect(own, host, rendezvous, wait_s)
-        peers = rendezvous.take(_token_of(self._peer))
-        for connected in self._connected:
-            self._prove(connected, token, peers)
-        self._sockets = connections(*rendezvous.both, before)
+        made = [_Connection(own, self._peer, host) for _ in range(CONNECTIONS)]
+        half = Half(secrets.token_bytes(TOKEN_BYTES), tuple(connection.address for connection in made))
+        peers = read_half(rendezvous.exchange(half.values), host)
+        give_up_at = time.monotonic() + PROOF_S
+        for connection, address in zip(made, peers.addresses, strict=True):
+            if time.monotonic() > give_up_at:
+                raise RuntimeError("the other rank took too long to come")
+            connection.find(address)
+            self._prove(connection.group, half.token, peers.token, give_up_at)
+        self._connected = made
+        self._sockets = connections(half.addresses, peers.addresses, before)
+        admit_nobody_else(half.addresses, before)
         if sends:
             bound_what_is_unsent(self._sockets)
 
@@ -77,7 +99,7 @@ class GlooGroup:
         send, index = self._launched
         index = index if send == number else 0
         self._launched = number, index + 1
-        group = self._connected[index % CONNECTIONS]
+        group = self._connected[index % CONNECTIONS].group
         buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
         part, tag = buffer[: message.nbytes], number % _TAGS
         if not self._sends:
@@ -101,15 +123,15 @@ class GlooGroup:
         """Ends what is under way, by its connections. From any thread."""
         shut_down(self._sockets)
 
-    def _prove(self, connected: Any, own: bytes, peers: bytes) -> None:
+    def _prove(self, connected: Any, own: bytes, peers: bytes, give_up_at: float) -> None:
         """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        sending, hearing = connected.send([said], self._peer, _TAGS), connected.recv([heard], self._peer, _TAGS)
-        give_up_at = time.monotonic() + PROOF_S
-        hearing.wait(timedelta(seconds=PROOF_S))
+        hearing = connected.recv([heard], self._peer, _TAGS)  # returns when there is a connection
+        sending = connected.send([said], self._peer, _TAGS)
+        hearing.wait(_until(give_up_at))
         if not hmac.compare_digest(heard.numpy().tobytes(), own):
             raise RuntimeError("who connected to this rank is not the peer's")
-        sending.wait(timedelta(seconds=max(give_up_at - time.monotonic(), 0.001)))
+        sending.wait(_until(give_up_at))
 
     def _buffer(self, nbytes: int) -> torch.Tensor:
         """A run that crosses the end of an allocation may be longer than what is packed of short ones."""
@@ -118,42 +140,46 @@ class GlooGroup:
         return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
 
 
-def _connect(own: int, host: str, rendezvous: Rendezvous, wait_s: float) -> list[Any]:
-    """A group of the library's for each connection. All are made at once, since what they tell goes to the other side
-    together.
+class _Connection:
+    """A group of the library's, for one connection, which is made by the first message. Raises RuntimeError where the
+    library tells its address in a form that is not known here.
     """
-    all_put = threading.Barrier(CONNECTIONS)
-    made: dict[int, Any] = {}
-    failed: list[Exception] = []
 
-    def connect(index: int) -> None:
+    def __init__(self, own: int, peer: int, host: str) -> None:
         options = _ProcessGroup._Options()  # noqa: SLF001 - the only way to say where it listens
-        options._devices = [_ProcessGroup.create_device(hostname=host)]  # noqa: SLF001
-        options._timeout = timedelta(seconds=wait_s)  # noqa: SLF001
-        options._threads = 1  # noqa: SLF001
-        made[index] = _ProcessGroup(RendezvousStore(rendezvous, f"{index}/", all_put.wait), own, 2, options)
+        options._devices = [_ProcessGroup.create_device(hostname=host, lazy_init=True)]  # noqa: SLF001
+        options._timeout = timedelta(seconds=CONNECT_S / _TIMES)  # noqa: SLF001
+        options._threads = 0  # noqa: SLF001 - they serve collective calls, of which there are none
+        self._store = OwnStore()
+        self.group = _ProcessGroup(self._store, own, 2, options)
+        ((key, self._told),) = self._store.values.items()
+        self._peers_key = key.removesuffix(str(own)) + str(peer)
+        self._ip, self._port = _places(self._told)
+        self.address: Address = self._told[self._ip], int.from_bytes(self._told[self._port])
 
-    def run(index: int) -> None:
-        try:
-            connect(index)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the group
-            failed.append(error)
-            all_put.abort()  # nobody waits for this one
-
-    # Daemons: a process that ends while the other side does not come waits for nobody.
-    threads = [threading.Thread(target=run, args=(i,), name="kvgrpc-connect", daemon=True) for i in range(CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        made.clear()  # a connection that was made goes now, not with the error
-        raise failed.pop(0)
-    return [made[index] for index in range(CONNECTIONS)]
+    def find(self, address: Address) -> None:
+        """Where the other side listens: what this one told, but for that."""
+        told = bytearray(self._told)
+        told[self._ip], told[self._port] = address[0], address[1].to_bytes(2)
+        self._store.values[self._peers_key] = bytes(told)
 
 
-def _token_of(side: int) -> str:
-    return f"token/{side}"
+def _places(told: bytes) -> tuple[slice, slice]:
+    """Where the address and the port of a device are in what Gloo tells of it: after a host's name, in a sockaddr."""
+    at = _SIZE.size + _SIZE.unpack_from(told)[0]
+    at += _SIZE.size
+    if at + 28 <= len(told):
+        family = int.from_bytes(told[at : at + 2], sys.byteorder)
+        if family == socket.AF_INET:
+            return slice(at + 4, at + 8), slice(at + 2, at + 4)
+        if family == socket.AF_INET6:
+            return slice(at + 8, at + 24), slice(at + 2, at + 4)
+    raise RuntimeError("this torch's Gloo tells its address in a form that is not known here")
+
+
+def _until(moment: float) -> timedelta:
+    """Gloo takes none for no bound."""
+    return timedelta(seconds=max(moment - time.monotonic(), 0.001))
 
 
 def _copy(rows: Rows, *, source: int = 0, destination: int = 0) -> None:

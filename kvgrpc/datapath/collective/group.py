@@ -25,7 +25,9 @@ SENDER, RECEIVER = 0, 1
 BUILD_S = 15.0
 """How long the other rank may take to come, which may have to load the library first."""
 PROOF_S = 5.0
-"""How long it may take to prove that it is who came: a moment, once both are connected."""
+"""How long it may take to connect and to prove that it is the other rank who came: a moment, once both know of each
+other.
+"""
 STALL_S = 10.0
 """How long a message may take."""
 UNDER_WAY = 8
@@ -88,6 +90,8 @@ class Group:
         self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
         self.broken = ""
         """Why nothing moves by it any more; empty: it does."""
+        self.made = False
+        """Both ranks have come."""
         self._thread = threading.Thread(target=self._run, name="kvgrpc-collective", daemon=True)
         self._thread.start()
 
@@ -111,21 +115,30 @@ class Group:
             library.shut_down()
         self._jobs.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Waits for its end; whether it is proved that nothing accesses this rank's memory by it any more."""
-        self._thread.join(timeout_s)
+    @property
+    def awaits_half(self) -> bool:
+        """Whether it does nothing but to wait for what the other side has to tell: it can be ended at once."""
+        return self._rendezvous.waits
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is proved that nothing accesses this rank's memory by it any more."""
         return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for its end; whether it has come."""
+        self._thread.join(timeout_s)
+        return self.ended
 
     # ---- the thread
 
     def _run(self) -> None:
         job: Job | None = None
         library: Library | None = None
-        made = False
         try:
             self._library = library = self._make(self._rendezvous)
             self._rendezvous.tell()
-            made = True
+            self.made = True
             self._ready()
             while not self.broken and (numbered := self._jobs.get()) is not None:
                 number, job = numbered
@@ -135,7 +148,7 @@ class Group:
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
             self._break(_WHERE.sub("", str(error)).partition("\n")[0] or type(error).__name__)
         self._library = library = None  # it accesses nothing any more
-        if not made:
+        if not self.made:
             self._ready()
         if job is not None:
             job.end(self.broken)

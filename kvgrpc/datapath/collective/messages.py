@@ -13,9 +13,9 @@ from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, cut, to_rows
 
-FRAMING = 2
-"""Names how sends are cut, and which connection each message takes: every change has another number. To Gloo a message
-that is longer than what is received is the end of the receiving process.
+FRAMING = 3
+"""Names how sends are cut, which connection each message takes, and how halves tell of each other: every change has
+another number. To Gloo a message that is longer than what is received is the end of the receiving process.
 """
 MESSAGE_BYTES_MAX = 4 << 20
 ALONE_BYTES_MIN = 1 << 20

@@ -20,16 +20,14 @@ from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, Group, Job, Library
+from kvgrpc.datapath.collective.half import read_half
+from kvgrpc.datapath.collective.making import Making
 from kvgrpc.datapath.collective.messages import FRAMING, messages
 from kvgrpc.datapath.collective.remote import CollectiveRemote
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
 
-ENDING_MAX = 4
-"""Process groups of a rank's earlier epochs that may still be ending when it meets again: one that waits for the other
-side has a thread, and cannot be ended before its time.
-"""
 JOBS_MAX = 1_024
 """Sends of one group that may wait for those before them."""
 WAITING_RUNS_MAX = 1 << 19
@@ -51,8 +49,6 @@ class _Sender:
     sequence: int = MEET
     jobs: deque[tuple[Job, int]] = field(default_factory=deque)
     """Sends that have not ended, with the numbers of their runs."""
-    ending: list[Group] = field(default_factory=list)
-    """Groups of epochs before, whose threads may not have ended yet."""
 
 
 class CollectivePath:
@@ -79,6 +75,7 @@ class CollectivePath:
         self._remotes: dict[tuple[str, int], CollectiveRemote] = {}
         self._epoch = 0
         """Of the last group that received. One count for all peers: one that was taken for dead may come again."""
+        self._making = Making()
         self._retired: list[Group] = []
         """Broken ones, whose threads may not have ended yet."""
 
@@ -94,6 +91,7 @@ class CollectivePath:
     def withdraw(self, peer: str) -> None:
         for key in [key for key in self._senders if key[0] == peer]:
             self.retire(self._senders.pop(key).group, "the peer is gone")
+        self._making.forget(peer)
 
     def question(self, _: RankEndpoint) -> None:
         return None
@@ -113,6 +111,7 @@ class CollectivePath:
         if part.framing != FRAMING:
             why = f"the peer cuts sends by framing {part.framing}, this rank by {FRAMING}: have both run one version"
             raise DataPathUnavailable(why)
+        self._making.check((*key, False))
         want = partial(self._want, peer)
         if (before := self._remotes.get(key)) is not None:
             before.replaced()
@@ -153,13 +152,8 @@ class CollectivePath:
         before = self._senders.get(key)
         if before is not None and ask.epoch <= before.epoch:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
-        ending: list[Group] = []
-        if before is not None:
-            ending = [group for group in before.ending if not group.join(0)]
-            if len(ending) >= ENDING_MAX:
-                raise DataPathFailed(f"{ENDING_MAX} process groups of epochs before are still ending")
-            self.retire(before.group, f"epoch {ask.epoch} takes its place")
-            ending.append(before.group)
+        if self._backend == GLOO:
+            read_half(ask.values, self._host)
         answered = False
 
         def told(values: Values) -> None:
@@ -174,9 +168,11 @@ class CollectivePath:
                 answered = True
                 posted(values, error)
 
-        group = self.make_group(sends=True, told=told, ready=ready)
+        group = self.make_group(key, sends=True, told=told, ready=ready)
         group.learn(ask.values)
-        self._senders[key] = _Sender(ask.epoch, group, ending=ending)
+        self._senders[key] = _Sender(ask.epoch, group)
+        if before is not None:
+            self.retire(before.group, f"epoch {ask.epoch} takes its place")
 
     def _send(self, key: tuple[str, int], ask: SendAsk) -> None:
         sender = self._senders.get(key)
@@ -201,11 +197,18 @@ class CollectivePath:
 
     # ---- for its remotes
 
-    def make_group(self, *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]) -> Group:
+    def make_group(
+        self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
+    ) -> Group:
+        pair = (*peer, sends)
+        self._making.check(pair)
+
         def later(act: Callable[..., None]) -> Callable[..., None]:
             return lambda *arguments: self._later(partial(act, *arguments))
 
-        return Group(partial(self._library, sends), told=later(told), ready=later(ready))
+        group = Group(partial(self._library, sends), told=later(told), ready=later(ready))
+        self._making.add(pair, group)
+        return group
 
     def _library(self, sends: bool, rendezvous: Rendezvous) -> Library:
         """Made by the thread of its group: to load the library takes seconds. The leads of both sides have their ranks
@@ -218,7 +221,7 @@ class CollectivePath:
             return NcclGroup(sends=sends, device=self._segments[0].device, rendezvous=rendezvous)
         from kvgrpc.datapath.collective.gloo import GlooGroup
 
-        return GlooGroup(sends=sends, host=self._host, rendezvous=rendezvous, wait_s=BUILD_S)
+        return GlooGroup(sends=sends, host=self._host, rendezvous=rendezvous)
 
     def next_epoch(self) -> int:
         self._epoch += 1

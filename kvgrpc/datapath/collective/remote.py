@@ -8,7 +8,7 @@ from typing import Protocol
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, Segment
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
-from kvgrpc.datapath.base import Buffer, PostingState
+from kvgrpc.datapath.base import Buffer, DataPathFailed, PostingState
 from kvgrpc.datapath.collective.group import NCCL, Group, Job
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.host.addresses import check_runs
@@ -36,8 +36,12 @@ class Receive:
 class Receiving(Protocol):
     """What a remote has of its path."""
 
-    def make_group(self, *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]) -> Group:
-        """One side of a group; `told` and `ready` are called from the mover's thread."""
+    def make_group(
+        self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
+    ) -> Group:
+        """One side of a group with a rank of a peer; `told` and `ready` are called from the mover's thread. Raises
+        DataPathFailed where too many are being made.
+        """
         ...
 
     def next_epoch(self) -> int:
@@ -164,7 +168,10 @@ class CollectiveRemote:
             return
         if self._group is None or (self._built and self._group.broken):
             self._end_group("it broke")
-            self._meet()
+            try:
+                self._meet()
+            except DataPathFailed as error:
+                self._not_met(error.message)
         elif self._built:
             self._sequence, self._asked = self._sequence + 1, True
             first = self._waiting[0]
@@ -172,20 +179,20 @@ class CollectiveRemote:
             self._want(first.posting_id, ask)
 
     def _meet(self) -> None:
-        """Makes the group of this epoch."""
-        self._sequence, self._asked, self._built = MEET, True, False  # until it is made, or is not
-        epoch = self._epoch = self._path.next_epoch()
+        """Makes the group of the next epoch. Raises DataPathFailed where too many are being made."""
 
         def told(values: Values) -> None:
-            if epoch == self._epoch and self._group is group:
+            if self._group is group:
                 first = self._waiting[0].posting_id if self._waiting else ""
-                self._want(first, SendAsk(self.key[1], self._rank, epoch, MEET, values=values))
+                self._want(first, SendAsk(self.key[1], self._rank, self._epoch, MEET, values=values))
 
         def ready() -> None:
-            if epoch == self._epoch and self._group is group:
+            if self._group is group:
                 self._ready(group)
 
-        group = self._group = self._path.make_group(sends=False, told=told, ready=ready)
+        group = self._path.make_group(self.key, sends=False, told=told, ready=ready)
+        self._group, self._epoch = group, self._path.next_epoch()
+        self._sequence, self._asked, self._built = MEET, True, False  # until it is made, or is not
 
     def _ready(self, group: Group) -> None:
         """The group is made, or cannot be."""

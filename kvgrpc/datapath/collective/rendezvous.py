@@ -21,14 +21,14 @@ class Rendezvous:
         self._wait_s = wait_s
         self._give_up_at: float | None = None
         self._own: dict[str, bytes] = {}
-        self._peers: dict[str, bytes] = {}
+        self._peers: Values | None = None
         self._over = ""
         self._changed = threading.Condition()
 
     def learn(self, values: Values) -> None:
         """What the other side has put there."""
         with self._changed:
-            self._peers = dict(values)
+            self._peers = values
             self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
@@ -38,10 +38,21 @@ class Rendezvous:
             self._changed.notify_all()
 
     @property
-    def both(self) -> tuple[list[bytes], list[bytes]]:
-        """What this side has put there, and what the other one has."""
+    def waits(self) -> bool:
+        """Whether the other side is to tell something still, and was told what it needs for that."""
         with self._changed:
-            return list(self._own.values()), list(self._peers.values())
+            return self._told is None and self._peers is None
+
+    def exchange(self, own: Values) -> Values:
+        """Tells all that this side has to tell, for all that the other one has. Raises RuntimeError when the other side
+        does not come.
+        """
+        for key, value in own:
+            self.put(key, value)
+        self.tell()
+        with self._changed:
+            self._await(lambda: self._peers is not None)
+            return self._peers or ()
 
     def put(self, key: str, value: bytes) -> None:
         with self._changed:
@@ -49,13 +60,13 @@ class Rendezvous:
 
     def has(self, keys: Sequence[str]) -> bool:
         with self._changed:
-            return all(key in self._own or key in self._peers for key in keys)
+            return self._has(keys)
 
     def take(self, key: str) -> bytes:
         """What stands under a key. Raises RuntimeError when the other side does not come."""
         self.wait([key])
         with self._changed:
-            return self._own[key] if key in self._own else self._peers[key]
+            return self._own[key] if key in self._own else dict(self._peers or ())[key]
 
     def wait(self, keys: Sequence[str]) -> None:
         """Raises RuntimeError when the other side does not come."""
@@ -63,15 +74,22 @@ class Rendezvous:
             return
         self.tell()
         with self._changed:
-            self._give_up_at = self._give_up_at or time.monotonic() + self._wait_s
-            while not all(key in self._own or key in self._peers for key in keys):
-                left = self._give_up_at - time.monotonic()
-                if self._over or left <= 0:
-                    raise RuntimeError(self._over or "the other rank did not come")
-                self._changed.wait(left)
+            self._await(lambda: self._has(keys))
 
     def tell(self) -> None:
         """Tells the other side what is there, unless that was done."""
         told, self._told = self._told, None
         if told is not None:
             told(tuple(self._own.items()))
+
+    def _has(self, keys: Sequence[str]) -> bool:
+        peers = dict(self._peers or ())
+        return all(key in self._own or key in peers for key in keys)
+
+    def _await(self, there: Callable[[], bool]) -> None:
+        self._give_up_at = self._give_up_at or time.monotonic() + self._wait_s
+        while not there():
+            left = self._give_up_at - time.monotonic()
+            if self._over or left <= 0:
+                raise RuntimeError(self._over or "the other rank did not come")
+            self._changed.wait(left)

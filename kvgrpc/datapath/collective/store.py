@@ -1,6 +1,7 @@
-"""A rendezvous, as torch.distributed calls it. Imports torch, so only the thread of a group imports it."""
+"""The stores by which a process group of torch.distributed looks for its other half. Imports torch, so only the thread
+of a group imports it.
+"""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,30 +13,47 @@ _Store: Any = distributed.Store  # type: ignore[attr-defined]  # not in __all__
 
 
 class RendezvousStore(_Store):  # type: ignore[misc]  # the base has no types
-    """What a process group puts there goes to the other side, what it takes comes from there. Of several groups that
-    use one rendezvous each has a prefix for its keys; `all_put`, which is called once, returns when all of them have
-    put there what they have to say.
-    """
+    """What a process group puts there goes to the other side, what it takes comes from there."""
 
-    def __init__(self, rendezvous: Rendezvous, prefix: str = "", all_put: Callable[[], object] | None = None) -> None:
+    def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__()
-        self._rendezvous, self._prefix, self._all_put = rendezvous, prefix, all_put
+        self._rendezvous = rendezvous
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._rendezvous.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+        self._rendezvous.put(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        self._await_all_put()
-        return self._rendezvous.take(self._prefix + key)
+        return self._rendezvous.take(key)
 
     def wait(self, keys: list[str], *_: timedelta) -> None:
-        self._await_all_put()
-        self._rendezvous.wait([self._prefix + key for key in keys])
+        self._rendezvous.wait(keys)
 
     def check(self, keys: list[str]) -> bool:
-        return self._rendezvous.has([self._prefix + key for key in keys])
+        return self._rendezvous.has(keys)
 
-    def _await_all_put(self) -> None:
-        all_put, self._all_put = self._all_put, None
-        if all_put is not None:
-            all_put()
+
+class OwnStore(_Store):  # type: ignore[misc]  # likewise
+    """What a process group put there, and what its owner has it find. It waits for nothing: what is missing there is a
+    KeyError.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self.values[key] = _bytes(value)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def wait(self, keys: list[str], *_: timedelta) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -13,7 +13,6 @@ but not a network namespace give the folder.
 """
 
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -38,6 +37,7 @@ from kvgrpc.datapath.questions import (
     REFUSED,
     TOKEN_BYTES,
 )
+from kvgrpc.open_files import PAUSE_S, Door
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +182,7 @@ class _Server:
             self._listener.close()
             self._remove()
             raise OSError(str(error)) from error
+        self._door = Door(self._listener, "peers that ask this process for its memory")
         self._stop_read, self._stop_write = socket.socketpair()
         # Daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._serve, name="kvgrpc-process", daemon=True)
@@ -217,15 +218,13 @@ class _Server:
                     clients.add(accepted)
 
     def _accept(self) -> socket.socket | None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}:
+        client = self._door.accept()
+        if client is None:
+            if self._door.full:
                 # The client stays in the queue, so that trying again at once would burn a core.
-                _log.warning("cannot accept a peer that asks this process: %s", error)
                 stop = select.poll()
                 stop.register(self._stop_read, select.POLLIN)
-                stop.poll(100)
+                stop.poll(PAUSE_S * 1_000)
             return None
         client.setblocking(False)
         if credentials(client)[1] == os.geteuid():

@@ -1137,7 +1137,10 @@ Global___PostSendRequest: _TypeAlias = PostSendRequest  # noqa: Y015
 
 @_typing.final
 class GroupValue(_message.Message):
-    """Something that one half of a process group tells the other, as the library of the two ranks' endpoints makes it."""
+    """Something that one half of a process group tells the other. A half of Gloo's tells three: `token`, 32 bytes that the
+    other half says by each connection; `0` and `1`, where each connection listens: a port as 2 bytes in network order, and
+    an address of 4 bytes or of 16. A half of NCCL's tells what NCCL makes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

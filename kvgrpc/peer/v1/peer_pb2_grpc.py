@@ -180,8 +180,9 @@ class PeerServiceServicer:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
         CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
         * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
-        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, or the epoch or the number is not the next one. Nothing
-        is sent; the caller begins a new epoch.
+        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the values
+        are no half of a group, or too many groups are being made or came to nothing lately: the message says when to try
+        again. Nothing is sent; the caller begins a new epoch.
         * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
         """

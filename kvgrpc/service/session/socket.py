@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from kvgrpc.errors import PermissionDenied, Reason, invalid
+from kvgrpc.open_files import PAUSE_S, Door
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.fields import check
 from kvgrpc.wire.frames import FrameReader
 
 READ_BYTES = 256 * 1024
 PROBE_TIMEOUT_S = 1.0
+BACKLOG = 128
+"""Connections that wait to be let in."""
 
 Frames = AsyncIterator[session_pb2.ClientFrame]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -26,19 +29,56 @@ File = tuple[int, int]
 """A socket's file: device and inode. Its path may be another server's by now."""
 
 
-async def listen(path: str, serve: Serve) -> tuple[asyncio.Server, File]:
-    """Listens; the socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
-    _make_room(path)
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        # Bound here: asyncio would remove a socket that another server has bound meanwhile.
-        listener.bind(path)
-        os.chmod(path, 0o600)  # noqa: PTH101 - one system call
-        file = _file(path)
-        return await asyncio.start_unix_server(serve, sock=listener), file
-    except (OSError, ValueError) as error:
-        listener.close()
-        raise invalid("session_socket", f"{path} cannot be bound: {error}") from error
+class SessionSocket:
+    """Where processes of this user connect, each of which `serve` serves. Not asyncio's own server: that logs every
+    connection for which there is no descriptor, and removes a socket that another server has bound meanwhile.
+    """
+
+    def __init__(self, path: str, serve: Serve) -> None:
+        """Listens; the socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
+        _make_room(path)
+        self._path, self._serve = path, serve
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            self._listener.bind(path)
+            os.chmod(path, 0o600)  # noqa: PTH101 - one system call
+            self._file = _file(path)
+            self._listener.listen(BACKLOG)
+        except (OSError, ValueError) as error:
+            self._listener.close()
+            raise invalid("session_socket", f"{path} cannot be bound: {error}") from error
+        self._listener.setblocking(False)
+        self._door = Door(self._listener, f"processes that connect to {path}")
+        self._open()
+
+    def close(self) -> None:
+        """Removes the socket, and lets nobody in any more."""
+        remove(self._path, self._file)  # first: while it listens, no other file gets its number
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        connection = self._door.accept()
+        if connection is not None:
+            task = self._loop.create_task(self._connect(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        elif self._door.full:
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(PAUSE_S, self._open)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        reader = asyncio.StreamReader()
+        await self._loop.connect_accepted_socket(lambda: asyncio.StreamReaderProtocol(reader, self._serve), connection)
 
 
 async def read_frames(reader: asyncio.StreamReader) -> Frames:

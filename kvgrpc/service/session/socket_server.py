@@ -21,7 +21,7 @@ from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answ
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.session import Session
-from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
+from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
 from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
 from kvgrpc.service.session.workers import Reports, SocketEnd, WorkerEnd, write, write_with_descriptor
@@ -80,8 +80,7 @@ class Sessions:
         self._lead = lead
         self._host = host
         self._path = path
-        self._server: asyncio.Server | None = None
-        self._file: File | None = None
+        self._socket: SessionSocket | None = None
         self._session: Session | None = None
         self._attaching = False
         self._returning: Return | None = None
@@ -98,18 +97,17 @@ class Sessions:
 
     async def start(self) -> None:
         """Listens. Raises InvalidRequest when the path cannot be used."""
-        self._server, self._file = await listen(self._path, self._serve)
+        self._socket = SessionSocket(self._path, self._serve)
         self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
     async def stop(self) -> None:
         """Ends all connections and removes the socket."""
         self._stopping = True
-        if self._server is None or self._file is None:
+        if self._socket is None:
             return
         assert self._first is not None
         self._first.cancel()
-        remove(self._path, self._file)  # first: while it listens, no other file gets its number
-        self._server.close()
+        self._socket.close()
         for writer in self._connections.values():
             writer.close()
         if self._connections or self._losing:

@@ -11,29 +11,23 @@ from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.memory import PrivateMemory
 from tests.datapath.halves import Half, Halves
 from tests.datapath.peers import Bytes, content
-from tests.datapath.pumped import HOST, LONG_S
+from tests.datapath.pumped import HOST
 
 NBYTES = 8 << 20
 Made = tuple[Halves, Bytes, Bytes]
 
 
-def gloo(sends: bool, wait_s: float, rendezvous: Rendezvous) -> GlooGroup:
-    return GlooGroup(sends=sends, host=HOST, rendezvous=rendezvous, wait_s=wait_s)
+def gloo(sends: bool, rendezvous: Rendezvous) -> GlooGroup:
+    return GlooGroup(sends=sends, host=HOST, rendezvous=rendezvous)
 
 
 @pytest.fixture
-def wait_s() -> float:
-    """How long a half waits for the other one."""
-    return LONG_S
-
-
-@pytest.fixture
-def made(wait_s: float) -> Iterator[Made]:
+def made() -> Iterator[Made]:
     """A group whose halves have not met."""
     source, destination = content(1, NBYTES), np.zeros(NBYTES, dtype=np.uint8)
     halves = Halves(
         *(
-            Half(partial(gloo, sends, wait_s), PrivateMemory.of(memory).segments, sends=sends)
+            Half(partial(gloo, sends), PrivateMemory.of(memory).segments, sends=sends)
             for sends, memory in ((True, source), (False, destination))
         )
     )

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from kvgrpc.datapath.collective.connection import (
     NEAR_UNSENT_BYTES,
     NEAR_US,
     Sockets,
+    admit_nobody_else,
     bound_if_near,
     bound_what_is_unsent,
     connections,
@@ -21,12 +21,13 @@ from kvgrpc.datapath.collective.connection import (
     shut_down,
     sockets,
 )
-from tests.datapath.peers import open_descriptors
+from kvgrpc.datapath.collective.half import Address
+from tests.datapath.peers import DEADLINE_S, open_descriptors
 
 
-def told(address: tuple[str, int]) -> bytes:
-    """As a library tells where it listens: a sockaddr_in among other bytes."""
-    return b"before" + struct.pack("=H", socket.AF_INET) + struct.pack("!H", address[1]) + socket.inet_aton(address[0])
+def told(address: tuple[str, int]) -> Address:
+    """As a half tells where it listens."""
+    return socket.inet_aton(address[0]), address[1]
 
 
 @pytest.fixture
@@ -40,6 +41,8 @@ def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 
 NONE: Sockets = frozenset()
+STRANGER_S = 0.2
+"""Nobody answers it: how long it waits is how long the test takes."""
 
 
 def inode_of(connection: socket.socket) -> int:
@@ -52,7 +55,7 @@ def test_a_connection_is_found_by_either_end_and_others_stay(listener: socket.so
         ours, theirs = pair(listener), pair(other)
         with ours[0], ours[1], theirs[0], theirs[1]:
             before = open_descriptors()
-            assert connections([], [], NONE) == connections([b"", b"nothing"], [], NONE) == NONE
+            assert connections([], [], NONE) == connections([(b"", 0)], [], NONE) == NONE
             accepted = connections([told(listener.getsockname())], [], NONE)
             begun = connections([], [told(listener.getsockname())], NONE)
             assert accepted == frozenset({inode_of(ours[1])})
@@ -81,6 +84,23 @@ def test_a_socket_that_only_listens_is_left(listener: socket.socket) -> None:
         accepted.close()
 
 
+def test_who_comes_when_nobody_else_is_admitted_reaches_nobody_and_who_is_there_stays(listener: socket.socket) -> None:
+    other = socket.create_server(("127.0.0.1", 0))
+    with listener, other:
+        here, there = pair(listener)
+        admit_nobody_else([told(listener.getsockname())], NONE)
+        with here, there, socket.socket() as stranger:
+            stranger.settimeout(STRANGER_S)
+            with pytest.raises(TimeoutError):
+                stranger.connect(listener.getsockname())
+            here.sendall(b"x")
+            there.settimeout(DEADLINE_S)
+            assert there.recv(1) == b"x"
+            begun, accepted = pair(other)
+            begun.close()
+            accepted.close()
+
+
 def test_connections_of_version_6_are_found_too() -> None:
     try:
         listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -89,9 +109,8 @@ def test_connections_of_version_6_are_found_too() -> None:
     with listener:
         begun, accepted = pair(listener)
         with begun, accepted:
-            host, port, flow, _ = listener.getsockname()
-            address = struct.pack("=H", socket.AF_INET6) + struct.pack("!HI", port, flow)
-            found = connections([address + socket.inet_pton(socket.AF_INET6, host)], [], NONE)
+            host, port, _, _ = listener.getsockname()
+            found = connections([(socket.inet_pton(socket.AF_INET6, host), port)], [], NONE)
             assert found == {inode_of(accepted)}
 
 

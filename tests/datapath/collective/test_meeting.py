@@ -11,9 +11,8 @@ import pytest
 
 from kvgrpc.core.events import EndpointOffered, MeetingBegan, PeerMapped, SendPosted, SendWanted
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.datapath.base import DataPath
-from kvgrpc.datapath.collective.path import ENDING_MAX, CollectivePath
+from kvgrpc.datapath.collective.path import CollectivePath
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.loopback import LoopbackPath
@@ -107,28 +106,3 @@ def test_a_peer_that_a_better_path_reaches_has_nobody_load(both: Pair, leads: Le
     assert first.mapped() == "loopback"
     assert not first.begun.is_set()
     assert leads.kinds(first.name) == []
-
-
-def test_a_peer_that_meets_again_and_again_has_few_groups_that_wait_for_it() -> None:
-    loaded = threading.Event()
-    path = CollectivePath(PrivateMemory.of(np.zeros(NBYTES, dtype=np.uint8)), HOST, lambda: waits(loaded))
-    refused: list[str] = []
-
-    def meet(epoch: int) -> bool:
-        path.send(PEER, SendAsk(0, 0, epoch, MEET), lambda _, error: refused.extend(filter(None, [error])))
-        return path._senders[PEER, 0].epoch == epoch
-
-    for epoch in range(1, ENDING_MAX + 2):
-        meet(epoch)
-    assert refused == []
-    for epoch in range(10, 20):
-        meet(epoch)
-    assert refused == [f"{ENDING_MAX} process groups of epochs before are still ending"] * 10
-    loaded.set()
-    until(partial(meet, 30))
-    path.close()
-
-
-def waits(loaded: threading.Event) -> None:
-    """A library that takes as long as the test likes."""
-    assert loaded.wait(LONG_S)

@@ -1,6 +1,7 @@
 """Epochs and numbers of sends, and what breaks a process group: by a path in this process and one in another."""
 
 import queue
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.collective import group
+from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Half
 from kvgrpc.datapath.collective.messages import FRAMING
 from kvgrpc.datapath.collective.path import JOBS_MAX, WAITING_RUNS_MAX, CollectivePath
 from kvgrpc.datapath.host.memory import PrivateMemory
@@ -22,6 +24,12 @@ from tests.datapath.pumped import HOST, LEAD, LOST, RANK, PumpedPath, Said
 SIZE = 8 << 20
 (CASE,) = [case for case in CASES if case.name == "collective"]
 SOME = runs_of((5, 9, 1_000), (70_000, 2_000, 3_000_000))
+
+
+NOBODY = Half(bytes(TOKEN_BYTES), ((socket.inet_aton(HOST), 65_535),) * CONNECTIONS)
+"""Of a peer that does not come, and is waited for: its port is the highest."""
+AWAITED_S = 2.0
+"""Longer than a test of that takes, which ends when it is over."""
 
 
 class Asked:
@@ -219,7 +227,10 @@ def test_closing_under_a_read_ends_it_at_once_with_the_memory_at_rest(asked: Ask
 
 
 @pytest.fixture
-def source() -> Iterator[CollectivePath]:
+def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[CollectivePath]:
+    from kvgrpc.datapath.collective import gloo
+
+    monkeypatch.setattr(gloo, "CONNECT_S", AWAITED_S)
     memory = PrivateMemory.of(np.zeros(SIZE, dtype=np.uint8))
     path = CollectivePath(memory, HOST)
     path.bind(lambda act: act(), lambda *_: None)
@@ -231,7 +242,8 @@ def sent(path: CollectivePath, epoch: int, sequence: int, offsets: Ids | None = 
     """Why a source does not send."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     row = np.array([0], dtype=np.int64) if offsets is None else offsets
-    ask = SendAsk(0, 1, epoch, sequence, row, np.full(len(row), 8, dtype=np.int64))
+    values = () if sequence else NOBODY.values
+    ask = SendAsk(0, 1, epoch, sequence, row, np.full(len(row), 8, dtype=np.int64), values)
     path.send("peer", ask, lambda _, error: said.put(error))
     return said.get(timeout=DEADLINE_S)
 

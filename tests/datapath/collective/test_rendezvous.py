@@ -20,9 +20,16 @@ def test_a_side_tells_what_it_has_before_it_waits_and_once_only() -> None:
     assert side.take("0/1") == b"there"
     side.tell()
     assert told == [(("0/0", b"here"),)]
-    assert side.both == ([b"here"], [b"there"])
     assert side.has(["0/0", "0/1"])
     assert not side.has(["0/2"])
+
+
+def test_sides_exchange_all_that_they_have_to_tell_also_where_that_is_nothing() -> None:
+    told: list[Values] = []
+    side = Rendezvous(told.append, LONG_S)
+    side.learn(())
+    assert side.exchange((("0", b"here"), ("1", b"too"))) == ()
+    assert told == [(("0", b"here"), ("1", b"too"))]
 
 
 def test_who_waits_is_woken_by_what_the_other_side_told() -> None:

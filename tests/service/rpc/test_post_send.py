@@ -1,30 +1,18 @@
 """PostSend: bytes that a peer may read are sent to it, and no others."""
 
-import threading
-from typing import Any
-
 import grpc
-import numpy as np
 import pytest
 
-from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import Segment
-from kvgrpc.core.values.sends import Values
-from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.collective.gloo import GlooGroup
-from kvgrpc.datapath.collective.group import Group, Job
-from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import pool_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine
+from tests.service.receiver import Receiver, post_send
 from tests.service.values import new_key, prompt
 
 TOKENS = prompt(32)
-WAIT_S = 60.0
-HOST = "127.0.0.1"
 
 
 @pytest.fixture
@@ -32,49 +20,6 @@ def sender(start: Start) -> Engine:
     """A source that sends."""
     (engine,) = start(("--data-paths", "collective"))
     return engine
-
-
-def post_send(consumer: Consumer, access: bytes, sequence: int, **fields: Any) -> peer_pb2.PostSendRequest:
-    return peer_pb2.PostSendRequest(
-        caller=consumer.caller, access_id=access, sequence=sequence, **{"epoch": 1, **fields}
-    )
-
-
-class Receiver:
-    """A rank of a consumer that receives."""
-
-    def __init__(self, engine: Engine, consumer: Consumer) -> None:
-        self.memory = np.zeros(4 * BLOCK_BYTES, dtype=np.uint8)
-        self._engine = engine
-        self._consumer = consumer
-        self._ready = threading.Event()
-        self._group = Group(
-            lambda rendezvous: GlooGroup(sends=False, host=HOST, rendezvous=rendezvous, wait_s=WAIT_S),
-            told=self._tell,
-            ready=self._ready.set,
-        )
-        assert self._ready.wait(WAIT_S)
-        assert not self._group.broken
-
-    def _tell(self, values: Values) -> None:
-        rows = [peer_pb2.GroupValue(key=key, value=value) for key, value in values]
-        asked = post_send(self._consumer, b"", 0, values=rows)
-        reply = self._engine.api.peer.PostSend(asked, timeout=WAIT_S)
-        self._group.learn(tuple((row.key, row.value) for row in reply.values))
-
-    def receive(self, number: int, nbytes: list[int]) -> None:
-        """The send of that number, of so many bytes each, one after the other, into its memory."""
-        lengths, done = np.array(nbytes, dtype=np.int64), threading.Event()
-        runs = Runs(np.cumsum(lengths) - lengths, np.cumsum(lengths) - lengths, lengths)
-        own = (Segment(self.memory.ctypes.data, len(self.memory)),)
-        job = Job(messages(runs, own, sends=False), done.set)
-        self._group.start(number, job)
-        assert done.wait(WAIT_S)
-        assert job.poll() is PostingState.DONE, job.error
-
-    def close(self) -> None:
-        self._group.abort("the test is over")
-        assert self._group.join(WAIT_S)
 
 
 def places(engine: Engine, block: int) -> list[int]:

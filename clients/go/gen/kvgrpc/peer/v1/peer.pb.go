@@ -2257,7 +2257,9 @@ func (x *PostSendRequest) GetValues() []*GroupValue {
 	return nil
 }
 
-// Something that one half of a process group tells the other, as the library of the two ranks' endpoints makes it.
+// Something that one half of a process group tells the other. A half of Gloo's tells three: `token`, 32 bytes that the
+// other half says by each connection; `0` and `1`, where each connection listens: a port as 2 bytes in network order, and
+// an address of 4 bytes or of 16. A half of NCCL's tells what NCCL makes.
 type GroupValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 64 bytes.

@@ -1,0 +1,64 @@
+"""What one half of a group of Gloo's tells the other one: a token, and where each of its connections listens.
+
+The library believes what it is told, down to the lengths within. So what a peer says is read here, in a form of our
+own, and the library is handed what was understood. Knows nothing of the library, which takes seconds to load.
+"""
+
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+
+from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import DataPathFailed
+
+CONNECTIONS = 2
+"""Of a group."""
+TOKEN_BYTES = 32
+_KEYS = ["token", *(str(index) for index in range(CONNECTIONS))]
+_PORT = struct.Struct("!H")
+_IP_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
+
+Address = tuple[bytes, int]
+"""Of the internet, packed as it travels, and a port."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half, as the other one has to know it."""
+
+    token: bytes
+    """Which the other one says by each connection."""
+    addresses: tuple[Address, ...]
+    """Where each connection listens."""
+
+    @property
+    def values(self) -> Values:
+        """As it travels."""
+        packed = [_PORT.pack(port) + ip for ip, port in self.addresses]
+        return tuple(zip(_KEYS, [self.token, *packed], strict=True))
+
+
+def read_half(values: Values, host: str) -> Half:
+    """The peer's half, for a rank that listens at `host`. Raises DataPathFailed for what is none, and for an address
+    to which no connection can be made.
+    """
+    found = dict(values)
+    if len(values) != len(_KEYS) or sorted(found) != sorted(_KEYS):
+        raise DataPathFailed(f"a half of a process group tells {', '.join(_KEYS)}, each once")
+    token = found.pop(_KEYS[0])
+    if len(token) != TOKEN_BYTES:
+        raise DataPathFailed(f"the token of a half of a process group has {TOKEN_BYTES} bytes")
+    nbytes = _IP_BYTES[socket.AF_INET6 if ":" in host else socket.AF_INET]
+    return Half(token, tuple(_address(found[str(index)], nbytes) for index in range(CONNECTIONS)))
+
+
+def _address(value: bytes, ip_bytes: int) -> Address:
+    if len(value) != _PORT.size + ip_bytes:
+        raise DataPathFailed(f"where a half of a process group listens has {_PORT.size} bytes and {ip_bytes} here")
+    (port,), ip = _PORT.unpack_from(value), value[_PORT.size :]
+    told = ipaddress.ip_address(ip)
+    # Of version 6 even loopback counts as reserved.
+    if not port or told.is_unspecified or told.is_multicast or (told.version == 4 and told.is_reserved):
+        raise DataPathFailed(f"nobody listens at port {port} of {told}, where a half of a process group says it does")
+    return ip, port

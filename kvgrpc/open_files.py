@@ -1,0 +1,72 @@
+"""The system's limit of open files, and the reserve below it that nobody gets who only connects.
+
+A process that has no descriptor left can neither dial a peer nor take a worker's memory, and libraries in it end it. So
+sockets at which strangers connect are doors: they let in as many as leave the reserve free, and the others wait.
+"""
+
+import errno
+import logging
+import os
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+RESERVE = 64
+"""Descriptors; of a limit that is lower than four times that, a quarter of it."""
+PAUSE_S = 0.1
+"""How long a door that is full stays closed."""
+SAY_AGAIN_S = 60.0
+_NONE_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+
+
+def limit() -> int:
+    """How many descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_limit() -> None:
+    """To the highest that the system allows this process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def unreserved() -> int:
+    """How many descriptors this process may have without those of the reserve."""
+    most = limit()
+    return most - min(RESERVE, most // 4)
+
+
+def spare(count: int) -> bool:
+    """Whether there are so many without those of the reserve."""
+    return len(list(Path("/proc/self/fd").iterdir())) + count <= unreserved()
+
+
+class Door:
+    """A listening socket that does not block. `who` connects there, for the log."""
+
+    def __init__(self, listener: socket.socket, who: str) -> None:
+        self._listener = listener
+        self._who = who
+        self._say_at = 0.0
+        self.full = False
+        """There was no descriptor for the next one: who waits may be let in after PAUSE_S."""
+
+    def accept(self) -> socket.socket | None:
+        """The next one; None: nobody is there, or it is full."""
+        try:
+            next_number = os.dup(self._listener.fileno())  # the lowest that is free, as the next one will have
+            os.close(next_number)
+            self.full = next_number >= unreserved()
+            if not self.full:
+                return self._listener.accept()[0]
+        except OSError as error:
+            self.full = error.errno in _NONE_LEFT
+        if self.full and time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + SAY_AGAIN_S
+            _log.warning("%s wait: this process may have %d open files, and has none to spare", self._who, limit())
+        return None
