@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -141,6 +142,32 @@ def refused(reason: Reason, kind: type[KVGrpcError] = KVGrpcError) -> Iterator[N
     assert caught.value.reason is reason, caught.value
 
 
+def secret(what: str, life: str) -> bytes:
+    """One of 32 bytes."""
+    return hashlib.sha256(f"{what} {life}".encode()).digest()
+
+
+def showing(event: Event, node: Node) -> Event:
+    """The same, as an honest peer says it: with its secrets, and with what this node told it to show."""
+    peers = node.state.peers
+    match event:
+        case events.HandshakeReceived(asks=b""):
+            known = peers.get(key_of(event.peer))
+            life, proofs = key_of(event.peer), known.asks if known else ()
+            return dataclasses.replace(event, shows=secret("shown", life), asks=secret("asked", life), proofs=proofs)
+        case events.PeerAnswered(asks=b""):
+            known, life = peers.get(key_of(event.peer)), key_of(event.peer)
+            asks = known.asks[0] if known else secret("asked", life)
+            return dataclasses.replace(event, shows=secret("shown", life), asks=asks)
+        case events.PeerAlive(proof=b"") if event.peer in peers:
+            return dataclasses.replace(event, proof=peers[event.peer].asks[0])
+        case _ if isinstance(event, events.PeerRequest):
+            peer = peers.get(peer_key(event.engine_id, event.incarnation))
+            if peer is not None and not event.call.proof:
+                return dataclasses.replace(event, call=dataclasses.replace(event.call, proof=peer.asks[0]))
+    return event
+
+
 class Lead:
     """One node, its clock and its calls."""
 
@@ -175,7 +202,7 @@ class Lead:
     def feed(self, event: Event, after_s: float = 0.0) -> list[Action]:
         """What the event leads to, `after_s` seconds later than the last one."""
         self.now += after_s
-        self.done = self.node.handle(event, self.now)
+        self.done = self.node.handle(showing(event, self.node), self.now)
         if self.checked:
             self.node.check()
         for action in self.done:
@@ -240,12 +267,19 @@ class Lead:
 
     def admit(self, peer: EngineDescription) -> str:
         """A peer shakes hands with this lead; its key."""
+        self.silence_former(peer)
         call = self.ask(lambda c: events.HandshakeReceived(c, peer, endpoints(peer)), principal="peer")
         self._offer()
         assert isinstance(self.answer(call), actions.Introduced)
         self.map(peer)
         self.feed(events.PeerAlive(key_of(peer)))
         return key_of(peer)
+
+    def silence_former(self, peer: EngineDescription) -> None:
+        """The liveness streams of other lives of its engine end, as they do before it begins."""
+        for other in list(self.state.peers.values()):
+            if other.description.engine_id == peer.engine_id and other.key != key_of(peer):
+                self.feed(events.PeerSilent(other.key))
 
     def open(self, peer: EngineDescription, *openings: Opening) -> int:
         """OpenAccess by a peer; the call's number."""

@@ -53,6 +53,8 @@ class _Sender:
     """Sends that have not ended, with the numbers of their runs."""
     ending: list[Group] = field(default_factory=list)
     """Groups of epochs before, whose threads may not have ended yet."""
+    anew: bool = False
+    """The peer has shaken hands since: its next group may have any epoch."""
 
 
 class CollectivePath:
@@ -88,7 +90,9 @@ class CollectivePath:
     def load(self) -> None:
         self._load()
 
-    def offer(self, endpoint: RankEndpoint, _: str = "") -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        for sender in [sender for key, sender in self._senders.items() if key[0] == peer]:
+            sender.anew = True
         return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes, FRAMING))
 
     def withdraw(self, peer: str) -> None:
@@ -151,7 +155,7 @@ class CollectivePath:
 
     def _meet(self, key: tuple[str, int], ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
         before = self._senders.get(key)
-        if before is not None and ask.epoch <= before.epoch:
+        if before is not None and ask.epoch <= before.epoch and not before.anew:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
         ending: list[Group] = []
         if before is not None:
