@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import hashlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
+from tests.core.shown import showing
 
 _A = TypeVar("_A")
 KEY = b"key of a request"
@@ -140,32 +140,6 @@ def refused(reason: Reason, kind: type[KVGrpcError] = KVGrpcError) -> Iterator[N
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.reason is reason, caught.value
-
-
-def secret(what: str, life: str) -> bytes:
-    """One of 32 bytes."""
-    return hashlib.sha256(f"{what} {life}".encode()).digest()
-
-
-def showing(event: Event, node: Node) -> Event:
-    """The same, as an honest peer says it: with its secrets, and with what this node told it to show."""
-    peers = node.state.peers
-    match event:
-        case events.HandshakeReceived(asks=b""):
-            known = peers.get(key_of(event.peer))
-            life, proofs = key_of(event.peer), known.asks if known else ()
-            return dataclasses.replace(event, shows=secret("shown", life), asks=secret("asked", life), proofs=proofs)
-        case events.PeerAnswered(asks=b""):
-            known, life = peers.get(key_of(event.peer)), key_of(event.peer)
-            asks = known.asks[0] if known else secret("asked", life)
-            return dataclasses.replace(event, shows=secret("shown", life), asks=asks)
-        case events.PeerAlive(proof=b"") if event.peer in peers:
-            return dataclasses.replace(event, proof=peers[event.peer].asks[0])
-        case _ if isinstance(event, events.PeerRequest):
-            peer = peers.get(peer_key(event.engine_id, event.incarnation))
-            if peer is not None and not event.call.proof:
-                return dataclasses.replace(event, call=dataclasses.replace(event.call, proof=peer.asks[0]))
-    return event
 
 
 class Lead:

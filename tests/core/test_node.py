@@ -34,9 +34,9 @@ from tests.core.nodes import (
     grant,
     lists,
     refused,
-    showing,
     snapshot,
 )
+from tests.core.shown import showing
 
 D = describe("d", 2)
 

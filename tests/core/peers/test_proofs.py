@@ -12,8 +12,9 @@ from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
-from tests.core.nodes import Lead, access_id, describe, endpoint, endpoints, grant, key_of, refused, secret, snapshot
+from tests.core.nodes import Lead, access_id, describe, endpoint, endpoints, grant, key_of, refused, snapshot
 from tests.core.peers.dialled_peers import connect, state_of
+from tests.core.shown import secret
 
 P = describe("p", 1)
 KEY = key_of(P)

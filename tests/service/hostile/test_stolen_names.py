@@ -13,7 +13,6 @@ from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
 from tests.service.api import read_refusal, refused
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged, wait_until
-from tests.service.peers.test_connect import connect
 from tests.service.rogue import Rogue
 from tests.service.values import new_key
 
@@ -162,5 +161,6 @@ def test_who_answers_in_the_place_of_a_peer_is_not_taken_for_it(source: Engine, 
         reply.proof = bytes(32)
 
     rogue.changes["KeepLiveness"] = another
+    request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=rogue.engine.address))
     with refused(source.api, "FAILED_PRECONDITION", "PEER_FAILED"):
-        connect(source, rogue.engine.address)
+        source.api.handshake.ConnectPeer(request)
