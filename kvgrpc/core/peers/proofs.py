@@ -32,7 +32,7 @@ def introduced(known: Peer | None, event: HandshakeReceived) -> Told:
     if known is None:
         return Told((event.asks,), (event.shows,))
     if is_one_of(event.shows, known.shows) or any(known.proves(proof) for proof in event.proofs):
-        return Told(known.asks, _join(known.shows, (event.shows,)), known.elder)
+        return Told(known.asks, _join((event.shows,), known.shows), known.elder)
     if any(is_one_of(proof, known.elder) for proof in event.proofs):
         return Told(known.elder, (event.shows,), anew=True)
     if known.met and known.state is not PeerState.DEAD:
@@ -49,12 +49,15 @@ def reached(known: Peer | None, event: PeerAnswered, at: str) -> Told:
     """
     if known is None:
         return Told((event.asks,), (event.shows,))
-    if known.state is PeerState.DEAD and not known.proves(event.asks):
+    if known.proves(event.asks):
+        return Told(known.asks, _join((event.shows,), known.shows), known.elder)
+    if known.state is PeerState.DEAD:
         return Told((event.asks,), (event.shows,), _elder(known))
-    if known.met and not known.proves(event.asks) and not known.lives_at(at):
+    if known.met and not known.lives_at(at):
         engine_id = known.description.engine_id
         raise PreconditionFailed(Reason.PEER_FAILED, f"engine {engine_id} is connected, and not at {at}")
-    return Told(_join((event.asks,), known.asks), _join((event.shows,), known.shows), known.elder)
+    # It answers where this life lives: what was told to who introduced itself as this life may be a stranger's.
+    return Told((event.asks,), _join((event.shows,), known.shows), known.elder)
 
 
 def check_next_life(others: list[Peer], at: str) -> None:

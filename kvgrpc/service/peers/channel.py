@@ -13,7 +13,7 @@ from kvgrpc.core.tables.peers import is_one_of
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
-from kvgrpc.service.peers.errors import readable
+from kvgrpc.service.peers.errors import failure_of, readable, wants_proof
 from kvgrpc.service.peers.stream import PeerStream
 from kvgrpc.service.runner import Runner
 
@@ -86,6 +86,8 @@ class PeerChannel:
                 _log.warning("%s", error)
             except grpc.aio.AioRpcError as error:
                 _log.debug("peer %s refuses the liveness stream: %s", self.peer, error.details())
+                if wants_proof(failure_of(error, "KeepLiveness")):
+                    self._runner.feed(events.ProofRefused(self.peer))
             except TimeoutError:
                 _log.debug("peer %s fell silent", self.peer)
             self._runner.feed(events.PeerSilent(self.peer))

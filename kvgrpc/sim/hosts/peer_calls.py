@@ -100,8 +100,12 @@ class PeerCalls:
                 return
             assert isinstance(result, Introduced)
             there = result.engine
-            if self._network.stream(self._host, peer_key(there.engine_id, there.incarnation), (result.proof, asks)):
+            life = peer_key(there.engine_id, there.incarnation)
+            if self._network.stream(self._host, life, (result.proof, asks)):
                 self._host.handle(PeerAnswered(action.address, there, result.endpoints, result.proof, asks))
+            elif self._network.takes_another(self._host.life, life, result.proof):
+                error = PreconditionFailed(Reason.NOT_PROVED, "it was told something else meanwhile")
+                self._host.handle(DialFailed(action.address, error))
             else:
                 lost = Unavailable(Reason.PEER_UNREACHABLE, f"no liveness stream to {action.address}")
                 self._host.handle(DialFailed(action.address, lost))

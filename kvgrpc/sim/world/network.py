@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, CallAbandoned, Event, HandshakeReceived, PeerAlive, PeerSilent
-from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import RPC_TIMEOUT_S, Faults, Luck
@@ -170,6 +170,14 @@ class Network:
             return False
         self._streams[own, life], self._shown[own, life] = (dialler, liar), shown
         return True
+
+    def takes_another(self, own: str, life: str, proof: bytes) -> bool:
+        """Whether a life knows another one, and not by this proof."""
+        return any(
+            peer.key == own and peer.state is not PeerState.DEAD and not peer.proves(proof)
+            for lead in self._leads.values() if lead.up and lead.life == life
+            for peer in lead.peers
+        )  # fmt: skip
 
     def gone(self, life: str) -> None:
         """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""

@@ -137,17 +137,6 @@ def test_who_took_a_name_while_its_life_was_dead_gives_it_back(met: Lead) -> Non
     assert (met.state.peers[KEY].proves(B), met.state.peers[KEY].proves(C)) == (True, False)
 
 
-def test_who_took_a_name_does_not_say_that_its_life_is_at_rest(met: Lead) -> None:
-    met.feed(PeerSilent(KEY))
-    met.tick(10.0)
-    introduced(met, shows=LIE, asks=C)
-    asked: list[str] = []
-    met.node._serving._reservations.quiesced = lambda life, _: asked.append(life)  # type: ignore[method-assign]
-    closing = events.Closing(access_id(), events.CloseOutcome.DROPPED, quiesced=True)
-    met.call(lambda c: events.CloseAccess(c, "p", 1, (closing,)), principal="peer", proof=C)
-    assert asked == []
-
-
 @pytest.mark.parametrize("incarnation", [2, 2**53 - 1])
 def test_a_next_life_waits_for_the_end_of_the_stream_of_the_one_before(met: Lead, incarnation: int) -> None:
     before = snapshot(met.node)
@@ -176,12 +165,25 @@ def test_a_life_that_answers_elsewhere_is_not_the_one_that_has_met(met: Lead) ->
     assert met.state.peers[KEY].asks == before
 
 
-def test_both_may_shake_hands_at_once_and_all_that_they_told_is_good(lead: Lead) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_introduced_itself_as_a_life_has_no_part_in_what_that_life_is_told_at_its_address(
+    lead: Lead, streams: bool
+) -> None:
     begin(lead)
-    introduced(lead, shows=A, asks=B)
-    lead.feed(PeerAnswered("p:1", P, endpoints(P), C, LIE))
+    introduced(lead, shows=LIE, asks=LIE)
+    if streams:
+        lead.feed(PeerAlive(KEY, LIE))
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
     known = lead.state.peers[KEY]
-    assert (known.proves(B), known.proves(LIE), set(known.shows)) == (True, True, {A, C})
+    assert (known.proves(LIE), known.proves(B), known.shows) == (False, True, (A, LIE))
+
+
+def test_a_dead_life_that_answers_without_its_proof_is_told_anew(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    begin(met)
+    met.feed(PeerAnswered("p:1", P, endpoints(P), A, C))
+    assert (met.state.peers[KEY].proves(C), met.state.peers[KEY].elder) == (True, (B,))
 
 
 def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) -> None:
@@ -191,8 +193,7 @@ def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) 
             lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
         lead.feed(PeerAnswered("p:1", P, endpoints(P), secret("s", str(number)), secret("t", str(number))))
         lead.map(P)
-    known = lead.state.peers[KEY]
-    assert (len(known.asks), len(known.shows)) == (PROOFS_MAX, PROOFS_MAX)
+    assert len(lead.state.peers[KEY].shows) == PROOFS_MAX
 
 
 # -- this lead as the caller
@@ -282,3 +283,12 @@ def test_no_secret_is_in_the_text_of_anything(met: Lead) -> None:
     found = [met.state.peers[KEY], said, PeerAlive(KEY, B), PeerAnswered("p:1", P, (), A, B), call]
     text = " ".join(map(repr, found))
     assert all(repr(one)[2:10] not in text for one in (A, B, C))
+
+
+def test_leads_that_shook_hands_at_once_find_together(lead: Lead) -> None:
+    """Each has dropped what the other one shows: both know what is taken all the same."""
+    begin(lead)
+    introduced(lead, shows=A, asks=LIE)
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), C, B))
+    assert introduced(lead, LIE, B, shows=A) == B
+    assert lead.state.peers[KEY].shows[0] == A, "it is what the caller has shown to take"
