@@ -117,6 +117,7 @@ class Reason(StrEnum):
     INTERNAL = "INTERNAL"
     INTERNAL_DEFECT = "INTERNAL_DEFECT"
     LEASE_RECLAIMED = "LEASE_RECLAIMED"
+    NOT_PROVED = "NOT_PROVED"
 
 
 class NextStep(StrEnum):

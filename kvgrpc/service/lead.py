@@ -86,8 +86,10 @@ class Lead:
             )
 
     def check_caller(self, caller: peer_pb2.Caller) -> None:
-        """Raises PreconditionFailed (NO_HANDSHAKE) for a peer that is not known, before its call is looked at."""
-        self.node.state.caller(caller.engine_id, caller.incarnation)
+        """Raises PreconditionFailed for a peer that is not known (NO_HANDSHAKE), and for a caller that does not show
+        that it speaks for it (NOT_PROVED), before its call is looked at.
+        """
+        self.node.state.caller(caller.engine_id, caller.incarnation, caller.proof)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Who answers."""

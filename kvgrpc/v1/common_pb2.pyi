@@ -376,6 +376,10 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
     FAILURE_REASON_LEASE_RECLAIMED: _FailureReason.ValueType  # 67
     """The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time."""
+    FAILURE_REASON_NOT_PROVED: _FailureReason.ValueType  # 68
+    """The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
+    that engine is connected.
+    """
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why something failed. The same names without the prefix are the reasons of RPC errors; docs/protocol.md lists for
@@ -518,6 +522,10 @@ FAILURE_REASON_INTERNAL_DEFECT: FailureReason.ValueType  # 66
 """A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
 FAILURE_REASON_LEASE_RECLAIMED: FailureReason.ValueType  # 67
 """The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time."""
+FAILURE_REASON_NOT_PROVED: FailureReason.ValueType  # 68
+"""The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
+that engine is connected.
+"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:

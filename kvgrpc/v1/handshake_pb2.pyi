@@ -591,8 +591,14 @@ class HandshakeRequest(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     EXPECTED_ENGINE_ID_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    PROOFS_FIELD_NUMBER: _builtins.int
     expected_engine_id: _builtins.str
     """The engine that the caller means to reach; checked when stated."""
+    proof: _builtins.bytes
+    """Required. 16 to 64 random bytes that nobody else knows: what the callee shows whenever it calls this life of the
+    caller (Caller.proof, KeepLivenessResponse.proof). With `proofs` the one that the callee was told before.
+    """
     @_builtins.property
     def engine(self) -> Global___EngineDescription:
         """Required. The calling engine."""
@@ -601,16 +607,24 @@ class HandshakeRequest(_message.Message):
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_pool_types_pb2.RankEndpoint]:
         """How the callee's ranks may reach the caller's memory; one for each rank, at most 4,096."""
 
+    @_builtins.property
+    def proofs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What the callee has told this life of the caller to show, as far as it is known; at most 4. To be shown only to a
+        callee that has refused the handshake with NOT_PROVED, and at an address that is known for its.
+        """
+
     def __init__(
         self,
         *,
         engine: Global___EngineDescription | None = ...,
         endpoints: _abc.Iterable[_pool_types_pb2.RankEndpoint] | None = ...,
         expected_engine_id: _builtins.str = ...,
+        proof: _builtins.bytes = ...,
+        proofs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "engine", b"engine", "expected_engine_id", b"expected_engine_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "engine", b"engine", "expected_engine_id", b"expected_engine_id", "proof", b"proof", "proofs", b"proofs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -627,8 +641,13 @@ class HandshakeResponse(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """The protocol version that both use from now on."""
+    proof: _builtins.bytes
+    """What the caller shows whenever it calls this life of the callee (Caller.proof): 16 to 64 random bytes. Of a caller
+    that has shown a proof it is that one.
+    """
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -653,10 +672,11 @@ class HandshakeResponse(_message.Message):
         endpoints: _abc.Iterable[_pool_types_pb2.RankEndpoint] | None = ...,
         protocol: _builtins.int = ...,
         differences: _abc.Iterable[Global___FieldDifference] | None = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "endpoints", b"endpoints", "engine", b"engine", "header", b"header", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "endpoints", b"endpoints", "engine", b"engine", "header", b"header", "proof", b"proof", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

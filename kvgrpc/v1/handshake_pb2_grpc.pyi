@@ -56,7 +56,11 @@ class HandshakeServiceStub:
     Handshake: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.HandshakeRequest, _handshake_pb2.HandshakeResponse]
     """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
     pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-    newest wins. It admits the caller to PeerService.
+    newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+
+    An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
+    was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
+    proofs stay as they are.
 
     Errors:
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
@@ -67,6 +71,9 @@ class HandshakeServiceStub:
     * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
     * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
     * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+    * FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
+    * UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
+      liveness stream has ended.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
     """
     CheckCompatibility: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]
@@ -117,7 +124,11 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
     Handshake: _aio.UnaryUnaryMultiCallable[_handshake_pb2.HandshakeRequest, _handshake_pb2.HandshakeResponse]  # type: ignore[assignment]
     """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
     pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-    newest wins. It admits the caller to PeerService.
+    newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+
+    An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
+    was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
+    proofs stay as they are.
 
     Errors:
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
@@ -128,6 +139,9 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
     * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
     * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
     * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+    * FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
+    * UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
+      liveness stream has ended.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
     """
     CheckCompatibility: _aio.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]  # type: ignore[assignment]
@@ -199,7 +213,11 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_handshake_pb2.HandshakeResponse, _abc.Awaitable[_handshake_pb2.HandshakeResponse]]:
         """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
         pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-        newest wins. It admits the caller to PeerService.
+        newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+
+        An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
+        was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
+        proofs stay as they are.
 
         Errors:
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
@@ -210,6 +228,9 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
         * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
         * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
         * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+        * FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
+        * UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
+          liveness stream has ended.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
         """
 

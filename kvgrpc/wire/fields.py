@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.values import DIMENSIONS_MAX
+from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, OutOfRange, Reason, invalid
@@ -102,6 +103,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
     Bound(Kind.ROWS, TENSORS_MAX, "bundled_tensors"),
     Bound(Kind.ROWS, DIMENSIONS_MAX * TENSORS_MAX, "shape_sizes"),
+    Bound(Kind.ROWS, PROOFS_MAX, "proofs"),
     Bound(
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
@@ -113,7 +115,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.BYTES, bounds.SECRET_BYTES_MAX,
         "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket "
-        "content_digest device_uuid",
+        "content_digest device_uuid proof proofs",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),

@@ -47,7 +47,9 @@ def make_call(
     life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
-        return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
+        caller = getattr(request, "caller", None)
+        proof = b"" if caller is None else caller.proof
+        return events.Call(call_id, principal, trace, incarnation=life, connection=connection, proof=proof)
     text("idempotency_key", key)
     body = hashlib.sha256(_effect(request).SerializeToString(deterministic=True)).digest()
     return events.Call(call_id, principal, trace, key, method, body, life, connection)

@@ -49,7 +49,9 @@ def offer_once(engine: Engine) -> None:
     """It has offered its memory to somebody: what its process answers peers with is there, for good."""
     described = engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
     described.engine_id, described.address = "stranger", ""
-    request = handshake_pb2.HandshakeRequest(engine=described, endpoints=[pool_types_pb2.RankEndpoint(rank=0)])
+    request = handshake_pb2.HandshakeRequest(
+        engine=described, endpoints=[pool_types_pb2.RankEndpoint(rank=0)], proof=bytes(32)
+    )
     engine.api.handshake.Handshake(request)
 
 

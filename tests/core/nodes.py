@@ -35,6 +35,7 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
+from tests.core.shown import showing
 
 _A = TypeVar("_A")
 KEY = b"key of a request"
@@ -175,7 +176,7 @@ class Lead:
     def feed(self, event: Event, after_s: float = 0.0) -> list[Action]:
         """What the event leads to, `after_s` seconds later than the last one."""
         self.now += after_s
-        self.done = self.node.handle(event, self.now)
+        self.done = self.node.handle(showing(event, self.node), self.now)
         if self.checked:
             self.node.check()
         for action in self.done:
@@ -240,12 +241,19 @@ class Lead:
 
     def admit(self, peer: EngineDescription) -> str:
         """A peer shakes hands with this lead; its key."""
+        self.silence_former(peer)
         call = self.ask(lambda c: events.HandshakeReceived(c, peer, endpoints(peer)), principal="peer")
         self._offer()
         assert isinstance(self.answer(call), actions.Introduced)
         self.map(peer)
         self.feed(events.PeerAlive(key_of(peer)))
         return key_of(peer)
+
+    def silence_former(self, peer: EngineDescription) -> None:
+        """The liveness streams of other lives of its engine end, as they do before it begins."""
+        for other in list(self.state.peers.values()):
+            if other.description.engine_id == peer.engine_id and other.key != key_of(peer):
+                self.feed(events.PeerSilent(other.key))
 
     def open(self, peer: EngineDescription, *openings: Opening) -> int:
         """OpenAccess by a peer; the call's number."""

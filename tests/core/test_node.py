@@ -23,7 +23,20 @@ from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import Aborted, PreconditionFailed, Reason, Unavailable
-from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, refused, snapshot
+from tests.core.nodes import (
+    KEY,
+    SECRET,
+    Lead,
+    access_id,
+    claim,
+    content,
+    describe,
+    grant,
+    lists,
+    refused,
+    snapshot,
+)
+from tests.core.shown import showing
 
 D = describe("d", 2)
 
@@ -247,4 +260,8 @@ def test_a_call_with_any_number_is_answered() -> None:
     lead.admit(D)
     made = lead.finish()
     opening = events.OpenAccess(events.Call(0, "d"), "d", 2, (Opening(access_id(), made.token, claim(32)),))
-    assert [action.call_id for action in lead.node.handle(opening, lead.now) if isinstance(action, Reply)] == [0]
+    assert [
+        action.call_id
+        for action in lead.node.handle(showing(opening, lead.node), lead.now)
+        if isinstance(action, Reply)
+    ] == [0]

@@ -163,7 +163,12 @@ def _requests(made: _Made) -> Iterator[Request]:
 def _handshake_requests(made: _Made) -> Iterator[Request]:
     yield "GetCapabilities", handshake_pb2.GetCapabilitiesRequest()
     endpoints = [pool_types_pb2.RankEndpoint(rank=0)]
-    yield "Handshake", handshake_pb2.HandshakeRequest(engine=made.consumer.engine, endpoints=endpoints)
+    yield (
+        "Handshake",
+        handshake_pb2.HandshakeRequest(
+            engine=made.consumer.engine, endpoints=endpoints, proof=made.consumer.told, proofs=[made.consumer.shows]
+        ),
+    )
     yield "CheckCompatibility", handshake_pb2.CheckCompatibilityRequest(engine=made.consumer.engine)
     yield "GetEngine", handshake_pb2.GetEngineRequest()
     yield "WatchEngine", handshake_pb2.WatchEngineRequest(min_interval=dur(1))
@@ -311,7 +316,7 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
         peer_pb2.PeerCall(call_id=1, open_access=open_), peer_pb2.PeerCall(call_id=2, settle_access=settle),
         peer_pb2.PeerCall(call_id=3, close_access=close), peer_pb2.PeerCall(call_id=4, parts_ready=parts),
     ]  # fmt: skip
-    yield "Converse", peer_pb2.ConverseRequest(calls=said)
+    yield "Converse", peer_pb2.ConverseRequest(calls=said, caller=made.consumer.caller)
     yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
     sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
     yield "ConnectRank", rank_pb2.ConnectRankRequest(ticket=made.keys[0] * 2, rank=1, returns=True, not_at_rest="no")

@@ -139,7 +139,7 @@ def test_calls_that_are_refused(after: Flooded) -> None:
 def greeting(engine: Engine, **endpoint: Any) -> handshake_pb2.HandshakeRequest:
     """A handshake of an engine that was never heard of."""
     return handshake_pb2.HandshakeRequest(
-        engine=Consumer(engine).engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0, **endpoint)]
+        engine=Consumer(engine).engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0, **endpoint)], proof=bytes(32)
     )
 
 

@@ -21,16 +21,25 @@ class Consumer:
         described.incarnation = secrets.randbits(52) + 1
         described.address = ""
         self.engine = described
+        self.told, self.shows = secrets.token_bytes(32), b""
+        """What the issuer was told to show, and what it told this life to show."""
         self._beats = threading.Event()
 
     @property
     def caller(self) -> peer_pb2.Caller:
-        return peer_pb2.Caller(engine_id=self.engine.engine_id, incarnation=self.engine.incarnation)
+        return peer_pb2.Caller(engine_id=self.engine.engine_id, incarnation=self.engine.incarnation, proof=self.shows)
 
     def handshake(self) -> handshake_pb2.HandshakeResponse:
         """Introduces this life of the consumer."""
-        request = handshake_pb2.HandshakeRequest(engine=self.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)])
-        return self._issuer.api.handshake.Handshake(request)
+        reply = self._issuer.api.handshake.Handshake(self.introduction())
+        self.shows = reply.proof
+        return reply
+
+    def introduction(self) -> handshake_pb2.HandshakeRequest:
+        return handshake_pb2.HandshakeRequest(
+            engine=self.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)], proof=self.told,
+            proofs=[self.shows] if self.shows else [],
+        )  # fmt: skip
 
     def restarted(self) -> "Consumer":
         """The same engine in its next life."""

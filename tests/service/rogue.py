@@ -38,6 +38,8 @@ class Rogue(
         self.engine = described.engine
         self.engine.engine_id = f"rogue-{secrets.token_hex(4)}"
         self.engine.incarnation = secrets.randbits(52) + 1
+        self.told = b""
+        """What it shows on its liveness streams."""
         self.changes: dict[str, Change] = {}
         self.calls: dict[str, int] = {}
         self.traceparents: dict[str, str] = {}
@@ -68,14 +70,17 @@ class Rogue(
 
     def Handshake(self, request: handshake_pb2.HandshakeRequest, context: Any) -> handshake_pb2.HandshakeResponse:  # noqa: N802
         endpoint = endpoint_to_proto(self._path.offer(RankEndpoint(0)))
-        reply = handshake_pb2.HandshakeResponse(engine=self.engine, endpoints=[endpoint], protocol=1)
+        self.told = request.proof
+        reply = handshake_pb2.HandshakeResponse(
+            engine=self.engine, endpoints=[endpoint], protocol=1, proof=secrets.token_bytes(32)
+        )
         return self._changed("Handshake", reply, context)
 
     def KeepLiveness(  # noqa: N802
         self, request_iterator: Iterator[peer_pb2.KeepLivenessRequest], context: Any
     ) -> Iterator[peer_pb2.KeepLivenessResponse]:
         for _ in request_iterator:
-            yield self._changed("KeepLiveness", peer_pb2.KeepLivenessResponse(), context)
+            yield self._changed("KeepLiveness", peer_pb2.KeepLivenessResponse(proof=self.told), context)
 
     def OpenAccess(self, request: peer_pb2.OpenAccessRequest, context: Any) -> peer_pb2.OpenAccessResponse:  # noqa: N802
         reply = peer_pb2.OpenAccessResponse()

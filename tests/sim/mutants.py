@@ -226,6 +226,10 @@ MUTANTS = (
             checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2
         ),
         Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
+        Mutant("a stranger speaks in a peer's name", state.NodeState, "caller", trusting.by_its_name, Rule.R2),
+        Mutant("a stranger shakes hands in a peer's name", liveness, "introduced", trusting.introduced_by_name,
+            Rule.R2),
+        Mutant("a stranger keeps a peer alive", liveness.PeerLiveness, "streaming", trusting.alive_by_name, Rule.R2),
         Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
         Mutant("a grant that is opened is not verified", openings, "verify", trusting.unsigned, Rule.R2),
         Mutant("a grant that is renewed is not verified", hand_overs, "verify", trusting.unsigned, Rule.R2, 60),

@@ -48,8 +48,33 @@ def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
 def dead_or_alive(caller: Any) -> Any:
     """A life that was replaced, or declared dead, is heard as ever."""
 
-    def heard(self: Any, engine_id: str, incarnation: int) -> Any:
-        return self.peers.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation)
+    def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
+        return self.peers.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation, proof)
+
+    return heard
+
+
+def by_its_name(caller: Any) -> Any:
+    """Who says to be a life is it."""
+
+    def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
+        peer = self.peers.get(peer_key(engine_id, incarnation))
+        return caller(self, engine_id, incarnation, peer.asks[0] if peer else proof)
+
+    return heard
+
+
+def introduced_by_name(introduced: Any) -> Any:
+    """The same of a handshake."""
+    return lambda known, event: introduced(known, replace(event, proofs=known.asks if known else ()))
+
+
+def alive_by_name(streaming: Any) -> Any:
+    """The same of a liveness stream."""
+
+    def heard(self: Any, event: Any) -> None:
+        peer = self._state.peers.get(event.peer)
+        streaming(self, replace(event, proof=peer.asks[0]) if peer else event)
 
     return heard
 

@@ -59,7 +59,7 @@ class ChecksumCalls:
     def ask(self, event: ChecksumBlocks) -> None:
         """ChecksumBlocks: of blocks that the caller may read."""
         state = self._state
-        peer = state.caller(event.engine_id, event.incarnation)
+        peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
         access = state.accesses.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")

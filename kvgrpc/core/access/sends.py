@@ -41,7 +41,7 @@ class Sends:
     def ask(self, event: PostSend) -> None:
         """PostSend: of blocks that the caller may read."""
         state, ask = self._state, event.ask
-        peer = state.caller(event.engine_id, event.incarnation)
+        peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
         pairs = peer.bridges.pairs if ask.meets else [pair.turned for pair in peer.bridges.outgoing.pairs]
         if (ask.source_rank, ask.rank) not in pairs:
             raise InvalidRequest(

@@ -47,7 +47,7 @@ class Serving:
 
     def open(self, event: OpenAccess) -> None:
         """OpenAccess, unless the peer knows this memory as it was before it was registered again."""
-        peer = self._state.caller(event.engine_id, event.incarnation)
+        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
         self._state.check_steady()
         if peer.told != self._state.pool.memory_generation:
             raise PreconditionFailed(
@@ -59,27 +59,21 @@ class Serving:
         """SettleAccess: the verdict on every access, given once and kept. A source that settles the last of its write
         is at rest, whatever the verdict.
         """
-        life = peer_key(event.engine_id, event.incarnation)
-        for row in event.settlings:
-            if row.last:
-                self._reservations.quiesced(life, row.access_id)
-        peer = self._state.caller(event.engine_id, event.incarnation)
+        self._take_proofs(event, [row.access_id for row in event.settlings if row.last])
+        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
         rows = tuple(self._settle_row(peer, row) for row in event.settlings)
         self._state.reply(event.call.id, Verdicts(rows))
 
     def close(self, event: CloseAccess) -> None:
         """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
-        life = peer_key(event.engine_id, event.incarnation)
-        for row in event.closings:
-            if row.quiesced:
-                self._reservations.quiesced(life, row.access_id)
-        peer = self._state.caller(event.engine_id, event.incarnation)
+        self._take_proofs(event, [row.access_id for row in event.closings if row.quiesced])
+        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
     def parts_ready(self, event: PartsReady) -> None:
         """PartsReady: see `Reservations.parts_ready`."""
-        self._reservations.parts_ready(event, self._state.caller(event.engine_id, event.incarnation))
+        self._reservations.parts_ready(event, self._state.caller(event.engine_id, event.incarnation, event.call.proof))
 
     def lease_announced(self, lease: Lease) -> None:
         """Consumers that gave up before are counted; openings that came before are answered."""
@@ -156,6 +150,16 @@ class Serving:
         for access in self._state.accesses.values():
             if access.held:
                 self._state.expect(access, open_=False)
+
+    def _take_proofs(self, event: SettleAccess | CloseAccess, at_rest: list[bytes]) -> None:
+        """A life says that it writes nothing any more under these accesses, though it may be declared dead. Not who has
+        taken its name since.
+        """
+        life = peer_key(event.engine_id, event.incarnation)
+        peer = self._state.peers.get(life)
+        if peer is not None and peer.proves(event.call.proof) and not peer.elder:
+            for access_id in at_rest:
+                self._reservations.quiesced(life, access_id)
 
     def _await_turn(self) -> None:
         self._state.timers.set(Timer.CLOSED_IDS, "", self._state.now + self._state.limits.registration_timeout_s)

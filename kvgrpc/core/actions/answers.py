@@ -1,6 +1,6 @@
 """Answers to calls: each call is answered once, by a Reply or a Refuse with its id."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Verdict
@@ -218,6 +218,8 @@ class Introduced:
     """This one, as it was when the endpoints were made: a later memory generation has others."""
     endpoints: tuple[RankEndpoint, ...]
     protocol: int
+    proof: bytes = field(default=b"", repr=False)
+    """What the peer shows here from now on."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a node says to other leads; the shell brings back what they answer as events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.events import Closing, ReadyPart, Settling
 from kvgrpc.core.tables.accesses import Opening
@@ -18,6 +18,12 @@ class Dial:
     expected_engine_id: str
     endpoints: tuple[RankEndpoint, ...]
     trace: str
+    to: str = ""
+    """Where to call it, if that is another address of the life that answers at this one."""
+    proofs: tuple[bytes, ...] = field(default=(), repr=False)
+    """What that life told this engine to show, once it has asked for it."""
+    asks: bytes = field(default=b"", repr=False)
+    """What it is told to show here; empty: to be drawn."""
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,11 @@ from kvgrpc.core.events.peers import (
     PartsReady,
     PeerAlive,
     PeerAnswered,
+    PeerRequest,
     PeerSilent,
     PostSend,
     PostSendAnswered,
+    ProofRefused,
     RegisterAnswered,
     RenewAnswered,
     SettleAccess,
@@ -76,8 +78,8 @@ Event = (
     | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered | SettleAnswered
     | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
-    | PostSend | PostSendAnswered | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan
-    | MemoryGone | Tick
+    | PostSend | PostSendAnswered | ProofRefused | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided
+    | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -119,11 +121,13 @@ __all__ = [
     "PeerAlive",
     "PeerAnswered",
     "PeerMapped",
+    "PeerRequest",
     "PeerSilent",
     "PostSend",
     "PostSendAnswered",
     "PostingEnded",
     "ProcessEnded",
+    "ProofRefused",
     "PullBlocks",
     "PushSource",
     "ReadyPart",

@@ -1,6 +1,6 @@
 """What other leads do and answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
@@ -18,6 +18,12 @@ class HandshakeReceived:
     peer: EngineDescription
     endpoints: tuple[RankEndpoint, ...]
     expected_engine_id: str = ""
+    shows: bytes = field(default=b"", repr=False)
+    """What the peer tells this engine to show it."""
+    asks: bytes = field(default=b"", repr=False)
+    """Drawn for this call: what the peer is told to show here, unless it has shown what it was told before."""
+    proofs: tuple[bytes, ...] = field(default=(), repr=False)
+    """What it says that it was told before."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class PeerAnswered:
     address: str
     peer: EngineDescription
     endpoints: tuple[RankEndpoint, ...]
+    shows: bytes = field(default=b"", repr=False)
+    """What the peer told this engine to show there."""
+    asks: bytes = field(default=b"", repr=False)
+    """What the peer was told to show here."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,20 @@ class PeerAlive:
     """A liveness stream with that life of a peer stands (again)."""
 
     peer: str
+    proof: bytes = field(default=b"", repr=False)
+    """What the other end of the stream has shown."""
 
 
 @dataclass(frozen=True)
 class PeerSilent:
     """The liveness stream broke or fell silent."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class ProofRefused:
+    """That life of a peer does not take what this engine shows it, for a call that is made again later."""
 
     peer: str
 
@@ -254,6 +273,9 @@ class RenewAnswered:
     error: KVGrpcError | None
 
 
+PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend
+"""What a life of a peer asks for."""
+
 __all__ = [
     "AccessAnswered",
     "CallAbandoned",
@@ -271,9 +293,11 @@ __all__ = [
     "PartsReady",
     "PeerAlive",
     "PeerAnswered",
+    "PeerRequest",
     "PeerSilent",
     "PostSend",
     "PostSendAnswered",
+    "ProofRefused",
     "ReadyPart",
     "RegisterAnswered",
     "RenewAnswered",

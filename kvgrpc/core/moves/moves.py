@@ -102,7 +102,7 @@ class Moves:
             return
         if isinstance(event.result, Opened):
             self.course(move).opened(move, event.result)
-        elif event.result.reason is Reason.NO_HANDSHAKE:
+        elif event.result.reason in (Reason.NO_HANDSHAKE, Reason.NOT_PROVED):
             self.course(move).reconnect(move)
         elif event.retryable or event.result.reason is Reason.DEADLINE:
             # An issuer waits for a step of its engine, say, for less long than this side does.

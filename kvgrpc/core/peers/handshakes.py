@@ -13,8 +13,11 @@ from kvgrpc.core.events import (
     MeetingBegan,
     PeerAnswered,
     PeerMapped,
+    ProofRefused,
 )
 from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S
+from kvgrpc.core.peers.refusals import check_engine, no_data_path
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.handshake import Admission, Dialling, Shake
 from kvgrpc.core.tables.peers import Peer, PeerState, PeerView
@@ -42,6 +45,8 @@ an idle machine, and many on a busy one.
 """
 RETRY_DELAY_S = 1.0
 """A handshake that failed for what may pass is worth another one after that."""
+NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
+"""Reasons that a peer cannot give for refusing a handshake: a refusal neither gives up a move nor proves a death."""
 
 
 class Handshakes:
@@ -87,7 +92,7 @@ class Handshakes:
         _ = self._state.pool
         peer = self._at(event.address)
         if peer is not None:
-            _check_engine(event.engine_id, peer)
+            check_engine(event.engine_id, peer)
             self._state.reply(event.call.id, PeerConnected(self.view(peer)))
             return
         self.check_room(event.address, event.engine_id, 0, event.call.connection)
@@ -115,11 +120,12 @@ class Handshakes:
                 metadata={"engine": here.engine_id},
             )
         check_compatible(here, event.peer)
-        peer = self._liveness.admit_caller(event.peer, event.endpoints)
+        peer = self._liveness.admit_caller(event)
         self._make_room(peer)
         shake = Admission(
-            self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0
-        )
+            self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0,
+            proof=peer.asks[0],
+        )  # fmt: skip
         self._state.handshakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._liveness.map(peer)
@@ -133,12 +139,12 @@ class Handshakes:
             return
         try:
             check_compatible(self._state.pool, event.peer)
-            peer = self._liveness.admit(event.peer, event.endpoints)
+            peer = self._liveness.admit(event, dial.to)
         except KVGrpcError as error:
             self._liveness.hang_up_stranger(event.peer)
             self._give_up(dial, error)
             return
-        peer.dialled = event.address
+        peer.dialled = dial.to
         dial.peer = peer.key
         peer.told = dial.told
         self._liveness.alive(peer)
@@ -153,7 +159,9 @@ class Handshakes:
         if dial is None:
             return
         error = event.error
-        if error.reason in _NOT_ITS_TO_SAY:
+        if error.reason is Reason.NOT_PROVED and self._try_again(dial, error):
+            return
+        if error.reason in NOT_ITS_TO_SAY:
             error = PreconditionFailed(Reason.PEER_FAILED, error.sentence)
         self._give_up(dial, error)
 
@@ -170,12 +178,14 @@ class Handshakes:
         generation = self._state.pool.memory_generation
         if isinstance(shake, Dialling):
             shake.told = generation
-            self._state.emit(Dial(shake.address, shake.expected_engine_id, shake.endpoints(), shake.trace))
+            self._call(shake)
         else:
             assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
-            self._state.reply(shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol))
+            self._state.reply(
+                shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol, shake.proof)
+            )
 
     def meeting_began(self, event: MeetingBegan) -> None:
         """The time that loading a library takes is not the handshake's."""
@@ -192,6 +202,18 @@ class Handshakes:
             return
         for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
             self._finish(dial, peer)
+
+    def dial_again(self, address: str) -> None:
+        """The life before the present one of this engine may be silent there by now."""
+        self._call(self._state.dials[address])
+
+    def proof_refused(self, event: ProofRefused) -> None:
+        """A peer does not take what we show it: another handshake settles what it takes."""
+        if self._state.lives_on(event.peer):
+            peer = self._state.peers[event.peer]
+            peer.forgotten = True
+            if peer.address:
+                self._dial(peer.address, peer.description.engine_id, "")
 
     def connect_due(self, address: str) -> None:
         """A handshake that we started took too long."""
@@ -282,12 +304,37 @@ class Handshakes:
         if dial is None:
             self._state.dial_budget.begin(connection, self._state.now)
             dial = Dialling(
-                self._new_key(), f"dial {address}", address=address, expected_engine_id=engine_id, trace=trace
-            )
+                self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
+                trace=trace,
+            )  # fmt: skip
             self._state.dials[address] = self._state.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
+
+    def _call(self, dial: Dialling) -> None:
+        """Shakes hands at the address of a dial."""
+        known = self._state.peers.get(dial.proving)
+        proofs, asks = (known.shows, known.asks[0]) if known is not None else ((), b"")
+        to = "" if dial.to == dial.address else dial.to
+        self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
+
+    def _try_again(self, dial: Dialling, error: KVGrpcError) -> bool:
+        """After NOT_PROVED: later while a life of ours before this one is connected there; once more, with what it told
+        us to show, where it is this life that is known. Only at an address of that life: a proof is for nobody else.
+        """
+        if isinstance(error, Unavailable):
+            self._state.timers.set(Timer.DIAL_AGAIN, dial.address, self._state.now + NEXT_LIFE_DELAY_S)
+            return True
+        here = [peer for peer in self._state.peers.values() if peer.lives_at(dial.address)]
+        known = self._state.peers.get(peer_key(error.engine_id, error.incarnation), here[-1] if here else None)
+        if known is None or dial.proving or not known.address:
+            return False
+        dial.proving = known.key
+        if not known.lives_at(dial.address):
+            dial.to = known.address
+        self._call(dial)
+        return True
 
     def _wait_longer(self, dial: Dialling) -> None:
         """Once: a peer that states other endpoints has our ranks meet its own anew."""
@@ -310,12 +357,12 @@ class Handshakes:
         if peer.mapping:
             return
         if not peer.reachable:
-            self._give_up(dial, _no_data_path(peer))
+            self._give_up(dial, no_data_path(peer))
             return
         self._end_dial(dial)
         for call, expected in dial.calls.items():
             try:
-                _check_engine(expected, peer)
+                check_engine(expected, peer)
             except KVGrpcError as error:
                 self._state.refuse(call, error)
             else:
@@ -339,24 +386,4 @@ class Handshakes:
         del self._state.dials[dial.address]
         self._state.handshakes.pop(dial.key, None)
         self._state.timers.clear(Timer.CONNECT, dial.address)
-
-
-_NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
-"""Reasons that a peer cannot give for refusing a handshake: a refusal neither gives up a move nor proves a death."""
-
-
-def _check_engine(expected: str, peer: Peer) -> None:
-    found = peer.description.engine_id
-    if expected and found != expected:
-        wrong = f"engine {found} answers there, {expected} was expected"
-        raise PreconditionFailed(Reason.WRONG_ENGINE, wrong, metadata={"engine": found})
-
-
-def _no_data_path(peer: Peer) -> KVGrpcError:
-    path = next(path for path in peer.paths.values() if not path.data_path)
-    reasons = "; ".join(f"{name}: {why}" for name, why in path.rejected) or "none is enabled on both sides"
-    return PreconditionFailed(
-        Reason.NO_DATA_PATH,
-        f"no data path reaches rank {path.peer_rank} of engine {peer.description.engine_id} ({reasons})",
-        metadata={"engine": peer.description.engine_id},
-    )
+        self._state.timers.clear(Timer.DIAL_AGAIN, dial.address)

@@ -7,14 +7,14 @@ handshake makes a new object. What a death means for other rooms is in the table
 from dataclasses import replace
 
 from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
-from kvgrpc.core.events import MeetingBegan, PeerAlive, PeerMapped, PeerSilent
+from kvgrpc.core.events import HandshakeReceived, MeetingBegan, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
+from kvgrpc.core.peers.proofs import check_next_life, introduced, reached
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.bridge import bridges
 from kvgrpc.core.values.compatibility import EngineDescription, side_of, weights_unknown
-from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
 
@@ -30,16 +30,16 @@ class PeerLiveness:
         self._attempts = 0
         """Mappings that were ever begun, of all peers."""
 
-    def admit(
-        self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...], *, caller: bool = False
-    ) -> Peer:
+    def admit(self, event: HandshakeReceived | PeerAnswered, at: str = "") -> Peer:
         """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
+        `at`: where it has answered; empty for one that called.
 
         Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
-        for the newer one. A message of the older that was long under way is refused while the newer one streams.
-        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
+        for the newer one, unless the other one is connected. A message of the older that was long under way is refused
+        while the newer one streams. Raises InvalidRequest, PreconditionFailed (NOT_PROVED, PEER_FAILED), Unavailable
+        (NOT_PROVED), Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
         """
-        state = self._state
+        state, description, endpoints = self._state, event.peer, event.endpoints
         key = peer_key(description.engine_id, description.incarnation)
         known = state.peers.get(key)
         others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p.key != key]
@@ -51,8 +51,12 @@ class PeerLiveness:
             )
         if known is not None and _lasting(known.description) != _lasting(description):
             raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
-        if known is None or known.state is PeerState.DEAD:
-            self._make_room(others, caller)
+        told = reached(known, event, at) if isinstance(event, PeerAnswered) else introduced(known, event)
+        check_next_life([other for other in others if other.met and self._streams(other.key)], at)
+        if known is None or known.state is PeerState.DEAD or told.anew:
+            self._make_room(others if known is None else [*others, known], caller=not at)
+            if known is not None:
+                self._mark_dead(known)
             state.peers.pop(key, None)  # so that the newest is last
             both = bridges(side_of(state.pool), side_of(description))
             known = state.peers[key] = Peer(description, endpoints, both, state.now)
@@ -64,17 +68,18 @@ class PeerLiveness:
             state.react.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
-        known.met |= not caller
+        known.asks, known.shows, known.elder = told.asks, told.shows, told.elder
+        known.met |= bool(at)
         for other in others:
             other.replaced_by = key
             self._mark_dead(other)
         return known
 
-    def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
+    def admit_caller(self, event: HandshakeReceived) -> Peer:
         """Does what `admit` does, for a peer that dialled this lead: from now on it has the grace to bring up its
         liveness stream.
         """
-        peer = self.admit(description, endpoints, caller=True)
+        peer = self.admit(event)
         streaming = self._streams(peer.key)
         self.alive(peer)
         if not streaming:
@@ -89,9 +94,9 @@ class PeerLiveness:
         self._state.react.peer_heard(peer)
 
     def streaming(self, event: PeerAlive) -> None:
-        """The liveness stream stands."""
+        """The liveness stream stands, with that life at its other end."""
         peer = self._state.peers.get(event.peer)
-        if peer is not None and peer.state is not PeerState.DEAD:
+        if peer is not None and peer.state is not PeerState.DEAD and peer.proves(event.proof):
             peer.met = True
             self.alive(peer)
 

@@ -30,6 +30,10 @@ class Dialling(Shake):
     """One that we started."""
 
     address: str = ""
+    to: str = ""
+    """Where it is called: there, or at another address of the life that answers there."""
+    proving: str = ""
+    """That life, once it has asked for a proof."""
     expected_engine_id: str = ""
     """What the call to the peer states; that of the first caller."""
     trace: str = ""
@@ -51,3 +55,5 @@ class Admission(Shake):
     """The peer that started it."""
     call_id: int = 0
     protocol: int = 0
+    proof: bytes = field(default=b"", repr=False)
+    """What the peer is told to show."""

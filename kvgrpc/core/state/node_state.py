@@ -357,13 +357,17 @@ class NodeState:
             busy = f"this engine's memory is being registered again: {self.rekeying}"
             raise Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0)
 
-    def caller(self, engine_id: str, incarnation: int) -> Peer:
-        """The life of a peer that calls. Raises PreconditionFailed (NO_HANDSHAKE) for one that is unknown, or dead."""
+    def caller(self, engine_id: str, incarnation: int, proof: bytes) -> Peer:
+        """The life of a peer that calls. Raises PreconditionFailed: NO_HANDSHAKE for one that is unknown, or dead;
+        NOT_PROVED for who does not show that it speaks for it.
+        """
         peer = self.peers.get(peer_key(engine_id, incarnation))
         if peer is None or peer.state is PeerState.DEAD:
-            raise PreconditionFailed(
-                Reason.NO_HANDSHAKE, f"engine {engine_id} has no handshake with this incarnation; Handshake first"
-            )
+            why = f"engine {engine_id} has no handshake with this incarnation; Handshake first"
+            raise PreconditionFailed(Reason.NO_HANDSHAKE, why)
+        if not peer.proves(proof):
+            why = f"the caller does not show what engine {engine_id} was told: shake hands again"
+            raise PreconditionFailed(Reason.NOT_PROVED, why)
         return peer
 
     def lives_on(self, life: str) -> bool:

@@ -1,5 +1,7 @@
 """Other engines, as this lead knows them: one object per life of a peer, one state, one table."""
 
+import hmac
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -59,6 +61,12 @@ class Peer:
     """What names their answers."""
     since: float = field(init=False)
     """When it was heard of first."""
+    asks: tuple[bytes, ...] = field(default=(), repr=False)
+    """What it was told to show here, the first of them in answers: who shows one of these is this life."""
+    shows: tuple[bytes, ...] = field(default=(), repr=False)
+    """What it has told us to show there, the one that is known to be good first."""
+    elder: tuple[bytes, ...] = field(default=(), repr=False)
+    """What this life was told while it was declared dead; it was readmitted without showing any of it."""
     accesses: dict[bytes, None] = field(default_factory=dict)
     """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
     closed_early: set[bytes] = field(default_factory=set)
@@ -75,6 +83,14 @@ class Peer:
     def address(self) -> str:
         """Where it can be dialled; empty: nowhere."""
         return self.dialled or self.description.address
+
+    def lives_at(self, address: str) -> bool:
+        """Whether it was reached there, or says that it is to be reached there."""
+        return address in (self.dialled, self.description.address)
+
+    def proves(self, proof: bytes) -> bool:
+        """Whether who shows that speaks for this life."""
+        return is_one_of(proof, self.asks)
 
     @property
     def data_paths(self) -> set[str]:
@@ -106,6 +122,11 @@ class Peer:
             now - self.heard,
             open_accesses,
         )
+
+
+def is_one_of(proof: bytes, secrets: Iterable[bytes]) -> bool:
+    """Whether a proof is one of those secrets. An empty one is none."""
+    return bool(proof) and any(hmac.compare_digest(proof, secret) for secret in secrets)
 
 
 @dataclass(frozen=True)

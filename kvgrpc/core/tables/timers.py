@@ -36,6 +36,7 @@ class Timer(Enum):
     CLOSED_IDS = "closed_ids"
     PEER_GRACE = "peer_grace"
     CONNECT = "connect"
+    DIAL_AGAIN = "dial_again"
     ADMIT = "admit"
     IDEMPOTENCY = "idempotency"
     TOMBSTONE = "tombstone"

@@ -1,6 +1,6 @@
 """What calls have in common: their caller, and the forms in which blocks and layers are named."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.values.descriptors import Ids
 
@@ -26,6 +26,8 @@ class Call:
     """The life of this engine that the request's block ids are of; 0 where it does not say."""
     connection: str = ""
     """Over which the call came; empty for what this engine itself asks for."""
+    proof: bytes = field(default=b"", repr=False)
+    """What its caller has shown of the life of a peer that it speaks for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,11 @@ TRANSFER_KEY_BYTES_MAX = 64
 ACCESS_ID_BYTES = 16
 ID_BYTES = 16
 """Random bytes in the id of a thing that a request can name: nobody guesses the id of another caller's thing."""
+PROOF_BYTES_MIN = 16
+"""What one life tells another to show carries at least 128 random bits."""
+PROOF_BYTES_MAX = 64
+PROOFS_MAX = 4
+"""Of one life, in a handshake."""
 INCARNATION_MAX = 2**53 - 1
 """Every language can hold it, those whose only number is a double too."""
 

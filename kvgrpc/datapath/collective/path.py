@@ -49,6 +49,8 @@ class _Sender:
     sequence: int = MEET
     jobs: deque[tuple[Job, int]] = field(default_factory=deque)
     """Sends that have not ended, with the numbers of their runs."""
+    anew: bool = False
+    """The peer has shaken hands since: its next group may have any epoch."""
 
 
 class CollectivePath:
@@ -85,7 +87,9 @@ class CollectivePath:
     def load(self) -> None:
         self._load()
 
-    def offer(self, endpoint: RankEndpoint, _: str = "") -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        for sender in [sender for key, sender in self._senders.items() if key[0] == peer]:
+            sender.anew = True
         return replace(endpoint, collective=CollectiveEndpoint(self._backend, self._nbytes, FRAMING))
 
     def withdraw(self, peer: str) -> None:
@@ -150,7 +154,7 @@ class CollectivePath:
 
     def _meet(self, key: tuple[str, int], ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
         before = self._senders.get(key)
-        if before is not None and ask.epoch <= before.epoch:
+        if before is not None and ask.epoch <= before.epoch and not before.anew:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
         if self._backend == GLOO:
             read_half(ask.values, self._host)

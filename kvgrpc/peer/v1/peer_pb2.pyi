@@ -87,19 +87,26 @@ class Caller(_message.Message):
 
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """The calling engine."""
     incarnation: _builtins.int
     """Its life."""
+    proof: _builtins.bytes
+    """What the handshake told this life to show here: HandshakeResponse.proof of a handshake that it made, or
+    HandshakeRequest.proof of one that the callee made. Required, except in the calls of a Converse stream that has
+    shown it. A secret: it is in no log, list or error.
+    """
     def __init__(
         self,
         *,
         engine_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "incarnation", b"incarnation", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,20 +705,28 @@ class ConverseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCall]:
         """Each is answered by itself. At most 4,096, and about 1 MB unless one alone is longer: more calls end the stream with
         OUT_OF_RANGE LIMIT_EXCEEDED.
         """
 
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """In the first message, which may come without calls: who calls, by all calls of this stream. What they state
+        themselves is not read then; without it each call states it.
+        """
+
     def __init__(
         self,
         *,
         calls: _abc.Iterable[Global___PeerCall] | None = ...,
+        caller: Global___Caller | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "calls", b"calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -910,7 +925,7 @@ class KeepLivenessRequest(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> Global___Caller:
-        """Required in the first beat. Who calls."""
+        """Required in the first beat. Who calls, for the whole stream."""
 
     def __init__(
         self,
@@ -932,6 +947,11 @@ class KeepLivenessResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    proof: _builtins.bytes
+    """In the first answer: what the handshake told the answering side to show. A caller that hears another one ends the
+    stream: it was answered by somebody else.
+    """
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -940,10 +960,11 @@ class KeepLivenessResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

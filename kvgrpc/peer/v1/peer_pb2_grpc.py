@@ -30,8 +30,12 @@ class PeerServiceStub:
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     def __init__(self, channel):
@@ -87,8 +91,12 @@ class PeerServiceServicer:
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     def OpenAccess(self, request, context):
@@ -168,13 +176,13 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PostSend(self, request, context):
-        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-        receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-        the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-        has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-        process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-        on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-        that does not know what came of its call begins a new epoch. Not safe to repeat.
+        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+        to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+        when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+        what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+        ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+        before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+        refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -268,8 +276,12 @@ class PeerService:
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     @staticmethod

@@ -31,8 +31,12 @@ class PeerServiceStub:
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     @_typing.overload
@@ -96,13 +100,13 @@ class PeerServiceStub:
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
     """
     PostSend: _grpc.UnaryUnaryMultiCallable[_peer_pb2.PostSendRequest, _peer_pb2.PostSendResponse]
-    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-    receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-    the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-    has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-    process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-    on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-    that does not know what came of its call begins a new epoch. Not safe to repeat.
+    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+    to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+    when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+    what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+    ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+    before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+    refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -135,8 +139,12 @@ class PeerServiceAsyncStub(PeerServiceStub):
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -197,13 +205,13 @@ class PeerServiceAsyncStub(PeerServiceStub):
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
     """
     PostSend: _aio.UnaryUnaryMultiCallable[_peer_pb2.PostSendRequest, _peer_pb2.PostSendResponse]  # type: ignore[assignment]
-    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-    receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-    the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-    has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-    process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-    on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-    that does not know what came of its call begins a new epoch. Not safe to repeat.
+    """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+    to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+    when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+    what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+    ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+    before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+    refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -235,8 +243,12 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-    Handshake, then call again.
+    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+    dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+    (HandshakeRequest.proofs), then call again.
     """
 
     @_abc_1.abstractmethod
@@ -331,13 +343,13 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _peer_pb2.PostSendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.PostSendResponse, _abc.Awaitable[_peer_pb2.PostSendResponse]]:
-        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-        receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-        the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-        has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-        process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-        on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-        that does not know what came of its call begins a new epoch. Not safe to repeat.
+        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+        to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+        when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+        what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+        ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+        before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+        refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,

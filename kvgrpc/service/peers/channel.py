@@ -9,8 +9,11 @@ from typing import Any
 import grpc.aio
 
 from kvgrpc.core import events
+from kvgrpc.core.tables.peers import is_one_of
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.peers.errors import failure_of, readable, wants_proof
 from kvgrpc.service.peers.stream import PeerStream
 from kvgrpc.service.runner import Runner
 
@@ -31,26 +34,35 @@ class PeerChannel:
         self.address = address
         self.channel = grpc.aio.insecure_channel(address, options=options)
         self.stub: Any = peer_pb2_grpc.PeerServiceStub(self.channel)
-        self.stream = PeerStream(self.stub, peer or address)
         self.peer = peer
         self.caller = peer_pb2.Caller()
+        """The life of ours whose channel it is, with what it shows there."""
+        self.stream = PeerStream(self.stub, peer or address, self.caller)
         self._runner = runner
         self._limits = limits
         self._liveness: asyncio.Task[None] | None = None
 
-    async def start_liveness(self) -> None:
-        """Opens the liveness stream and waits for the first beat, so that what follows finds us admitted.
+    def speak_for(self, engine_id: str, incarnation: int, shows: bytes) -> None:
+        """All that is said over it is of that life, which shows this."""
+        self.caller.CopyFrom(peer_pb2.Caller(engine_id=engine_id, incarnation=incarnation, proof=shows))
 
-        Raises TimeoutError, or the stream's error.
+    async def start_liveness(self, asks: bytes) -> None:
+        """Opens the liveness stream and waits for the first beat, so that what follows finds us admitted. `asks`: what
+        this handshake told the peer to show.
+
+        Raises TimeoutError, PreconditionFailed (PEER_FAILED) for who shows something else, or the stream's error.
         """
         stream = self.stub.KeepLiveness()
         try:
-            if not await self._exchange(stream, FIRST_BEAT_S):
+            first = await self._exchange(stream, FIRST_BEAT_S)
+            if first is None:
                 raise TimeoutError
+            if not is_one_of(first.proof, (asks,)):
+                self._check_shown(first.proof)
         except BaseException:
             stream.cancel()
             raise
-        self._liveness = asyncio.create_task(self._keep_liveness(stream))
+        self._liveness = asyncio.create_task(self._keep_liveness(stream, first.proof))
 
     def end_liveness(self) -> None:
         """The peer is to hear at once that this life is over; calls go on."""
@@ -66,36 +78,52 @@ class PeerChannel:
         await self.stream.close(grace_s)
         await self.channel.close(grace=grace_s)
 
-    async def _keep_liveness(self, stream: Any) -> None:
+    async def _keep_liveness(self, stream: Any, shown: bytes) -> None:
         for attempt in count():
             try:
-                await self._beat(stream)
+                await self._beat(stream, shown)
+            except KVGrpcError as error:
+                _log.warning("%s", error)
             except grpc.aio.AioRpcError as error:
                 _log.debug("peer %s refuses the liveness stream: %s", self.peer, error.details())
+                if wants_proof(failure_of(error, "KeepLiveness")):
+                    self._runner.feed(events.ProofRefused(self.peer))
             except TimeoutError:
                 _log.debug("peer %s fell silent", self.peer)
             self._runner.feed(events.PeerSilent(self.peer))
             await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
-            stream = self.stub.KeepLiveness()
+            stream, shown = self.stub.KeepLiveness(), b""
 
-    async def _beat(self, stream: Any) -> None:
-        """One stream: beats every fifth of the grace, and expects as many."""
+    async def _beat(self, stream: Any, shown: bytes) -> None:
+        """One stream: beats every fifth of the grace, and expects as many. `shown`: what the peer has shown on it.
+
+        Raises PreconditionFailed (PEER_FAILED) for who shows nothing that the peer was told.
+        """
         interval_s = self._limits.peer_grace_s / 5
         over = asyncio.ensure_future(stream.code())  # between two beats the stream is not read
         try:
-            while await self._exchange(stream, interval_s * 2.5):
-                self._runner.feed(events.PeerAlive(self.peer))
+            while (answer := await self._exchange(stream, interval_s * 2.5)) is not None:
+                shown = shown or answer.proof
+                self._check_shown(shown)
+                self._runner.feed(events.PeerAlive(self.peer, shown))
                 await asyncio.wait((over,), timeout=interval_s)
         finally:
             stream.cancel()
             over.cancel()
 
-    async def _exchange(self, stream: Any, timeout_s: float) -> bool:
-        """One beat and its answer; whether the stream goes on. Raises TimeoutError, or the stream's error.
+    def _check_shown(self, proof: bytes) -> None:
+        known = self._runner.node.state.peers.get(self.peer)
+        if known is None or not known.proves(proof):
+            why = f"who answers at {self.address} does not show that it is {self.peer}"
+            raise PreconditionFailed(Reason.PEER_FAILED, why)
+
+    async def _exchange(self, stream: Any, timeout_s: float) -> peer_pb2.KeepLivenessResponse | None:
+        """One beat and its answer; None: the stream is over. Raises TimeoutError, or the stream's error.
 
         An error of a call that anything else holds on to, a future for one, keeps the connection beyond its channel.
         """
         with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
             await stream.write(peer_pb2.KeepLivenessRequest(caller=self.caller))
         async with asyncio.timeout(timeout_s):
-            return await stream.read() is not grpc.aio.EOF
+            answer = await stream.read()
+        return None if answer is grpc.aio.EOF else readable(answer, self.address)

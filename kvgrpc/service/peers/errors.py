@@ -66,3 +66,8 @@ def dial_failure(address: str, error: Exception) -> KVGrpcError:
 
 def _wrote_late(error: grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.INTERNAL and error.details() == LATE_WRITE
+
+
+def wants_proof(result: object) -> bool:
+    """Whether a peer does not take what it was shown: another handshake settles that, and the call is made again."""
+    return isinstance(result, KVGrpcError) and result.reason is Reason.NOT_PROVED

@@ -14,9 +14,8 @@ import grpc
 import grpc.aio
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.peers.proofs import reached
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.sends import SendAnswer, Values
@@ -35,15 +34,13 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers import public
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of
+from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, wants_proof
 from kvgrpc.service.peers.stream import Answered
 from kvgrpc.service.runner import Runner
-from kvgrpc.v1 import (
-    handshake_pb2,
-    handshake_pb2_grpc,
-)
+from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import accesses, description, sends
 from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
+from kvgrpc.wire.proofs import new_proof, proof
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -143,18 +140,19 @@ class PeerChannels:
 
     async def _dial(self, action: actions.Dial, life: int) -> None:
         """`life`: ours, that wants to know the peer. With its end no handshake is waited for."""
-        address = action.address
-        if not self._may_dial(address):
+        address, to = action.address, action.to or action.address
+        if not self._may_dial(to):
             error = PermissionDenied(
-                Reason.DIAL_REFUSED, f"{address} is not on this server's dial list (setting dial_allow)"
+                Reason.DIAL_REFUSED, f"{to} is not on this server's dial list (setting dial_allow)"
             )
             self._runner.feed(events.DialFailed(address, error))
             return
-        channel = PeerChannel(address, self._options, self._runner, self._limits)
+        channel = PeerChannel(to, self._options, self._runner, self._limits)
         try:
-            peer, endpoints = await self._handshake(channel, action)
-            channel.peer = peer_key(peer.engine_id, peer.incarnation)
-            await channel.start_liveness()
+            answered = await self._handshake(channel, action)
+            channel.peer = peer_key(answered.peer.engine_id, answered.peer.incarnation)
+            self._check_place(channel.peer, to, answered)
+            await channel.start_liveness(answered.asks)
         except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for the end of its dial
             await channel.channel.close()
             if self._runner.node.state.incarnation == life:
@@ -168,17 +166,21 @@ class PeerChannels:
             self._spawn(old.close(HANG_UP_GRACE_S))
         self._channels[channel.peer] = channel
         channel.stream.start()
-        self._runner.feed(events.PeerAnswered(address, peer, endpoints))
+        self._runner.feed(answered)
 
-    async def _handshake(
-        self, channel: PeerChannel, action: actions.Dial
-    ) -> tuple[EngineDescription, tuple[RankEndpoint, ...]]:
-        here = self._runner.node.state.pool
-        channel.caller.CopyFrom(peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation))
+    def _check_place(self, key: str, at: str, answered: events.PeerAnswered) -> None:
+        """Raises PreconditionFailed (PEER_FAILED) for who answers as a life that is known elsewhere."""
+        if (known := self._runner.node.state.peers.get(key)) is not None:
+            reached(known, answered, at)
+
+    async def _handshake(self, channel: PeerChannel, action: actions.Dial) -> events.PeerAnswered:
+        here, asks = self._runner.node.state.pool, action.asks or new_proof()
         request = handshake_pb2.HandshakeRequest(
             engine=description.engine_to_proto(here),
             endpoints=[endpoint_to_proto(endpoint) for endpoint in action.endpoints],
             expected_engine_id=action.expected_engine_id,
+            proof=asks,
+            proofs=action.proofs,
         )
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
         trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
@@ -197,11 +199,13 @@ class PeerChannels:
         try:
             peer = description.engine_from_proto(reply.engine, "engine")
             endpoints = endpoints_from_proto(reply.endpoints)
+            shows = proof("proof", reply.proof)
         except KVGrpcError as error:
             raise PreconditionFailed(
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
             ) from error
-        return peer, endpoints
+        channel.speak_for(here.engine_id, here.incarnation, shows)
+        return events.PeerAnswered(action.address, peer, endpoints, shows, asks)
 
     # -- accesses
 
@@ -215,7 +219,7 @@ class PeerChannels:
 
         self._ask(
             call,
-            lambda _: accesses.open_request(self._caller(action.peer), action.opening),
+            lambda channel: accesses.open_request(channel.caller, action.opening),
             lambda reply: accesses.opened(reply, limit),
             answered,
         )
@@ -224,12 +228,12 @@ class PeerChannels:
         call = _Call("SettleAccess", action.peer, action.trace)
 
         def answered(result: Verdict | KVGrpcError) -> None:
-            retryable = isinstance(result, Unavailable)
+            retryable = isinstance(result, Unavailable) or wants_proof(result)
             self._runner.feed(events.SettleAnswered(action.settling.access_id, result, retryable))
 
         self._ask(
             call,
-            lambda _: accesses.settle_request(self._caller(action.peer), action.settling),
+            lambda channel: accesses.settle_request(channel.caller, action.settling),
             accesses.verdict,
             answered,
         )
@@ -238,9 +242,10 @@ class PeerChannels:
         call = _Call("CloseAccess", action.peer, action.trace)
 
         def request(channel: PeerChannel) -> peer_pb2.CloseAccessRequest:
-            # A life that ends closes its accesses: the present one may have no engine any more.
-            engine_id = channel.caller.engine_id or self._caller(action.peer).engine_id
-            caller = peer_pb2.Caller(engine_id=engine_id, incarnation=action.incarnation)
+            # A life that ends closes its accesses by the channels that it has.
+            caller = peer_pb2.Caller()
+            caller.CopyFrom(channel.caller)
+            caller.incarnation = action.incarnation
             return accesses.close_request(caller, action.closing)
 
         def answered(result: bool | KVGrpcError) -> None:
@@ -253,12 +258,12 @@ class PeerChannels:
         call = _Call("PartsReady", action.peer, action.trace)
 
         def answered(result: KVGrpcError | None) -> None:
-            retryable = isinstance(result, Unavailable | Exhausted)
+            retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
             self._runner.feed(events.PartsAnswered(action.access_id, result, retryable))
 
         self._ask(
             call,
-            lambda _: accesses.parts_request(self._caller(action.peer), action.access_id, action.parts),
+            lambda channel: accesses.parts_request(channel.caller, action.access_id, action.parts),
             lambda _: None,
             answered,
         )
@@ -267,12 +272,12 @@ class PeerChannels:
         call = _Call("ChecksumBlocks", action.peer, action.trace, self._limits.transfer_timeout_s)
 
         def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
-            retryable = isinstance(result, Unavailable | Exhausted)
+            retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
             self._runner.feed(events.ChecksumsAnswered(action.name, action.number, result, retryable))
 
         self._ask(
             call,
-            lambda _: accesses.checksum_request(self._caller(action.peer), action.access_id, action.blocks),
+            lambda channel: accesses.checksum_request(channel.caller, action.access_id, action.blocks),
             accesses.checksums,
             answered,
         )
@@ -292,7 +297,7 @@ class PeerChannels:
 
         self._ask(
             call,
-            lambda _: sends.post_send_request(self._caller(action.peer), action.access_id, ask),
+            lambda channel: sends.post_send_request(channel.caller, action.access_id, ask),
             sends.send_under_way,
             answered,
         )
@@ -330,6 +335,8 @@ class PeerChannels:
             except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
                 result = failure_of(error, call.method)
             ended(result if isinstance(result, KVGrpcError) else None)
+            if wants_proof(result):
+                self._runner.feed(events.ProofRefused(call.peer))
             then(result)
 
         if channel.stream.usable:
@@ -370,17 +377,13 @@ class PeerChannels:
             return channel
         known = self._runner.node.state.peers.get(peer)
         address = known.description.address if known else ""
-        if not address or not self._may_dial(address):
+        if known is None or not address or not self._may_dial(address):
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
+        here = self._runner.node.state.pool
         channel = PeerChannel(address, self._options, self._runner, self._limits, peer)
+        channel.speak_for(here.engine_id, here.incarnation, known.shows[0])
         self._channels[peer] = channel
         return channel
-
-    def _caller(self, peer: str) -> peer_pb2.Caller:
-        here = self._runner.node.state.description
-        if here is None:
-            raise Unavailable(Reason.NO_POOL, f"no engine is attached; {peer} cannot be asked")
-        return peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -40,10 +40,11 @@ class _Waiting:
 
 
 class PeerStream:
-    """The stream to one lead. `peer` is for messages."""
+    """The stream to one lead. `peer` is for messages; `caller` is whose stream it is, and shows that."""
 
-    def __init__(self, stub: Any, peer: str) -> None:
+    def __init__(self, stub: Any, peer: str, caller: peer_pb2.Caller) -> None:
         self._stub = stub
+        self._caller = caller
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -123,6 +124,7 @@ class PeerStream:
     async def _write(self, stream: Any) -> None:
         # What ends a write ends the read, too, which then says why.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.write(peer_pb2.ConverseRequest(caller=self._caller))
             while True:
                 if not self._unsent:
                     self._wake = self._loop.create_future()

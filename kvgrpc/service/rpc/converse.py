@@ -72,7 +72,7 @@ def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_
 
 
 def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
-    """OpenAccess, of a peer that is known: nothing is made of the blocks that another one names."""
+    """OpenAccess, of a peer that has shown who it is: nothing is made of the blocks that another one names."""
     lead.check_caller(request.caller)
     return peer_requests.open_access(request, call, lead.block_limit)
 
@@ -96,7 +96,7 @@ def put_send(header: ResponseHeader, answer: actions.SendUnderWay, into: peer_pb
 
 
 def post_send(lead: Lead, request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
-    """PostSend, of a peer that is known."""
+    """PostSend, likewise."""
     lead.check_caller(request.caller)
     return sends.post_send(request, call)
 
@@ -120,6 +120,8 @@ class Conversation:
         self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, lead.config.limits.message_bytes)
         self._waiting: set[int] = set()
         """Calls, as the node knows them."""
+        self._caller = peer_pb2.Caller()
+        """Whose stream it is, and what that has shown; empty: each call shows it by itself."""
 
     async def run(self) -> None:
         """Serves until the caller ends the stream."""
@@ -127,6 +129,8 @@ class Conversation:
         try:
             while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
                 check_request(message)
+                if message.HasField("caller") and not self._caller.engine_id:
+                    self._caller.CopyFrom(message.caller)
                 self._outgoing.more = True
                 await self._take_all(message.calls)
                 self._outgoing.more = False
@@ -183,7 +187,10 @@ class Conversation:
         try:
             request = getattr(call, kind)
             fields.check(request)
-            event = method.to_event(self._lead, request, events.Call(number, ANONYMOUS, trace))
+            if self._caller.engine_id:
+                request.caller.CopyFrom(self._caller)
+            made = events.Call(number, ANONYMOUS, trace, proof=request.caller.proof)
+            event = method.to_event(self._lead, request, made)
         except KVGrpcError as error:
             answered(error)
         except Exception as error:  # noqa: BLE001 - no request may stop the server

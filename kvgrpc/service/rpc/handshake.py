@@ -15,6 +15,7 @@ from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
 from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
 from kvgrpc.wire.limits import limits_to_proto
+from kvgrpc.wire.proofs import new_proof, proof
 from kvgrpc.wire.values import data_path, seconds
 
 
@@ -77,18 +78,22 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         lead = self._lead
         peer = description.engine_from_proto(request.engine, "engine")
         endpoints = endpoints_from_proto(request.endpoints)
+        shows, proofs = proof("proof", request.proof), tuple(request.proofs)
         header, answer = await lead.ask(
             actions.Introduced,
             "Handshake",
             request,
             trace,
-            lambda call: events.HandshakeReceived(call, peer, endpoints, request.expected_engine_id),
+            lambda call: events.HandshakeReceived(
+                call, peer, endpoints, request.expected_engine_id, shows, new_proof(), proofs
+            ),
         )
         return handshake_pb2.HandshakeResponse(
             header=header,
             engine=description.engine_to_proto(answer.engine),
             endpoints=[endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
             protocol=answer.protocol,
+            proof=answer.proof,
             differences=[description.difference_to_proto(difference) for difference in compare(answer.engine, peer)],
         )
 

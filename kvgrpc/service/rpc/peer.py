@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.values.ids import peer_key
-from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import KVGrpcError
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import status
 from kvgrpc.service.lead import Lead
@@ -106,11 +105,12 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         self, request: AsyncIterator[peer_pb2.KeepLivenessRequest], trace: str
     ) -> AsyncIterator[peer_pb2.KeepLivenessResponse]:
         """Every beat is answered. Silence, or the end of the stream, makes the caller suspect. A second one of the same
-        life over the same connection takes the first one's place.
+        life over the same connection takes the first one's place. It is the stream of the life whose proof its first
+        beat shows, for as long as that proof is good.
         """
         lead = self._lead
         beats = aiter(request)
-        key = ""
+        caller, key, shown = peer_pb2.Caller(), "", b""
         try:
             with lead.standing.one(of_life=True):
                 while True:
@@ -120,15 +120,20 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                     except (StopAsyncIteration, TimeoutError):
                         return
                     if not key:
-                        key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
+                        caller.CopyFrom(beat.caller)
+                    del beat  # the next one may be long in coming
+                    lead.check_caller(caller)
+                    if not key:
+                        key = peer_key(caller.engine_id, caller.incarnation)
                         self._streams[key] += 1
                         lead.standing.replace((CONNECTION.get(), key))
-                    del beat  # the next one may be long in coming
-                    self._check_known(key)
-                    lead.runner.feed(events.PeerAlive(key))
-                    yield peer_pb2.KeepLivenessResponse(header=lead.header())
+                        shown = next(iter(lead.node.state.peers[key].shows), b"")
+                    lead.runner.feed(events.PeerAlive(key, caller.proof))
+                    yield peer_pb2.KeepLivenessResponse(header=lead.header(), proof=shown)
+                    shown = b""
         finally:
-            self._leave(key)
+            if key:
+                self._leave(key)
 
     def _leave(self, key: str) -> None:
         """A stream of that peer is over, by its end or by silence. The last one makes the peer suspect."""
@@ -136,8 +141,3 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         if self._streams[key] <= 0:
             del self._streams[key]
             self._lead.runner.feed(events.PeerSilent(key))
-
-    def _check_known(self, key: str) -> None:
-        peer = self._lead.node.state.peers.get(key)
-        if peer is None or peer.state is PeerState.DEAD:
-            raise PreconditionFailed(Reason.NO_HANDSHAKE, "this life of the caller has no handshake here")

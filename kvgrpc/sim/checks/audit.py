@@ -73,6 +73,9 @@ from kvgrpc.sim.checks.writers import WriterAudit
 from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
+UNKNOWN = (Reason.NO_HANDSHAKE, Reason.NOT_PROVED)
+"""What a lead says that shakes hands again before it hears anything."""
+
 
 class Audit:
     """One lead in one life of its process. Of the whole world: `opened` are the accesses that any issuer has granted,
@@ -318,7 +321,7 @@ class Audit:
             self._access[fills] = event.access_id
         elif not event.retryable:
             # A peer that does not know this lead may know of the push, and wait for its source to be at rest.
-            if event.result.reason is not Reason.NO_HANDSHAKE or event.access_id not in self._pushed:
+            if event.result.reason not in UNKNOWN or event.access_id not in self._pushed:
                 self._closes.over(event.access_id)
             self._refused(event.access_id, event.result.reason)
 

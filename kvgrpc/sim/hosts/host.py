@@ -20,7 +20,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.node import Node
 from kvgrpc.core.pool.quarantine import TOO_MUCH
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import peer_key
@@ -94,12 +94,11 @@ class Host:
 
     @property
     def ready(self) -> bool:
-        """Its engine is attached and may be asked for something."""
+        """Its engine may be asked for something."""
         return self.up and self._attached
 
     @property
     def stopped(self) -> bool:
-        """Its processes are stopped."""
         return self._stopped
 
     @property
@@ -109,7 +108,6 @@ class Host:
 
     @property
     def life(self) -> str:
-        """Key of the present life of its engine; the last one's while it is down."""
         return self._life.key
 
     def start(self) -> None:
@@ -252,10 +250,13 @@ class Host:
         self.ledger.told(action.news)
         self.engine.told(action.news)
 
-    def knows(self, life: str) -> bool:
-        """Whether that life of a peer has a handshake here."""
-        peer = self.node.state.peers.get(life)
-        return peer is not None and peer.state is not PeerState.DEAD
+    def knows(self, life: str, proof: bytes) -> bool:
+        """Whether that life of a peer has a handshake here, and shows that."""
+        return any(p.key == life and p.state is not PeerState.DEAD and p.proves(proof) for p in self.peers)
+
+    @property
+    def peers(self) -> list[Peer]:
+        return list(self.node.state.peers.values())
 
     def soon(self, do: Callable[[], None]) -> None:
         """Does it in this very moment, but after what is being done; unless this life ends first."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvgrpc.core.events import LeaseRef, OpenAccess, ReadyPart, RegisterPush, RenewLeases
 from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.values.calls import BlockLists, LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import Content
@@ -58,8 +59,14 @@ class Known:
         """Its own ones, and those that it has made up."""
         self.met: dict[str, deque[tuple[str, int]]] = {}
         """Those of them that shook hands with the lead at an address."""
+        self.proofs: dict[tuple[str, tuple[str, int]], bytes] = {}
+        """What the lead at an address has told them to show."""
         self.about = b""
         """The access that it speaks of now; empty: of any."""
+
+    def is_honest(self, peer: Peer) -> bool:
+        """Whether another engine has that life."""
+        return not self._world.lies(peer.key)
 
     def meets(self, address: str, life: tuple[str, int]) -> None:
         """A life that it has made up is admitted there."""
@@ -118,10 +125,7 @@ class Known:
         return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.text() or "l-0")
 
     def life(self) -> tuple[str, int]:
-        """One of its own lives, or one that it has made up, or is about to: never a life that another engine has had.
-
-        Nothing tells callers apart (docs/security.md), so it could have said to be such a one as well.
-        """
+        """One of its own lives, or one that it has made up, or is about to. Others' are in `StolenNames`."""
         if self.lives and self.rng.randrange(4):
             return self.rng.choice(self.lives)
         return self.make_up()

@@ -14,7 +14,17 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Closings, Introduced, Openings, Renewed
-from kvgrpc.core.events import Call, ChecksumBlocks, Event, HandshakeReceived, OpenAccess, Opened, RegisterPush
+from kvgrpc.core.events import (
+    Call,
+    ChecksumBlocks,
+    Event,
+    HandshakeReceived,
+    OpenAccess,
+    Opened,
+    PeerRequest as PeerCall,
+    RegisterPush,
+)
+from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.core.values.ids import peer_key
@@ -23,6 +33,7 @@ from kvgrpc.sim.hosts.false_answers import FalseAnswers
 from kvgrpc.sim.hosts.false_requests import CALL, FalseRequests, PeerRequest
 from kvgrpc.sim.hosts.known import Known
 from kvgrpc.sim.hosts.other_lives import Granted, OtherLives
+from kvgrpc.sim.hosts.stolen_names import StolenNames, check_refused, protected
 from kvgrpc.sim.world.faults import Range
 from kvgrpc.sim.world.memory import Door
 from kvgrpc.sim.world.network import Ask, Give, Lead, Result
@@ -46,6 +57,8 @@ GIVES_UP = 0.7
 """are said to be at rest: mostly when its own life has ended the push, and nothing but that is missing."""
 MIDST_S = (0.0005, 0.05)
 """When bytes are likely to move under it."""
+STOLEN, BEATS = 0.2, 0.2
+"""Of what it says unasked is said in the name of another engine's life; of that are beats of a liveness stream."""
 STREAMS = 0.5
 """How often a life that it has made up brings up its liveness stream."""
 
@@ -61,6 +74,9 @@ class LyingLead(Lead, Protocol):
 
     @property
     def stopped(self) -> bool: ...
+
+    @property
+    def peers(self) -> list[Peer]: ...
 
     def door(self, rank: int) -> Door: ...
 
@@ -83,6 +99,7 @@ class Liar:
         self._requests = FalseRequests(known)
         self._answers = FalseAnswers(known, world)
         self._others = OtherLives(known)
+        self._stolen = StolenNames(known)
         self._said: deque[PeerRequest] = deque(maxlen=KEPT)
         world.network.between[host.address] = self
         world.overhear.append(self.overhears)
@@ -106,7 +123,9 @@ class Liar:
             self._remember(event)
             if isinstance(event, OpenAccess) and self._lies("asked_anew"):
                 self._soon(lambda: self._say(self._requests.anew(event, address), address))
-            return self._requests.bend(event) if self._lies("false_request") else event
+            if not self._lies("false_request"):
+                return event
+            return self._shown(self._requests.bend(event), address)
 
         def given(result: Result) -> None:
             event = ask(CALL)
@@ -204,13 +223,41 @@ class Liar:
             self._world.seen["other_life"] += 1
             self._say(self._others.at_rest(long_ago), long_ago.address)
             return
+        address = rng.choice(others)
+        if rng.random() < STOLEN and self._steal(address):
+            return
         if self._said and rng.random() < AGAIN:
             said: PeerRequest = rng.choice(self._said)
             self._world.seen["said_again"] += 1
         else:
             said = self._requests.invent(self._introduction())
             self._world.seen["invented"] += 1
-        self._say(said, rng.choice(others))
+        self._say(said, address)
+
+    def _steal(self, address: str) -> bool:
+        """Says something in the name of a life that the lead at an address has met; False where there is none."""
+        lead = self._world.network.lead(address)
+        victim = self._stolen.victim(lead) if lead.up and not lead.stopped else None
+        if victim is None:
+            return False
+        self._world.seen["stolen_name"] += 1
+        if self._rng.random() < BEATS:
+            self._stolen.beat(victim, lead)
+            return True
+        said, key = self._stolen.request(victim, self._introduction()), victim.key
+        heard: list[Peer] = []
+
+        def ask(call: Call) -> Event:
+            known = next((peer for peer in lead.peers if peer.key == key), None)
+            heard[:] = [known] if known is not None and protected(known) else []
+            return replace(said, call=replace(call, proof=said.call.proof))
+
+        def give(result: Result) -> None:
+            if heard:
+                check_refused(said, heard[0], result)
+
+        self._world.network.rpc(self._host, address, ask, give, unaltered=True)
+        return True
 
     @property
     def _can_speak(self) -> bool:
@@ -220,7 +267,7 @@ class Liar:
         me, nbytes = self._host.description, self._world.pool.total_bytes
         doors = [self._host.door(rank).key for rank in range(me.world_size)]
         endpoints = tuple(RankEndpoint(i, loopback=LoopbackEndpoint(key, nbytes)) for i, key in enumerate(doors))
-        return HandshakeReceived(CALL, me, endpoints)
+        return HandshakeReceived(CALL, me, endpoints, shows=self._rng.randbytes(32))
 
     def _say(self, said: PeerRequest, address: str, then: Callable[[], None] | None = None) -> None:
         """`then`: what comes next when a handshake or a closing was answered."""
@@ -230,23 +277,35 @@ class Liar:
         def ask(call: Call) -> Event:
             if isinstance(said, RegisterPush):  # the ids are drawn where it is heard
                 return replace(said, call=call, access_id=rng.randbytes(16), reverse_access_id=rng.randbytes(16))
-            return replace(said, call=call)
+            return self._shown(replace(said, call=call), address)
 
         def give(result: Result) -> None:
             if isinstance(said, HandshakeReceived) and isinstance(result, Introduced):
-                self._introduced(said.peer, result.engine, address)
+                self._introduced(said.peer, result, address)
             if then is not None and isinstance(result, Closings | Introduced) and self._can_speak:
                 then()
 
         self._world.network.rpc(self._host, address, ask, give, unaltered=True)
 
-    def _introduced(self, life: EngineDescription, there: EngineDescription, address: str) -> None:
+    def _shown(self, said: Event, address: str) -> Event:
+        """With what the life that says it was told to show there, if that is one of its own."""
+        if not isinstance(said, PeerCall):
+            return said
+        life = said.engine_id, said.incarnation
+        proof = self._known.proofs.get((address, life), b"")
+        if peer_key(*life) == self._host.life:
+            there = [peer for peer in self._host.peers if peer.address == address]
+            proof = there[-1].shows[0] if there else proof
+        return replace(said, call=replace(said.call, proof=proof))
+
+    def _introduced(self, life: EngineDescription, answer: Introduced, address: str) -> None:
         """A life shook hands at an address."""
-        network = self._world.network
+        network, there = self._world.network, answer.engine
+        self._known.proofs[address, (life.engine_id, life.incarnation)] = answer.proof
         if (own := peer_key(life.engine_id, life.incarnation)) in network.personas:
             self._known.meets(address, (life.engine_id, life.incarnation))
             if self._rng.random() < STREAMS:
-                network.stream(self._host, peer_key(there.engine_id, there.incarnation), own)
+                network.stream(self._host, peer_key(there.engine_id, there.incarnation), (answer.proof, b""), own)
 
 
 def _fit(asked: Event, result: Result) -> Result:

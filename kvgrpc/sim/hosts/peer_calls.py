@@ -39,6 +39,7 @@ from kvgrpc.core.events import (
     PeerAnswered,
     PostSend,
     PostSendAnswered,
+    ProofRefused,
     RegisterAnswered,
     RegisterPush,
     RenewAnswered,
@@ -46,6 +47,7 @@ from kvgrpc.core.events import (
     SettleAccess,
     SettleAnswered,
 )
+from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import peer_key
@@ -59,8 +61,8 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S
-from kvgrpc.sim.world.network import Lead, Network, Result
+from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S, RPC_TIMEOUT_S
+from kvgrpc.sim.world.network import Ask, Give, Lead, Network, Result
 
 BUSY = (Unavailable, Exhausted)
 """After these a server asks again; what settles is asked again only where no answer came."""
@@ -73,6 +75,8 @@ SEND_TIMEOUTS_S = (1.0, 20.0)
 class Caller(Lead, Protocol):
     """What the channels know of their host."""
 
+    node: Node
+
     @property
     def description(self) -> EngineDescription: ...
 
@@ -84,10 +88,11 @@ class PeerCalls:
         self._host = host
         self._network = network
         self._rng = Random(host.address)  # noqa: S311 - a simulation, no secrets
+        self._secrets = Random(f"{host.address}/told")  # noqa: S311 - as above
 
     def dial(self, action: Dial) -> None:
         """Handshake, and the liveness stream after it."""
-        me = self._host.description
+        me, asks = self._host.description, action.asks or self._secrets.randbytes(32)
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
@@ -95,16 +100,22 @@ class PeerCalls:
                 return
             assert isinstance(result, Introduced)
             there = result.engine
-            if self._network.stream(self._host, peer_key(there.engine_id, there.incarnation)):
-                self._host.handle(PeerAnswered(action.address, there, result.endpoints))
+            life = peer_key(there.engine_id, there.incarnation)
+            if self._network.stream(self._host, life, (result.proof, asks)):
+                self._host.handle(PeerAnswered(action.address, there, result.endpoints, result.proof, asks))
+            elif self._network.takes_another(self._host.life, life, result.proof):
+                error = PreconditionFailed(Reason.NOT_PROVED, "it was told something else meanwhile")
+                self._host.handle(DialFailed(action.address, error))
             else:
                 lost = Unavailable(Reason.PEER_UNREACHABLE, f"no liveness stream to {action.address}")
                 self._host.handle(DialFailed(action.address, lost))
 
         self._network.rpc(
             self._host,
-            action.address,
-            lambda call: HandshakeReceived(call, me, action.endpoints, action.expected_engine_id),
+            action.to or action.address,
+            lambda call: HandshakeReceived(
+                call, me, action.endpoints, action.expected_engine_id, asks, proofs=action.proofs
+            ),
             give,
         )
 
@@ -124,7 +135,7 @@ class PeerCalls:
         def ask(call: Call) -> OpenAccess:
             return OpenAccess(call, me.engine_id, me.incarnation, (action.opening,))
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give, OPEN_TIMEOUT_S)
+        self._ask(action.peer, ask, give, OPEN_TIMEOUT_S)
 
     def settle(self, action: SendSettle) -> None:
         """SettleAccess."""
@@ -137,12 +148,14 @@ class PeerCalls:
             else:
                 assert isinstance(result, Verdicts)
                 row = result.rows[0]
-            self._host.handle(SettleAnswered(action.settling.access_id, row, isinstance(row, Unavailable)))
+            self._host.handle(
+                SettleAnswered(action.settling.access_id, row, isinstance(row, Unavailable) or _wants_proof(row))
+            )
 
         def ask(call: Call) -> SettleAccess:
             return SettleAccess(call, me.engine_id, me.incarnation, (action.settling,))
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+        self._ask(action.peer, ask, give)
 
     def close(self, action: SendClose) -> None:
         """CloseAccess."""
@@ -157,7 +170,7 @@ class PeerCalls:
         def ask(call: Call) -> CloseAccess:
             return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+        self._ask(action.peer, ask, give)
 
     def parts(self, action: SendParts) -> None:
         """PartsReady."""
@@ -165,12 +178,12 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             error = result if isinstance(result, KVGrpcError) else None
-            self._host.handle(PartsAnswered(action.access_id, error, isinstance(error, BUSY)))
+            self._host.handle(PartsAnswered(action.access_id, error, _again(error)))
 
         def ask(call: Call) -> PartsReady:
             return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+        self._ask(action.peer, ask, give)
 
     def checksums(self, action: SendChecksums) -> None:
         """ChecksumBlocks."""
@@ -178,7 +191,7 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
-                self._host.handle(ChecksumsAnswered(action.name, action.number, result, isinstance(result, BUSY)))
+                self._host.handle(ChecksumsAnswered(action.name, action.number, result, _again(result)))
                 return
             assert isinstance(result, Checksums)
             self._host.handle(ChecksumsAnswered(action.name, action.number, result.by_rank))
@@ -187,7 +200,7 @@ class PeerCalls:
             blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)
             return ChecksumBlocks(call, me.engine_id, me.incarnation, action.access_id, blocks)
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+        self._ask(action.peer, ask, give)
 
     def post_send(self, action: SendPostSend) -> None:
         """PostSend, which is made once."""
@@ -206,7 +219,20 @@ class PeerCalls:
             return PostSend(call, me.engine_id, me.incarnation, action.access_id, asked)
 
         timeout_s = self._rng.choice(SEND_TIMEOUTS_S)
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give, timeout_s, once=True)
+        self._ask(action.peer, ask, give, timeout_s, once=True)
+
+    def _ask(self, peer: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S, *, once: bool = False) -> None:
+        """Calls a life, and shows it what it has told this one."""
+        known = self._host.node.state.peers.get(peer)
+        proof = known.shows[0] if known is not None else b""
+
+        def given(result: Result) -> None:
+            if isinstance(result, KVGrpcError) and result.reason is Reason.NOT_PROVED:
+                self._host.handle(ProofRefused(peer))
+            give(result)
+
+        where = self._network.where(peer)
+        self._network.rpc(self._host, where, lambda call: ask(replace(call, proof=proof)), given, timeout_s, once=once)
 
     def register(self, action: SendRegister) -> None:
         """RegisterPush."""
@@ -219,7 +245,7 @@ class PeerCalls:
             ids = self._rng.randbytes(16), self._rng.randbytes(16)
             return RegisterPush(call, action.token, action.request_id, *ids)
 
-        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+        self._ask(action.peer, ask, give)
 
     def renew(self, action: SendRenew) -> None:
         """RenewLeases."""
@@ -232,6 +258,14 @@ class PeerCalls:
         self._network.rpc(
             self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs, for_access=True), give
         )
+
+
+def _wants_proof(result: object) -> bool:
+    return isinstance(result, KVGrpcError) and result.reason is Reason.NOT_PROVED
+
+
+def _again(result: object) -> bool:
+    return isinstance(result, BUSY) or _wants_proof(result)
 
 
 def _is_of_the_lead(error: KVGrpcError) -> bool:

@@ -176,4 +176,4 @@ def _admits(host: Host, life: str) -> bool:
     """Whether a handshake with that life of a peer is not refused for want of room."""
     state = host.node.state
     living = sum(peer.state is not PeerState.DEAD for peer in state.peers.values())
-    return host.knows(life) or living < state.limits.peers
+    return state.lives_on(life) or living < state.limits.peers

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple, Protocol
 
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, CallAbandoned, Event, PeerAlive, PeerSilent
+from kvgrpc.core.events import Call, CallAbandoned, Event, HandshakeReceived, PeerAlive, PeerSilent
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import RPC_TIMEOUT_S, Faults, Luck
@@ -24,6 +26,10 @@ class Lead(Protocol):
     up: bool
 
     @property
+    def stopped(self) -> bool:
+        """Its processes are stopped."""
+
+    @property
     def node(self) -> object:
         """What its process has in mind; another one after a crash."""
 
@@ -39,7 +45,11 @@ class Lead(Protocol):
 
     def handle(self, event: Event) -> None: ...
 
-    def knows(self, life: str) -> bool: ...
+    def knows(self, life: str, proof: bytes) -> bool: ...
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Lives that its node knows."""
 
 
 class Between(Protocol):
@@ -74,6 +84,9 @@ class Network:
         """Lives that neither hear nor say anything."""
         self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
         """Liveness streams by the two lives, the dialling one first."""
+        self._shown: dict[tuple[str, str], tuple[bytes, bytes]] = {}
+        """What the two lives show on them."""
+        self._secrets = Random("secrets")  # noqa: S311 - a simulation, no secrets
         self.between: dict[str, Between] = {}
         """By the address of the host that lies."""
         self.personas: dict[str, Persona] = {}
@@ -88,6 +101,10 @@ class Network:
         """The address of the host behind a life. In the simulator an engine's id is its address."""
         persona = self.personas.get(life)
         return life.rpartition("@")[0] if persona is None else persona.home
+
+    def lead(self, address: str) -> Lead:
+        """The host there."""
+        return self._leads[address]
 
     def where(self, life: str) -> str:
         """The address at which a life is called."""
@@ -138,21 +155,29 @@ class Network:
             if not self._luck.strikes("lose_request"):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
-    def stream(self, dialler: Lead, life: str, own: str = "") -> bool:
+    def stream(self, dialler: Lead, life: str, shown: tuple[bytes, bytes], own: str = "") -> bool:
         """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot. `own`:
-        a life that the dialler has made up.
+        a life that the dialler has made up. `shown`: what either of them shows.
         """
         own = own or dialler.life
         for lead in self._leads.values():
-            if lead.up and lead.life == life and lead.knows(own) and self._connected(dialler, lead):
-                self._streams[own, life] = (dialler, lead)
-                lead.handle(PeerAlive(own))
+            if lead.up and lead.life == life and lead.knows(own, shown[0]) and self._connected(dialler, lead):
+                self._streams[own, life], self._shown[own, life] = (dialler, lead), shown
+                lead.handle(PeerAlive(own, shown[0]))
                 return True
         liar = self._leads.get(self.home(life)) if life in self.personas else None
         if liar is None or not liar.up or not self._connected(dialler, liar):
             return False
-        self._streams[own, life] = (dialler, liar)
+        self._streams[own, life], self._shown[own, life] = (dialler, liar), shown
         return True
+
+    def takes_another(self, own: str, life: str, proof: bytes) -> bool:
+        """Whether a life knows another one, and not by this proof."""
+        return any(
+            peer.key == own and peer.state is not PeerState.DEAD and not peer.proves(proof)
+            for lead in self._leads.values() if lead.up and lead.life == life
+            for peer in lead.peers
+        )  # fmt: skip
 
     def gone(self, life: str) -> None:
         """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
@@ -222,7 +247,10 @@ class Network:
 
             def noted(call: Call) -> Event:
                 asked.append((lead, call.id))
-                return ask(call)
+                event = ask(call)
+                if isinstance(event, HandshakeReceived):
+                    event = replace(event, asks=self._secrets.randbytes(32))
+                return event
 
             hear = self.between[address].hears if address in self.between else lead.call
             hear(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
@@ -256,12 +284,13 @@ class Network:
     def _reconnect(self, pair: tuple[str, str]) -> None:
         if pair not in self._streams or not self._connected(*self._streams[pair]):
             return
-        if not self._streams[pair][1].knows(pair[0]):
+        shown = self._shown[pair]
+        if not self._streams[pair][1].knows(pair[0], shown[0]):
             del self._streams[pair]
             return
-        for lead, own, peer in zip(self._streams[pair], pair, reversed(pair), strict=True):
+        for lead, own, peer, proof in zip(self._streams[pair], pair, reversed(pair), reversed(shown), strict=True):
             if lead.up and lead.life == own:
-                lead.handle(PeerAlive(peer))
+                lead.handle(PeerAlive(peer, proof))
 
     def _connected(self, a: Lead, b: Lead) -> bool:
         """Whether messages pass both ways."""

@@ -17,6 +17,9 @@ def connect(lead: Lead, address: str = "p:1", engine_id: str = "") -> int:
     return lead.ask(lambda c: events.ConnectPeer(c, address, engine_id), principal="router")
 
 
-def introduce(lead: Lead, peer: EngineDescription, expected: str = "", **fields: Any) -> int:
+def introduce(lead: Lead, peer: EngineDescription, expected: str = "", *, late: bool = False, **fields: Any) -> int:
+    """`late`: the life is over, and its message was long under way."""
+    if not late:
+        lead.silence_former(peer)
     where = fields.get("endpoints", endpoints(peer))
     return lead.ask(lambda c: events.HandshakeReceived(c, peer, where, expected), principal="peer")

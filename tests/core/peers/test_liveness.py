@@ -97,7 +97,7 @@ def test_a_message_of_the_older_life_that_was_long_under_way_is_refused(lead: Le
     lead.admit(describe("p", 9))
     before = snapshot(lead.node)
     with refused(Reason.INCARNATION_CHANGED, Aborted):
-        lead.answer(introduce(lead, P))
+        lead.answer(introduce(lead, P, late=True))
     assert snapshot(lead.node) == before
 
 

@@ -6,9 +6,10 @@ from kvgrpc.core import events
 from kvgrpc.core.actions import SendClose, SendOpen
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import Reason
-from tests.core.nodes import access_id, describe, key_of, refused
+from tests.core.nodes import access_id, describe, endpoints, key_of, refused
 from tests.core.pairs import MODES, WRITING, Pair, Writers
 from tests.core.send.started_pushes import started
+from tests.core.shown import secret
 
 
 @pytest.mark.parametrize("quiesced", [True, False])
@@ -50,6 +51,30 @@ def test_another_life_of_the_source_proves_nothing(incarnation: int) -> None:
     ):
         pair.d.ask(made, "peer")
         assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+def test_who_took_the_name_of_a_dead_source_proves_nothing_until_the_source_has_it_back() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    me, d = pair.p.me, pair.d
+    own, stranger = d.state.peers[key_of(me)].asks[0], secret("of", "a stranger")
+    pair.feed(d, events.PeerSilent(key_of(me)))
+    pair.feed(d, events.Tick(), 11.0)
+
+    def introduce(shows: bytes, asks: bytes, *proofs: bytes) -> None:
+        d.ask(lambda c: events.HandshakeReceived(c, me, endpoints(me), "", shows, asks, proofs), "peer")
+
+    def rests(proof: bytes) -> Disposition:
+        row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+        d.ask(lambda c: events.CloseAccess(c, me.engine_id, me.incarnation, (row,)), "peer", proof=proof)
+        return pair.both()[1].memory
+
+    introduce(stranger, stranger)
+    assert rests(stranger) is Disposition.QUARANTINED
+    assert rests(own) is Disposition.QUARANTINED, "it has to shake hands first"
+    introduce(secret("shown", "p"), secret("asked", "p"), own)
+    assert rests(stranger) is Disposition.QUARANTINED
+    assert rests(own) is Disposition.RETURNED
 
 
 def test_the_last_settling_of_a_push_that_is_over_proves_it_at_rest() -> None:

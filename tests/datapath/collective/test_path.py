@@ -271,6 +271,15 @@ def test_a_source_that_hears_of_the_end_of_a_peer_forgets_its_groups(source: Col
     assert sent(source, 7, 2) == "there is no process group of epoch 7"
 
 
+def test_a_handshake_of_a_peer_begins_its_epochs_anew(source: CollectivePath) -> None:
+    assert sent(source, 2**32 - 1, MEET) == ""
+    source.offer(RankEndpoint(0), "another peer")
+    assert "is over" in sent(source, 5, MEET)
+    source.offer(RankEndpoint(0), "peer")
+    assert sent(source, 5, MEET) == ""
+    assert "is over" in sent(source, 5, MEET)
+
+
 def test_only_so_many_sends_wait(source: CollectivePath) -> None:
     assert sent(source, 1, MEET) == ""
     for number in range(JOBS_MAX):

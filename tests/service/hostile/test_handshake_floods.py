@@ -46,7 +46,7 @@ class Strangers:
         self.refused = 0
 
     def shake(self, engine_id: str, incarnation: int, socket_path: str = "@nobody") -> None:
-        request = handshake_pb2.HandshakeRequest(engine=self._engine)
+        request = handshake_pb2.HandshakeRequest(engine=self._engine, proof=secrets.token_bytes(32))
         request.engine.engine_id, request.engine.incarnation = engine_id, incarnation
         request.endpoints.append(pool_types_pb2.RankEndpoint(rank=0))
         shm = request.endpoints[0].shm

@@ -38,7 +38,8 @@ FLOODS: dict[str, Callable[[], bytes]] = {
             incarnation=1,
             world_size=1,
             pool=pool_types_pb2.PoolDescription.FromString(rows_of(pool_types_pb2.PoolDescription, "regions")),
-        )
+        ),
+        proof=bytes(32),
     ).SerializeToString(),
 }
 

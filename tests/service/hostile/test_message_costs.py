@@ -36,7 +36,8 @@ def many_blocks(caller: peer_pb2.Caller) -> bytes:
 
 
 def handshake(engine: Engine, endpoint: pool_types_pb2.RankEndpoint) -> bytes:
-    return handshake_pb2.HandshakeRequest(engine=Consumer(engine).engine, endpoints=[endpoint]).SerializeToString()
+    made = handshake_pb2.HandshakeRequest(engine=Consumer(engine).engine, endpoints=[endpoint], proof=bytes(32))
+    return made.SerializeToString()
 
 
 def many_segments(engine: Engine) -> bytes:

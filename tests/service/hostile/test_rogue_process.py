@@ -64,7 +64,9 @@ def pull_fails(victim: Engine, rogue: Rogue, change: Callable[[pool_types_pb2.Ra
 
 def given_to(rogue: Rogue, engine: Engine) -> pool_types_pb2.CmaEndpoint:
     """What an engine tells the rogue of its memory in a handshake."""
-    request = handshake_pb2.HandshakeRequest(engine=rogue.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)])
+    request = handshake_pb2.HandshakeRequest(
+        engine=rogue.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)], proof=bytes(32)
+    )
     return engine.api.handshake.Handshake(request).endpoints[0].cma
 
 

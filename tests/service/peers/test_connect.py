@@ -32,6 +32,7 @@ def test_a_handshake_for_another_engine_is_refused(source: Engine) -> None:
         engine=Consumer(source).engine,
         endpoints=[pool_types_pb2.RankEndpoint()],
         expected_engine_id="somebody-else",
+        proof=bytes(32),
     )
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "WRONG_ENGINE"):
         source.api.handshake.Handshake(request)

@@ -304,6 +304,6 @@ def test_a_description_that_cannot_be_is_refused(source: Engine, change: Change)
 @pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 1], [4_294_967_295]], ids=str)
 def test_a_handshake_takes_one_endpoint_for_each_rank(source: Engine, ranks: list[int]) -> None:
     endpoints = [pool_types_pb2.RankEndpoint(rank=rank) for rank in ranks]
-    request = handshake_pb2.HandshakeRequest(engine=Consumer(source).engine, endpoints=endpoints)
+    request = handshake_pb2.HandshakeRequest(engine=Consumer(source).engine, endpoints=endpoints, proof=bytes(32))
     with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
         source.api.handshake.Handshake(request)

@@ -36,7 +36,7 @@ def long_call(blocks: int) -> peer_pb2.PeerCall:
 @pytest.mark.parametrize(("count", "blocks"), [(24, 60_000), (CALLS_MAX + 100, 1)])
 async def test_calls_too_many_for_one_message_go_in_several(source: Engine, count: int, blocks: int) -> None:
     async with grpc.aio.insecure_channel(source.address, options=channel_options(Limits())) as channel:
-        stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer")
+        stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer", peer_pb2.Caller())
         stream.start()
         await asyncio.to_thread(wait_until, lambda: stream.usable)
         calls = [long_call(blocks) for _ in range(count)]
@@ -66,6 +66,7 @@ def babbling() -> Iterator[str]:
 
         def answer(self, calls: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             context.send_initial_metadata(())
+            next(calls)  # who calls
             for _ in calls:
                 yield b"\xff\xff"
 
@@ -81,7 +82,7 @@ def babbling() -> Iterator[str]:
 async def test_a_stream_whose_answers_cannot_be_read_fails_its_calls_and_is_over() -> None:
     with babbling() as address:
         async with grpc.aio.insecure_channel(address) as channel:
-            stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer")
+            stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer", peer_pb2.Caller())
             stream.start()
             await asyncio.to_thread(wait_until, lambda: stream.usable)
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

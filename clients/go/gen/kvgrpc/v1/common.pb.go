@@ -522,6 +522,9 @@ const (
 	FailureReason_FAILURE_REASON_INTERNAL_DEFECT FailureReason = 66
 	// The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time.
 	FailureReason_FAILURE_REASON_LEASE_RECLAIMED FailureReason = 67
+	// The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
+	// that engine is connected.
+	FailureReason_FAILURE_REASON_NOT_PROVED FailureReason = 68
 )
 
 // Enum value maps for FailureReason.
@@ -595,6 +598,7 @@ var (
 		65: "FAILURE_REASON_INTERNAL",
 		66: "FAILURE_REASON_INTERNAL_DEFECT",
 		67: "FAILURE_REASON_LEASE_RECLAIMED",
+		68: "FAILURE_REASON_NOT_PROVED",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -665,6 +669,7 @@ var (
 		"FAILURE_REASON_INTERNAL":               65,
 		"FAILURE_REASON_INTERNAL_DEFECT":        66,
 		"FAILURE_REASON_LEASE_RECLAIMED":        67,
+		"FAILURE_REASON_NOT_PROVED":             68,
 	}
 )
 
@@ -1919,7 +1924,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\xe6\x12\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\x85\x13\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -1989,7 +1994,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x1bFAILURE_REASON_HISTORY_LOST\x10@\x12\x1b\n" +
 	"\x17FAILURE_REASON_INTERNAL\x10A\x12\"\n" +
 	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B\x12\"\n" +
-	"\x1eFAILURE_REASON_LEASE_RECLAIMED\x10C*\x97\x01\n" +
+	"\x1eFAILURE_REASON_LEASE_RECLAIMED\x10C\x12\x1d\n" +
+	"\x19FAILURE_REASON_NOT_PROVED\x10D*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +

@@ -1098,8 +1098,14 @@ type HandshakeRequest struct {
 	Endpoints []*RankEndpoint `protobuf:"bytes,2,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// The engine that the caller means to reach; checked when stated.
 	ExpectedEngineId string `protobuf:"bytes,3,opt,name=expected_engine_id,json=expectedEngineId,proto3" json:"expected_engine_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Required. 16 to 64 random bytes that nobody else knows: what the callee shows whenever it calls this life of the
+	// caller (Caller.proof, KeepLivenessResponse.proof). With `proofs` the one that the callee was told before.
+	Proof []byte `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`
+	// What the callee has told this life of the caller to show, as far as it is known; at most 4. To be shown only to a
+	// callee that has refused the handshake with NOT_PROVED, and at an address that is known for its.
+	Proofs        [][]byte `protobuf:"bytes,5,rep,name=proofs,proto3" json:"proofs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HandshakeRequest) Reset() {
@@ -1153,6 +1159,20 @@ func (x *HandshakeRequest) GetExpectedEngineId() string {
 	return ""
 }
 
+func (x *HandshakeRequest) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+func (x *HandshakeRequest) GetProofs() [][]byte {
+	if x != nil {
+		return x.Proofs
+	}
+	return nil
+}
+
 // The callee does the same.
 type HandshakeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1165,7 +1185,10 @@ type HandshakeResponse struct {
 	// The protocol version that both use from now on.
 	Protocol uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// All that differs and matters, as CheckCompatibility at the answering engine tells it; each is bridgeable.
-	Differences   []*FieldDifference `protobuf:"bytes,5,rep,name=differences,proto3" json:"differences,omitempty"`
+	Differences []*FieldDifference `protobuf:"bytes,5,rep,name=differences,proto3" json:"differences,omitempty"`
+	// What the caller shows whenever it calls this life of the callee (Caller.proof): 16 to 64 random bytes. Of a caller
+	// that has shown a proof it is that one.
+	Proof         []byte `protobuf:"bytes,6,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1231,6 +1254,13 @@ func (x *HandshakeResponse) GetProtocol() uint32 {
 func (x *HandshakeResponse) GetDifferences() []*FieldDifference {
 	if x != nil {
 		return x.Differences
+	}
+	return nil
+}
+
+func (x *HandshakeResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
 	}
 	return nil
 }
@@ -1794,17 +1824,20 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x0eDataPathStatus\x120\n" +
 	"\tdata_path\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\"\xad\x01\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\xdb\x01\n" +
 	"\x10HandshakeRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x02 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12,\n" +
-	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\"\x8d\x02\n" +
+	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\x12\x14\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\x12\x16\n" +
+	"\x06proofs\x18\x05 \x03(\fR\x06proofs\"\xa3\x02\n" +
 	"\x11HandshakeResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\x06engine\x18\x02 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x03 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12\x1a\n" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12<\n" +
-	"\vdifferences\x18\x05 \x03(\v2\x1a.kvgrpc.v1.FieldDifferenceR\vdifferences\"Q\n" +
+	"\vdifferences\x18\x05 \x03(\v2\x1a.kvgrpc.v1.FieldDifferenceR\vdifferences\x12\x14\n" +
+	"\x05proof\x18\x06 \x01(\fR\x05proof\"Q\n" +
 	"\x19CheckCompatibilityRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\"\xad\x01\n" +
 	"\x1aCheckCompatibilityResponse\x121\n" +

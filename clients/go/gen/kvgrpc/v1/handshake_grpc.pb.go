@@ -54,18 +54,25 @@ type HandshakeServiceClient interface {
 	WatchEngine(ctx context.Context, in *WatchEngineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEngineResponse], error)
 	// Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
 	// pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-	// newest wins. It admits the caller to PeerService.
+	// newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+	//
+	// An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
+	// was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
+	// proofs stay as they are.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
-	// * FAILED_PRECONDITION PROTOCOL_UNSUPPORTED: upgrade one side.
-	// * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
-	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
-	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
-	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
-	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
-	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
+	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
+	//   - FAILED_PRECONDITION PROTOCOL_UNSUPPORTED: upgrade one side.
+	//   - FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
+	//   - FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
+	//   - UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+	//   - UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+	//   - UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
+	//   - ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+	//   - FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
+	//   - UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
+	//     liveness stream has ended.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(ctx context.Context, in *HandshakeRequest, opts ...grpc.CallOption) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.
@@ -188,18 +195,25 @@ type HandshakeServiceServer interface {
 	WatchEngine(*WatchEngineRequest, grpc.ServerStreamingServer[WatchEngineResponse]) error
 	// Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
 	// pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-	// newest wins. It admits the caller to PeerService.
+	// newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+	//
+	// An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
+	// was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
+	// proofs stay as they are.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
-	// * FAILED_PRECONDITION PROTOCOL_UNSUPPORTED: upgrade one side.
-	// * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
-	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
-	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
-	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
-	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
-	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
+	//   - FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
+	//   - FAILED_PRECONDITION PROTOCOL_UNSUPPORTED: upgrade one side.
+	//   - FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
+	//   - FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
+	//   - UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+	//   - UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+	//   - UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
+	//   - ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+	//   - FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
+	//   - UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
+	//     liveness stream has ended.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(context.Context, *HandshakeRequest) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.

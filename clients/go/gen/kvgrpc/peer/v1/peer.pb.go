@@ -143,7 +143,11 @@ type Caller struct {
 	// The calling engine.
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Its life.
-	Incarnation   uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// What the handshake told this life to show here: HandshakeResponse.proof of a handshake that it made, or
+	// HandshakeRequest.proof of one that the callee made. Required, except in the calls of a Converse stream that has
+	// shown it. A secret: it is in no log, list or error.
+	Proof         []byte `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,6 +194,13 @@ func (x *Caller) GetIncarnation() uint64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+func (x *Caller) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
 }
 
 // Accesses to open.
@@ -1311,7 +1322,10 @@ type ConverseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each is answered by itself. At most 4,096, and about 1 MB unless one alone is longer: more calls end the stream with
 	// OUT_OF_RANGE LIMIT_EXCEEDED.
-	Calls         []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	Calls []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	// In the first message, which may come without calls: who calls, by all calls of this stream. What they state
+	// themselves is not read then; without it each call states it.
+	Caller        *Caller `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1349,6 +1363,13 @@ func (*ConverseRequest) Descriptor() ([]byte, []int) {
 func (x *ConverseRequest) GetCalls() []*PeerCall {
 	if x != nil {
 		return x.Calls
+	}
+	return nil
+}
+
+func (x *ConverseRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
 	}
 	return nil
 }
@@ -1820,7 +1841,7 @@ func (x *CallError) GetMessage() string {
 // The dialling side is alive.
 type KeepLivenessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required in the first beat. Who calls.
+	// Required in the first beat. Who calls, for the whole stream.
 	Caller        *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1867,7 +1888,10 @@ func (x *KeepLivenessRequest) GetCaller() *Caller {
 type KeepLivenessResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
-	Header        *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	Header *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// In the first answer: what the handshake told the answering side to show. A caller that hears another one ends the
+	// stream: it was answered by somebody else.
+	Proof         []byte `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1905,6 +1929,13 @@ func (*KeepLivenessResponse) Descriptor() ([]byte, []int) {
 func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
 	if x != nil {
 		return x.Header
+	}
+	return nil
+}
+
+func (x *KeepLivenessResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
 	}
 	return nil
 }
@@ -2373,10 +2404,11 @@ var File_kvgrpc_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"G\n" +
+	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"]\n" +
 	"\x06Caller\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"~\n" +
+	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x14\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
 	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xa1\x03\n" +
@@ -2459,9 +2491,10 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\bR\x04last\x12,\n" +
 	"\x12known_block_counts\x18\x05 \x03(\rR\x10knownBlockCounts\"G\n" +
 	"\x12PartsReadyResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"q\n" +
 	"\x0fConverseRequest\x12.\n" +
-	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\x80\x04\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\x12.\n" +
+	"\x06caller\x18\x02 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"\x80\x04\n" +
 	"\bPeerCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
@@ -2494,9 +2527,10 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"E\n" +
 	"\x13KeepLivenessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"I\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"_\n" +
 	"\x14KeepLivenessResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"o\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x14\n" +
+	"\x05proof\x18\x02 \x01(\fR\x05proof\"o\n" +
 	"\x0eBlocksOfLayers\x12.\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
 	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9c\x01\n" +
@@ -2638,54 +2672,55 @@ var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	39, // 27: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
 	35, // 28: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	20, // 29: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
-	3,  // 30: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 31: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 32: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 33: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 34: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	30, // 35: kvgrpc.peer.v1.PeerCall.post_send:type_name -> kvgrpc.peer.v1.PostSendRequest
-	22, // 36: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 37: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 38: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 39: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 40: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 41: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 42: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	32, // 43: kvgrpc.peer.v1.PeerAnswer.post_send:type_name -> kvgrpc.peer.v1.PostSendResponse
-	40, // 44: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 45: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	35, // 46: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	37, // 47: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	39, // 48: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
-	2,  // 49: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	26, // 50: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
-	35, // 51: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	28, // 52: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
-	2,  // 53: kvgrpc.peer.v1.PostSendRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	31, // 54: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
-	35, // 55: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 56: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
-	3,  // 57: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 58: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 59: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 60: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 61: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	30, // 62: kvgrpc.peer.v1.PeerService.PostSend:input_type -> kvgrpc.peer.v1.PostSendRequest
-	19, // 63: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 64: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 65: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 66: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 67: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 68: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 69: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	32, // 70: kvgrpc.peer.v1.PeerService.PostSend:output_type -> kvgrpc.peer.v1.PostSendResponse
-	21, // 71: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 72: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	65, // [65:73] is the sub-list for method output_type
-	57, // [57:65] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	2,  // 30: kvgrpc.peer.v1.ConverseRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	3,  // 31: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 32: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 33: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 34: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 35: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	30, // 36: kvgrpc.peer.v1.PeerCall.post_send:type_name -> kvgrpc.peer.v1.PostSendRequest
+	22, // 37: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 38: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 39: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 40: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 41: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 42: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 43: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	32, // 44: kvgrpc.peer.v1.PeerAnswer.post_send:type_name -> kvgrpc.peer.v1.PostSendResponse
+	40, // 45: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 46: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	35, // 47: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	37, // 48: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 49: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	2,  // 50: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	26, // 51: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	35, // 52: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	28, // 53: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	2,  // 54: kvgrpc.peer.v1.PostSendRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	31, // 55: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
+	35, // 56: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 57: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
+	3,  // 58: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 59: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 60: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 61: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 62: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	30, // 63: kvgrpc.peer.v1.PeerService.PostSend:input_type -> kvgrpc.peer.v1.PostSendRequest
+	19, // 64: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 65: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 66: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 67: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 68: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 69: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 70: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	32, // 71: kvgrpc.peer.v1.PeerService.PostSend:output_type -> kvgrpc.peer.v1.PostSendResponse
+	21, // 72: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 73: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	66, // [66:74] is the sub-list for method output_type
+	58, // [58:66] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }

@@ -39,8 +39,12 @@ const (
 // first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
 // carries rows; a row that fails is an answer and never fails the others.
 //
-// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-// Handshake, then call again.
+// Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+// A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+//
+// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+// dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+// (HandshakeRequest.proofs), then call again.
 type PeerServiceClient interface {
 	// Verifies grants and says which blocks they stand for, for how long. Nothing may move before. Idempotent by access
 	// id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
@@ -93,13 +97,13 @@ type PeerServiceClient interface {
 	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error)
-	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-	// receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-	// the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-	// has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-	// process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-	// on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-	// that does not know what came of its call begins a new epoch. Not safe to repeat.
+	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+	// to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+	// when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+	// what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+	// ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+	// before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+	// refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -227,8 +231,12 @@ type PeerService_KeepLivenessClient = grpc.BidiStreamingClient[KeepLivenessReque
 // first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
 // carries rows; a row that fails is an answer and never fails the others.
 //
-// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
-// Handshake, then call again.
+// Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
+// A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+//
+// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
+// dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
+// (HandshakeRequest.proofs), then call again.
 type PeerServiceServer interface {
 	// Verifies grants and says which blocks they stand for, for how long. Nothing may move before. Idempotent by access
 	// id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
@@ -281,13 +289,13 @@ type PeerServiceServer interface {
 	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error)
-	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about to
-	// receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered when
-	// the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about what
-	// has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
-	// process group, of an epoch that is higher than any before: the group of the epoch before is over, with all that is
-	// on it. Then sends count from 1 in each epoch, one after the other; a send that is refused takes no number. A caller
-	// that does not know what came of its call begins a new epoch. Not safe to repeat.
+	// Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
+	// to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
+	// when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
+	// what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
+	// ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
+	// before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
+	// refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,

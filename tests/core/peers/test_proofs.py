@@ -1,0 +1,294 @@
+"""Who speaks for a life of a peer: nobody without what that life was told."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.events import Call, DialFailed, EndpointOffered, HandshakeReceived, PeerAlive, PeerAnswered, PeerSilent
+from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S
+from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.ids import PROOFS_MAX
+from kvgrpc.core.values.sends import MEET, SendAsk
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
+from tests.core.nodes import Lead, access_id, describe, endpoint, endpoints, grant, key_of, refused, snapshot
+from tests.core.peers.dialled_peers import connect, state_of
+from tests.core.shown import secret
+
+P = describe("p", 1)
+KEY = key_of(P)
+A, B, C, LIE = (secret("s", name) for name in "abcd")
+UINT32 = 2**32 - 1
+
+
+@pytest.fixture
+def lead() -> Lead:
+    return Lead(describe("d", 2))
+
+
+@pytest.fixture
+def met() -> Lead:
+    """A lead that knows P: it was told B, and tells A."""
+    lead = Lead(describe("d", 2))
+    assert introduced(lead, shows=A, asks=B) == B
+    lead.feed(PeerAlive(KEY, B))
+    return lead
+
+
+def introduced(lead: Lead, *proofs: bytes, shows: bytes, asks: bytes = C, incarnation: int = 1) -> bytes:
+    """A life of P shakes hands; what it is told to show."""
+    life = replace(P, incarnation=incarnation)
+    call = lead.ask(
+        lambda c: HandshakeReceived(c, life, endpoints(life), shows=shows, asks=asks, proofs=proofs), principal="peer"
+    )
+    lead._offer()
+    answer = lead.answer(call)
+    assert isinstance(answer, actions.Introduced)
+    return answer.proof
+
+
+def begin(lead: Lead) -> actions.Dial:
+    """This lead dials P; after that its call stands."""
+    connect(lead)
+    lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
+    return lead.one(actions.Dial)
+
+
+def wants_proof(life: str = "p", incarnation: int = 1) -> KVGrpcError:
+    """What a life says that shall be shown something."""
+    error = PreconditionFailed(Reason.NOT_PROVED, "show it")
+    error.engine_id, error.incarnation = life, incarnation
+    return error
+
+
+CALLS: dict[str, Callable[[Call], events.Event]] = {
+    "open": lambda c: events.OpenAccess(c, "p", 1, ()),
+    "settle": lambda c: events.SettleAccess(c, "p", 1, (events.Settling(access_id(), last=True),)),
+    "close": lambda c: events.CloseAccess(
+        c, "p", 1, (events.Closing(access_id(), events.CloseOutcome.DROPPED, quiesced=True),)
+    ),
+    "parts": lambda c: events.PartsReady(c, "p", 1, access_id(), ()),
+    "checksums": lambda c: events.ChecksumBlocks(c, "p", 1, access_id(), ()),
+    "send": lambda c: events.PostSend(c, "p", 1, b"", SendAsk(0, 0, UINT32, MEET)),
+}
+
+
+@pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
+def test_no_call_is_taken_in_the_name_of_a_peer_without_its_proof(
+    met: Lead, make: Callable[[Call], events.Event]
+) -> None:
+    before = snapshot(met.node)
+    with refused(Reason.NOT_PROVED, PreconditionFailed):
+        met.call(make, principal="peer", proof=LIE)
+    assert snapshot(met.node) == before
+
+
+def test_a_proof_is_never_empty(lead: Lead) -> None:
+    introduced(lead, shows=A, asks=B)
+    assert not lead.state.peers[KEY].proves(b"")
+
+
+def test_a_liveness_stream_without_the_proof_keeps_nobody_alive(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.feed(PeerAlive(KEY, LIE))
+    assert state_of(met, P) is PeerState.SUSPECT
+    met.feed(PeerAlive(KEY, B))
+    assert state_of(met, P) is PeerState.CONNECTED
+
+
+@pytest.mark.parametrize("proofs", [(), (LIE,), (b"",)], ids=["none", "another one", "an empty one"])
+def test_a_handshake_in_the_name_of_a_life_that_has_met_is_refused(met: Lead, proofs: tuple[bytes, ...]) -> None:
+    before = snapshot(met.node)
+    with refused(Reason.NOT_PROVED, PreconditionFailed):
+        introduced(met, *proofs, shows=LIE)
+    assert snapshot(met.node) == before
+
+
+def test_a_life_that_shows_its_proof_keeps_it(met: Lead) -> None:
+    assert introduced(met, LIE, B, shows=A) == B
+    assert met.state.peers[KEY].shows == (A,)
+
+
+def test_a_handshake_that_arrives_twice_is_of_one_caller(met: Lead) -> None:
+    assert introduced(met, shows=A) == B
+
+
+def test_of_a_life_that_has_not_met_the_last_handshake_counts(lead: Lead) -> None:
+    """The answer to the one before may be lost; or it was a stranger's."""
+    introduced(lead, shows=LIE, asks=C)
+    assert introduced(lead, shows=A, asks=B) == B
+    assert not lead.state.peers[KEY].proves(C)
+
+
+def test_a_life_that_was_dead_shows_what_it_was_told_before(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    assert introduced(met, B, shows=A) == B
+    assert state_of(met, P) is PeerState.CONNECTED
+
+
+def test_who_took_a_name_while_its_life_was_dead_gives_it_back(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    assert introduced(met, shows=LIE, asks=C) == C
+    met.feed(PeerAlive(KEY, C))
+    assert introduced(met, B, shows=A) == B
+    assert (met.state.peers[KEY].proves(B), met.state.peers[KEY].proves(C)) == (True, False)
+
+
+@pytest.mark.parametrize("incarnation", [2, 2**53 - 1])
+def test_a_next_life_waits_for_the_end_of_the_stream_of_the_one_before(met: Lead, incarnation: int) -> None:
+    before = snapshot(met.node)
+    with refused(Reason.NOT_PROVED, Unavailable):
+        introduced(met, shows=LIE, incarnation=incarnation)
+    assert snapshot(met.node) == before
+    met.feed(PeerSilent(KEY))
+    introduced(met, shows=LIE, incarnation=incarnation)
+    assert state_of(met, P) is PeerState.DEAD
+
+
+def test_a_next_life_that_answers_where_the_one_before_lives_is_taken_at_once(met: Lead) -> None:
+    begin(met)
+    following = replace(P, incarnation=2)
+    met.feed(PeerAnswered("p:1", following, endpoints(following)))
+    assert state_of(met, P) is PeerState.DEAD
+
+
+def test_a_life_that_answers_elsewhere_is_not_the_one_that_has_met(met: Lead) -> None:
+    call = connect(met, "q:1")
+    met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
+    before = met.state.peers[KEY].asks
+    met.feed(PeerAnswered("q:1", P, endpoints(P), LIE, LIE))
+    with refused(Reason.PEER_FAILED, PreconditionFailed):
+        met.answer(call)
+    assert met.state.peers[KEY].asks == before
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_who_introduced_itself_as_a_life_has_no_part_in_what_that_life_is_told_at_its_address(
+    lead: Lead, streams: bool
+) -> None:
+    begin(lead)
+    introduced(lead, shows=LIE, asks=LIE)
+    if streams:
+        lead.feed(PeerAlive(KEY, LIE))
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
+    known = lead.state.peers[KEY]
+    assert (known.proves(LIE), known.proves(B), known.shows) == (False, True, (A, LIE))
+
+
+def test_a_dead_life_that_answers_without_its_proof_is_told_anew(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    begin(met)
+    met.feed(PeerAnswered("p:1", P, endpoints(P), A, C))
+    assert (met.state.peers[KEY].proves(C), met.state.peers[KEY].elder) == (True, (B,))
+
+
+def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) -> None:
+    for number in range(2 * PROOFS_MAX):
+        (lead.state.peers.get(KEY) and lead.feed(events.ProofRefused(KEY))) or begin(lead)
+        if lead.seen(actions.MakeOffer):
+            lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
+        lead.feed(PeerAnswered("p:1", P, endpoints(P), secret("s", str(number)), secret("t", str(number))))
+        lead.map(P)
+    assert len(lead.state.peers[KEY].shows) == PROOFS_MAX
+
+
+# -- this lead as the caller
+
+
+def test_a_lead_that_is_asked_for_a_proof_shakes_hands_again_with_it(met: Lead) -> None:
+    assert begin(met).proofs == ()
+    met.feed(DialFailed("p:1", wants_proof()))
+    again = met.one(actions.Dial)
+    assert (again.address, again.to, again.proofs, again.asks) == ("p:1", "", (A,), B)
+    met.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
+    assert met.state.peers[KEY].shows == (A,)
+
+
+def test_a_proof_is_shown_where_its_life_lives_and_nowhere_else(met: Lead) -> None:
+    connect(met, "alias:1")
+    met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
+    met.feed(DialFailed("alias:1", wants_proof()))
+    again = met.one(actions.Dial)
+    assert (again.address, again.to, again.proofs) == ("alias:1", "p:1", (A,))
+    met.feed(PeerAnswered("alias:1", P, endpoints(P), A, B))
+    assert met.state.peers[KEY].dialled == "p:1"
+
+
+def test_who_says_nothing_of_itself_is_shown_what_is_known_of_its_address(met: Lead) -> None:
+    begin(met)
+    met.feed(DialFailed("p:1", wants_proof("", 0)))
+    assert met.one(actions.Dial).proofs == (A,)
+
+
+def test_a_proof_that_is_not_taken_ends_the_dial(met: Lead) -> None:
+    call = connect(met)
+    met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
+    met.feed(DialFailed("p:1", wants_proof()))
+    met.feed(DialFailed("p:1", wants_proof()))
+    with refused(Reason.NOT_PROVED, PreconditionFailed):
+        met.answer(call)
+
+
+def test_a_lead_that_knows_no_proof_ends_the_dial(lead: Lead) -> None:
+    call = connect(lead)
+    lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
+    lead.feed(DialFailed("p:1", wants_proof()))
+    with refused(Reason.NOT_PROVED, PreconditionFailed):
+        lead.answer(call)
+
+
+def test_a_lead_whose_life_before_is_connected_there_tries_again_until_its_time_is_over(lead: Lead) -> None:
+    begin(lead)
+    standing = Unavailable(Reason.NOT_PROVED, "another life")
+    lead.feed(DialFailed("p:1", standing))
+    assert lead.seen(actions.Dial) == []
+    lead.tick(NEXT_LIFE_DELAY_S)
+    assert lead.one(actions.Dial).address == "p:1"
+    lead.feed(DialFailed("p:1", standing))
+    lead.tick(lead.state.limits.connect_timeout_s)
+    assert lead.state.dials == {}
+    lead.tick(NEXT_LIFE_DELAY_S)
+    assert lead.seen(actions.Dial) == []
+
+
+def test_a_peer_that_takes_no_proof_is_dialled_anew(met: Lead) -> None:
+    met.map(P)
+    met.feed(events.ProofRefused(KEY))
+    assert [offer.rank for offer in met.seen(actions.MakeOffer)] == [0]
+    assert met.state.peers[KEY].forgotten
+
+
+@pytest.mark.parametrize("address", ["p:1", ""])
+def test_one_that_is_gone_or_cannot_be_dialled_is_not(lead: Lead, address: str) -> None:
+    peer = replace(P, address="")
+    lead.admit(peer)
+    lead.feed(events.ProofRefused(KEY if not address else "p@nobody"))
+    assert lead.seen(actions.MakeOffer) == []
+
+
+def test_a_move_whose_proof_is_refused_shakes_hands_again_and_goes_on(lead: Lead) -> None:
+    lead.admit(P)
+    transfer = lead.pull(grant(P), 32, (0, 1))
+    lead.feed(events.AccessAnswered(access_id(), wants_proof()))
+    assert lead.transfer(transfer.id).waiting_for == "handshake"
+
+
+def test_no_secret_is_in_the_text_of_anything(met: Lead) -> None:
+    call = Call(1, "peer", proof=B)
+    said = HandshakeReceived(call, P, endpoints(P), shows=A, asks=B, proofs=(C,))
+    found = [met.state.peers[KEY], said, PeerAlive(KEY, B), PeerAnswered("p:1", P, (), A, B), call]
+    text = " ".join(map(repr, found))
+    assert all(repr(one)[2:10] not in text for one in (A, B, C))
+
+
+def test_leads_that_shook_hands_at_once_find_together(lead: Lead) -> None:
+    """Each has dropped what the other one shows: both know what is taken all the same."""
+    begin(lead)
+    introduced(lead, shows=A, asks=LIE)
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), C, B))
+    assert introduced(lead, LIE, B, shows=A) == B
+    assert lead.state.peers[KEY].shows[0] == A, "it is what the caller has shown to take"
