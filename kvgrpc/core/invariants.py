@@ -1,8 +1,12 @@
 """What ties the tables of a node together."""
 
+from collections.abc import Hashable
+
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.keeping import access_bytes
 from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.ledger import Kind
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition
 from kvgrpc.core.values.grants import Access as AccessKind
@@ -27,3 +31,29 @@ def check(state: NodeState) -> None:
     for transfer in state.transfers.unfinished():
         pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
         assert pinned, f"{transfer.id} is not over and holds nothing"
+    check_ledger(state)
+
+
+def check_ledger(state: NodeState) -> None:
+    """Asserts that the ledger has what is kept, at its weight. Requests and tensors are not known here."""
+    ledger = state.ledger
+    ledger.check_sums()
+    calls = {call.id: call for rows in state.openings.rows.values() for call, _ in rows}
+    graves = (("key", state.tombstones), ("grant", state.ended_grants), ("lease", state.refused_leases))
+    kept: dict[Kind, dict[Hashable, int]] = {
+        Kind.LEASE: state.leases.kept_bytes,
+        Kind.ENDED_LEASE: state.leases.ended_bytes,
+        Kind.TRANSFER: state.transfers.kept_bytes,
+        Kind.PAST_TRANSFER: state.transfers.past_bytes,
+        Kind.MOVE: state.moves.kept_bytes,
+        Kind.PUSH: state.pushes.kept_bytes,
+        Kind.PARTS: {row.name: row.parts.kept_bytes for row in state.targets.values() if row.parts is not None},
+        Kind.ACCESS: {access.id: access_bytes(state, access) for access in state.accesses.values()},
+        Kind.ALLOCATION: state.allocator.kept_bytes,
+        Kind.KEY: state.keys.kept_bytes,
+    }
+    for kind, rows in kept.items():
+        assert ledger.rows(kind) == rows, f"the ledger has other weights: {kind.value}"
+    assert ledger.rows(Kind.OPENING).keys() == calls.keys(), "the ledger has other calls that wait"
+    names = {(what, name) for what, table in graves for name in table}
+    assert ledger.rows(Kind.TOMBSTONE).keys() == names, "the ledger has other tombstones"

@@ -10,6 +10,7 @@ from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
+from kvgrpc.core.values.calls import ANONYMOUS
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.engine_watchers import EngineWatchers
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
 """Addresses of which it is remembered whether they may be dialled: every pull asks."""
-ANONYMOUS = "anonymous"
-"""Principal of callers without credentials."""
 
 
 class Lead:

@@ -8,8 +8,8 @@ from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.peers import PeerView
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.kept_blocks import BlocksField
 from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -28,7 +28,7 @@ class LeaseView:
     """In how long it may be taken back unless it is claimed, 0: now; None while it is claimed, or over."""
     cap_remaining_s: float
     age_s: float
-    blocks: Blocks
+    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
     token_count: int
     consumers: int
     consumers_done: int
@@ -97,7 +97,7 @@ class Released:
     """Answer to ReleaseLease; for validate_only the lease as it is, and the blocks that would come free."""
 
     lease: LeaseView
-    freed: Blocks
+    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Allocated:
     """Answer to AllocateBlocks; for validate_only without id and blocks."""
 
     allocation_id: str
-    blocks: Blocks
+    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
     remaining_s: float | None
 
 
@@ -191,7 +191,7 @@ class Reclaimed:
     """Oldest first; the first ones of many."""
     lease_count: int
     """All of them."""
-    freed: Blocks
+    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
     later: tuple[Later, ...]
     """In the order of time; the first ones of many."""
 
@@ -200,7 +200,7 @@ class Reclaimed:
 class Freed:
     """Answer to FreeBlocks: those that nothing pins."""
 
-    freed: Blocks
+    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Tables that know neither are in `tables`; what changes all these is in the rooms above.
 """
 
-from kvgrpc.core.state.node_state import ENGINE, NodeState
+from kvgrpc.core.state.node_state import NodeState
+from kvgrpc.core.values.calls import ENGINE
 
 __all__ = ["ENGINE", "NodeState"]

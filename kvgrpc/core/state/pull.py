@@ -1,6 +1,6 @@
 """One pull at its destination. Its stages are those of `move`."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 from kvgrpc.core.actions import Operation
@@ -10,7 +10,7 @@ from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Claim
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.kept_blocks import Kept, OptionalBlocksField, kept_bytes
 
 
 @dataclass(eq=False)
@@ -22,7 +22,13 @@ class Pull(Move):
 
     claim: Claim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
-    destination: Blocks | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    destination: OptionalBlocksField = OptionalBlocksField()  # noqa: RUF009 - a descriptor
+
+    @property
+    def kept_bytes(self) -> int:
+        target: Kept | None = self.__dict__["_destination"]
+        return super().kept_bytes + (0 if target is None else 2 * kept_bytes(target))
 
     @property
     def moves_nothing(self) -> bool:

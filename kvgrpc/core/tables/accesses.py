@@ -10,13 +10,22 @@
 A verdict is given once and never changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from kvgrpc.core.tables.ledger import texts_bytes
 from kvgrpc.core.values.calls import ReadyPart
 from kvgrpc.core.values.content import Claim, Content
 from kvgrpc.core.values.grants import Access as Kind
 from kvgrpc.errors import Reason
+
+ACCESS_BYTES = 2_600
+"""Of one, without the texts, the content and the parts of its opening: with its pin, its deadlines, and its row in
+the ledger.
+"""
+PART_BYTES = 600
+"""Of a group's blocks in a part, without their ids."""
 
 
 class CloseOutcome(Enum):
@@ -116,6 +125,14 @@ class Access:
         """Its name in the pin table."""
         return pin_owner(self.opening.access_id)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs without its pin."""
+        asked = self.opening
+        content = 0 if asked.push_content is None else len(asked.push_content.digests)
+        texts = texts_bytes(asked.token, asked.transfer_id, asked.request_id, *asked.data_paths, self.why)
+        return ACCESS_BYTES + texts + content + parts_bytes(asked.parts)
+
     def move(self, state: AccessState) -> None:
         """Asserts that the table allows it."""
         assert state in STATES[self.state], f"{self.state} to {state}"
@@ -130,3 +147,8 @@ class Access:
 def pin_owner(access_id: bytes) -> str:
     """An access's name among pin owners and in logs."""
     return f"a-{access_id.hex()}"
+
+
+def parts_bytes(parts: Sequence[ReadyPart]) -> int:
+    """What parts weigh as their source tells them."""
+    return sum([PART_BYTES + 8 * len(ids) for part in parts for _, ids in part.blocks] or [0])

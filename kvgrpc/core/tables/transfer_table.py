@@ -4,10 +4,11 @@ Ended transfers stay live until their engine has acknowledged them. Failures are
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
+from kvgrpc.core.tables.ledger import Kind, Ledger
 from kvgrpc.core.tables.transfers import (
     DISPOSITIONS,
     ENDED,
@@ -30,6 +31,7 @@ class TransferTable:
 
     incarnation: int
     history: int
+    ledger: Ledger = field(default_factory=Ledger)
     seq: int = 0
     _numbers: int = 0
     _live: dict[str, Transfer] = field(default_factory=dict)
@@ -47,14 +49,23 @@ class TransferTable:
     queued_bytes: int = 0
     """Of transfers whose access is open, what has not moved yet."""
 
-    def create(self, now: float, **fields: Unpack[NewTransfer]) -> Transfer:
-        """A new PENDING transfer."""
+    def enter(self, ledger: Ledger) -> None:
+        """What there is from an earlier life is in that ledger from now on."""
+        self.ledger = ledger
+        for transfer in self._live.values():
+            ledger.keep(Kind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
+        for transfer in (*self._past.values(), *self._failed.values()):
+            ledger.keep(Kind.PAST_TRANSFER, transfer.id, "", transfer.kept_bytes)
+
+    def create(self, now: float, payer: str = "", **fields: Unpack[NewTransfer]) -> Transfer:
+        """A new PENDING transfer; its owner pays for it unless another one is named."""
         self._numbers += 1
         self.seq += 1
         id_ = transfer_id(self.incarnation, self._numbers)
         transfer = Transfer(id=id_, created=now, seq=self.seq, pair_id=pair_id(fields["key"]), **fields)
         self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
+        self.ledger.keep(Kind.TRANSFER, id_, payer or transfer.owner, transfer.kept_bytes)
         return self._store(transfer)
 
     def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
@@ -117,10 +128,14 @@ class TransferTable:
         self._past_by_key.setdefault(transfer.key, {})[transfer_id] = None
         past = self._failed if transfer.state is State.FAILED else self._past
         past[transfer_id] = transfer
-        if len(self._past) + len(self._failed) > self.history:
+        self.ledger.drop(Kind.TRANSFER, transfer_id)
+        self.ledger.keep(Kind.PAST_TRANSFER, transfer_id, "", transfer.kept_bytes)
+        kept = len(self._past) + len(self._failed)
+        if kept > self.history or (kept > 1 and self.ledger.forgets(Kind.PAST_TRANSFER)):
             # The newest stays in any case: the event that ended it is about to read it.
             oldest = next(iter(self._past), transfer_id)
             _, gone = (self._past if oldest != transfer_id else self._failed).popitem(last=False)
+            self.ledger.drop(Kind.PAST_TRANSFER, gone.id)
             ids = self._past_by_key[gone.key]
             del ids[gone.id]
             if not ids:
@@ -136,6 +151,7 @@ class TransferTable:
         changed = []
         for transfer in sorted(old, key=lambda t: t.created):
             self._live[transfer.id] = transfer
+            self.ledger.keep(Kind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
             self._by_key.setdefault(transfer.key, {})[transfer.id] = None
             ends: Changes = {}
             if not transfer.over:
@@ -173,6 +189,16 @@ class TransferTable:
         if not self._log or self._log[0].seq > seq + 1:
             return None
         return [change for change in self._log if change.seq > seq]
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each live one weighs."""
+        return {transfer.id: transfer.kept_bytes for transfer in self._live.values()}
+
+    @property
+    def past_bytes(self) -> dict[Hashable, int]:
+        """What each one in the history weighs."""
+        return {past.id: past.kept_bytes for past in (*self._past.values(), *self._failed.values())}
 
     @property
     def live(self) -> int:

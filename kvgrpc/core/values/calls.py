@@ -6,6 +6,12 @@ from kvgrpc.core.values.descriptors import Ids
 
 BlockLists = tuple[tuple[int, Ids], ...]
 """Rows (group, block ids) as a caller wrote them."""
+ENGINE = "engine"
+"""Principal of the attached engine's session."""
+ANONYMOUS = "anonymous"
+"""Principal of callers without credentials."""
+PEER = "peer "
+"""With its life: who pays for what a peer keeps here."""
 LayerRange = tuple[int, int]
 """(first, count) of layers, numbered from 0 within each group; a group with fewer layers takes its part of it."""
 
@@ -26,6 +32,13 @@ class Call:
     """The life of this engine that the request's block ids are of; 0 where it does not say."""
     connection: str = ""
     """Over which the call came; empty for what this engine itself asks for."""
+    on_behalf_of: str = ""
+    """Who pays for what it keeps, where this engine itself asks for somebody."""
+
+    @property
+    def payer(self) -> str:
+        """Whose share of what may be kept its rows are in: its principal's; where that is anybody, its connection's."""
+        return self.on_behalf_of or (self.connection if self.principal == ANONYMOUS else "") or self.principal
 
 
 @dataclass(frozen=True, eq=False)

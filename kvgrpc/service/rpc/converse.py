@@ -14,10 +14,11 @@ from typing import Any
 import grpc.aio
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.values.calls import ANONYMOUS
 from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
-from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import check_request
 from kvgrpc.service.rpc.outgoing import Outgoing
 from kvgrpc.v1.common_pb2 import ResponseHeader

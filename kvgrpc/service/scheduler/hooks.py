@@ -31,12 +31,13 @@ from kvgrpc.core.policy.values import (
 )
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import State, Transfer
+from kvgrpc.core.values.calls import ANONYMOUS
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
-from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids

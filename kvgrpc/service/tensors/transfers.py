@@ -12,6 +12,7 @@ from kvgrpc.core.tables.transfers import Failure, State, Transfer
 from kvgrpc.core.tensors.calls import Put
 from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.values import content_of
+from kvgrpc.core.values.calls import ANONYMOUS
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.errors import (
@@ -28,7 +29,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 
 KEY_BYTES = 32

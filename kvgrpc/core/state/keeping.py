@@ -1,0 +1,34 @@
+"""Accesses of peers, entered in the tables and in the ledger at once."""
+
+from kvgrpc.core.state.node_state import NodeState
+from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.ledger import Kind
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.values.calls import PEER
+
+
+def add_access(state: NodeState, peer: Peer, access: Access) -> None:
+    """A new one, of that life of a peer, which pays for it."""
+    state.accesses[access.id] = access
+    peer.accesses[access.id] = None
+    state.ledger.keep(Kind.ACCESS, access.id, PEER + peer.key, access_bytes(state, access))
+
+
+def weigh_access(state: NodeState, access: Access) -> None:
+    """It pins other blocks, or holds other things."""
+    state.ledger.weigh(Kind.ACCESS, access.id, access_bytes(state, access))
+
+
+def forget_access(state: NodeState, access: Access) -> None:
+    """Nothing of it is left."""
+    del state.accesses[access.id]
+    state.ledger.drop(Kind.ACCESS, access.id)
+    peer = state.peers.get(access.peer)
+    if peer is not None:
+        peer.accesses.pop(access.id, None)
+
+
+def access_bytes(state: NodeState, access: Access) -> int:
+    """What an access weighs, with its pin."""
+    return access.kept_bytes + state.pins.kept_bytes(access.owner, PinKind.ACCESS)

@@ -1,0 +1,193 @@
+"""The ledger: how many bytes a lead keeps, of what and for whom.
+
+Every row that stays after its call is entered with an estimate of the memory that it takes, and leaves with the row.
+There are three shares, none of which can use up another: what callers of the public API made, what peers made under
+the grants that they hold, and what the attached engine made by its session. Of the first two no single one may have
+more than a part. What is over is remembered up to a bound of its own for each kind; there the oldest goes, and nobody
+is refused for it.
+"""
+
+from collections.abc import Hashable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from kvgrpc.core.values.calls import ENGINE, PEER
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.errors import Exhausted, Reason
+
+RETRY_DELAY_S = 1.0
+TEXT_BYTES = 64
+"""Of a text beside its characters."""
+
+
+class Kind(Enum):
+    """Of what rows are."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    LEASE = "lease"
+    """With its blocks, its pin and its content."""
+    TRANSFER = "transfer"
+    MOVE = "move"
+    """A pull, a reservation, or a destination of a push: with the blocks of both sides."""
+    PUSH = "push"
+    """With its parts, its content and all destinations that ever came."""
+    PARTS = "parts"
+    """Parts of a push that its source told a destination."""
+    ACCESS = "access"
+    OPENING = "opening"
+    """A call of a peer whose accesses wait."""
+    ALLOCATION = "allocation"
+    KEY = "key"
+    """An idempotency key, with its reply."""
+    REQUEST = "request"
+    """A scheduler's request, with its prompt."""
+    NEWS = "news"
+    """What a scheduler has not read."""
+    TENSOR = "tensor"
+    """A tensor's description, here or kept for others."""
+    TENSOR_WAIT = "tensor_wait"
+    TENSOR_ENDED = "tensor_ended"
+    ENDED_LEASE = "ended_lease"
+    PAST_TRANSFER = "past_transfer"
+    TOMBSTONE = "tombstone"
+    """Of a transfer key, a grant or a lease."""
+
+
+REMEMBERED = frozenset({Kind.TENSOR_ENDED, Kind.ENDED_LEASE, Kind.PAST_TRANSFER, Kind.TOMBSTONE})
+"""What is over. It is nobody's."""
+
+
+class Share(Enum):
+    """Whose part of what may be kept."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    CALLERS = "callers"
+    PEERS = "peers"
+    ENGINE = "engine"
+
+
+class Row(NamedTuple):
+    """One row: who made it, and what it weighs."""
+
+    payer: str
+    nbytes: int
+
+
+class Ledger:
+    """The bytes of one life, without those of pools."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._rows: dict[Kind, dict[Hashable, Row]] = {kind: {} for kind in Kind}
+        self.by_kind: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        """To be read only, as all that follows."""
+        self.by_share: dict[Share, int] = dict.fromkeys(Share, 0)
+        self.by_payer: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.by_kind.values())
+
+    def limit(self, share: Share) -> int:
+        """Bytes that a share may have."""
+        return self.limits.engine_kept_bytes if share is Share.ENGINE else self.limits.kept_bytes
+
+    def check(self, payer: str, nbytes: int) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for so many more bytes of that caller's."""
+        share = share_of(payer)
+        mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
+        if share is not Share.ENGINE and mine + nbytes > most:
+            who = "this caller's calls" if share is Share.CALLERS else "this peer's calls"
+            raise _full(who, mine, nbytes, most)
+        if (all_of_them := self.by_share[share]) + nbytes > (limit := self.limit(share)):
+            raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, limit)
+
+    def keep(self, kind: Kind, name: Hashable, payer: str, nbytes: int) -> None:
+        """A row is kept from now on, or weighs something else. There was room for it, or it may not be refused."""
+        rows = self._rows[kind]
+        if name in rows:
+            self.drop(kind, name)
+        rows[name] = Row(payer, nbytes)
+        self._count(kind, payer, nbytes)
+
+    def weigh(self, kind: Kind, name: Hashable, nbytes: int) -> None:
+        """A row weighs something else now."""
+        self.keep(kind, name, self._rows[kind][name].payer, nbytes)
+
+    def drop(self, kind: Kind, name: Hashable) -> None:
+        """A row is kept no more, if it was."""
+        row = self._rows[kind].pop(name, None)
+        if row is not None:
+            self._count(kind, row.payer, -row.nbytes)
+
+    def forgets(self, kind: Kind) -> bool:
+        """Whether more of a kind that is over is remembered than may be, and the oldest goes."""
+        return self.by_kind[kind] > self.limits.remembered_bytes
+
+    def nbytes(self, kind: Kind, name: Hashable) -> int:
+        """What a row weighs; 0 where there is none."""
+        row = self._rows[kind].get(name)
+        return 0 if row is None else row.nbytes
+
+    def payer(self, kind: Kind, name: Hashable) -> str:
+        """Who made a row."""
+        return self._rows[kind][name].payer
+
+    def rows(self, kind: Kind) -> dict[Hashable, int]:
+        """What each row of a kind weighs."""
+        return {name: row.nbytes for name, row in self._rows[kind].items()}
+
+    def largest(self, most: int) -> Iterator[tuple[str, int]]:
+        """So many callers with the most bytes, and these."""
+        return iter(sorted(self.by_payer.items(), key=lambda row: (-row[1], row[0]))[:most])
+
+    def check_sums(self) -> None:
+        """Asserts that all sums are those of the rows. For tests and simulators."""
+        by_share, by_payer = dict.fromkeys(Share, 0), dict[str, int]()
+        for kind, rows in self._rows.items():
+            assert self.by_kind[kind] == sum(row.nbytes for row in rows.values()), kind
+            for row in rows.values() if kind not in REMEMBERED else ():
+                by_payer[row.payer] = by_payer.get(row.payer, 0) + row.nbytes
+                by_share[share_of(row.payer)] += row.nbytes
+        assert (self.by_share, self.by_payer) == (by_share, by_payer)
+
+    def _count(self, kind: Kind, payer: str, nbytes: int) -> None:
+        self.by_kind[kind] += nbytes
+        if kind in REMEMBERED:
+            return
+        self.by_share[share_of(payer)] += nbytes
+        kept = self.by_payer.get(payer, 0) + nbytes
+        if kept:
+            self.by_payer[payer] = kept
+        else:
+            self.by_payer.pop(payer, None)
+
+
+_WHO = {Share.CALLERS: "all callers", Share.PEERS: "all peers", Share.ENGINE: "the attached engine"}
+
+
+def share_of(payer: str) -> Share:
+    """Whose share a caller's rows are in."""
+    if payer == ENGINE:
+        return Share.ENGINE
+    return Share.PEERS if payer.startswith(PEER) else Share.CALLERS
+
+
+def texts_bytes(*texts: str | bytes) -> int:
+    """What these weigh, as an estimate: a character may take four bytes and most take one."""
+    return sum([TEXT_BYTES + len(text) for text in texts])
+
+
+def _full(whose: str, kept: int, nbytes: int, limit: int) -> Exhausted:
+    return Exhausted(
+        Reason.LIMIT_EXCEEDED,
+        f"what {whose} made here keeps {kept} bytes; with {nbytes} more it would be over {limit}. What has ended makes "
+        "room: leases, transfers, allocations and requests",
+        retry_delay_s=RETRY_DELAY_S,
+        metadata={"limit": str(limit), "kept_bytes": str(kept)},
+    )
