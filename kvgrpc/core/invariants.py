@@ -4,7 +4,6 @@ from collections.abc import Hashable
 
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import access_bytes
 from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.ledger import Kind
 from kvgrpc.core.tables.pins import PinKind
@@ -48,7 +47,7 @@ def check_ledger(state: NodeState) -> None:
         Kind.MOVE: state.moves.kept_bytes,
         Kind.PUSH: state.pushes.kept_bytes,
         Kind.PARTS: {row.name: row.parts.kept_bytes for row in state.targets.values() if row.parts is not None},
-        Kind.ACCESS: {access.id: access_bytes(state, access) for access in state.accesses.values()},
+        Kind.ACCESS: {access.id: access.kept_bytes for access in state.accesses.values()},
         Kind.ALLOCATION: state.allocator.kept_bytes,
         Kind.KEY: state.keys.kept_bytes,
     }

@@ -20,7 +20,7 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import add_access, forget_access, weigh_access
+from kvgrpc.core.state.keeping import add_access, forget_access
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening, Verdict
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
@@ -239,7 +239,6 @@ class Serving:
             kept_s = state.limits.registration_timeout_s
         access.move(AccessState.CLOSED)
         access.outcome, access.why = outcome, message
-        weigh_access(state, access)
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
         if access.kind is AccessKind.WRITE:
             return

@@ -8,12 +8,14 @@ from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.peers import PeerView
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.kept_blocks import BlocksField
+from kvgrpc.core.values.kept_blocks import keeping
 from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class LeaseView:
     """A lease as it was at one moment."""
@@ -28,7 +30,7 @@ class LeaseView:
     """In how long it may be taken back unless it is claimed, 0: now; None while it is claimed, or over."""
     cap_remaining_s: float
     age_s: float
-    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    blocks: Blocks
     token_count: int
     consumers: int
     consumers_done: int
@@ -92,12 +94,13 @@ class Renewed:
     rows: tuple[tuple[float, Reason | None, LeaseState | None], ...]
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Released:
     """Answer to ReleaseLease; for validate_only the lease as it is, and the blocks that would come free."""
 
     lease: LeaseView
-    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    freed: Blocks
 
 
 @dataclass(frozen=True)
@@ -153,12 +156,13 @@ class Drained:
     """Of those that are not over; empty when all are."""
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Allocated:
     """Answer to AllocateBlocks; for validate_only without id and blocks."""
 
     allocation_id: str
-    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    blocks: Blocks
     remaining_s: float | None
 
 
@@ -181,6 +185,7 @@ class Later:
     """Blocks that would come free with it alone: for each group those of its block space."""
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Reclaimed:
     """Answer to ReclaimBlocks; for validate_only what would be reclaimed."""
@@ -191,16 +196,17 @@ class Reclaimed:
     """Oldest first; the first ones of many."""
     lease_count: int
     """All of them."""
-    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    freed: Blocks
     later: tuple[Later, ...]
     """In the order of time; the first ones of many."""
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Freed:
     """Answer to FreeBlocks: those that nothing pins."""
 
-    freed: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    freed: Blocks
 
 
 @dataclass(frozen=True)

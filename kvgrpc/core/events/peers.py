@@ -6,7 +6,7 @@ from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.kept_blocks import ListsField
+from kvgrpc.core.values.kept_blocks import keeping_lists
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.errors import KVGrpcError
 
@@ -129,6 +129,7 @@ class PartsReady:
     parts: tuple[ReadyPart, ...]
 
 
+@keeping_lists("blocks")
 @dataclass(frozen=True, eq=False)
 class Opened:
     """What an issuer answered to an opening.
@@ -137,7 +138,7 @@ class Opened:
     ones before are held already. `lease_id` is the target's, `ttl_s` the registration timeout.
     """
 
-    blocks: ListsField = ListsField()  # noqa: RUF009 - a descriptor
+    blocks: BlockLists
     token_count: int
     offer_tokens: int
     remaining_s: float

@@ -12,12 +12,13 @@ def add_access(state: NodeState, peer: Peer, access: Access) -> None:
     """A new one, of that life of a peer, which pays for it."""
     state.accesses[access.id] = access
     peer.accesses[access.id] = None
-    state.ledger.keep(Kind.ACCESS, access.id, PEER + peer.key, access_bytes(state, access))
+    state.ledger.keep(Kind.ACCESS, access.id, PEER + peer.key, access.kept_bytes)
 
 
 def weigh_access(state: NodeState, access: Access) -> None:
     """It pins other blocks, or holds other things."""
-    state.ledger.weigh(Kind.ACCESS, access.id, access_bytes(state, access))
+    access.pinned_bytes = state.pins.kept_bytes(access.owner, PinKind.ACCESS)
+    state.ledger.weigh(Kind.ACCESS, access.id, access.kept_bytes)
 
 
 def forget_access(state: NodeState, access: Access) -> None:
@@ -27,8 +28,3 @@ def forget_access(state: NodeState, access: Access) -> None:
     peer = state.peers.get(access.peer)
     if peer is not None:
         peer.accesses.pop(access.id, None)
-
-
-def access_bytes(state: NodeState, access: Access) -> int:
-    """What an access weighs, with its pin."""
-    return access.kept_bytes + state.pins.kept_bytes(access.owner, PinKind.ACCESS)

@@ -299,7 +299,8 @@ class NodeState:
 
     def lift_tombstone(self, key: bytes) -> None:
         """The request of that key is begun anew."""
-        if self.tombstones.pop(key, None) is not None:
+        if key in self.tombstones:
+            del self.tombstones[key]
             self.timers.clear(Timer.TOMBSTONE, key.hex())
 
     def let_retry(self, key: bytes) -> None:

@@ -1,6 +1,6 @@
 """One pull at its destination. Its stages are those of `move`."""
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvgrpc.core.actions import Operation
@@ -10,9 +10,11 @@ from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Claim
-from kvgrpc.core.values.kept_blocks import Kept, OptionalBlocksField, kept_bytes
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.kept_blocks import Kept, keeping, kept_bytes
 
 
+@keeping("destination")
 @dataclass(eq=False)
 class Pull(Move):
     """One pull at its destination."""
@@ -22,8 +24,7 @@ class Pull(Move):
 
     claim: Claim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
-    _: KW_ONLY
-    destination: OptionalBlocksField = OptionalBlocksField()  # noqa: RUF009 - a descriptor
+    destination: Blocks | None = field(default=None, kw_only=True)
 
     @property
     def kept_bytes(self) -> int:

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvgrpc.core.tables.ledger import texts_bytes
 from kvgrpc.core.values.calls import ReadyPart
 from kvgrpc.core.values.content import Claim, Content
 from kvgrpc.core.values.grants import Access as Kind
 from kvgrpc.errors import Reason
 
-ACCESS_BYTES = 2_600
+ACCESS_BYTES = 3_100
 """Of one, without the texts, the content and the parts of its opening: with its pin, its deadlines, and its row in
 the ledger.
 """
@@ -113,6 +112,8 @@ class Access:
     """How many parts were settled under it."""
     outcome: CloseOutcome = CloseOutcome.FAILED
     """What its closing meant, where it was not closed after a success."""
+    pinned_bytes: int = 0
+    """Of the blocks that it pins, or has pinned."""
     why: str = ""
     """What was said when it was closed, as text."""
 
@@ -127,11 +128,12 @@ class Access:
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs without its pin."""
+        """What it weighs."""
         asked = self.opening
-        content = 0 if asked.push_content is None else len(asked.push_content.digests)
-        texts = texts_bytes(asked.token, asked.transfer_id, asked.request_id, *asked.data_paths, self.why)
-        return ACCESS_BYTES + texts + content + parts_bytes(asked.parts)
+        nbytes = ACCESS_BYTES + len(asked.token) + len(asked.transfer_id) + len(asked.request_id) + self.pinned_bytes
+        if asked.push_content is not None:
+            nbytes += len(asked.push_content.digests)
+        return nbytes + parts_bytes(asked.parts) if asked.parts else nbytes
 
     def move(self, state: AccessState) -> None:
         """Asserts that the table allows it."""
@@ -151,4 +153,4 @@ def pin_owner(access_id: bytes) -> str:
 
 def parts_bytes(parts: Sequence[ReadyPart]) -> int:
     """What parts weigh as their source tells them."""
-    return sum([PART_BYTES + 8 * len(ids) for part in parts for _, ids in part.blocks] or [0])
+    return sum([PART_BYTES + 8 * len(ids) for part in parts for _, ids in part.blocks])

@@ -16,8 +16,9 @@ from enum import Enum
 
 from kvgrpc.core.tables.ledger import Kind, Ledger, texts_bytes
 from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.core.values.kept_blocks import BlocksField, kept, kept_bytes, no_blocks
+from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
 
 
@@ -68,12 +69,13 @@ LEASE_BYTES = 5_000
 ENDED_LEASE_BYTES = 3_200
 
 
+@keeping("blocks")
 @dataclass(eq=False)
 class Lease:
     """One lease. Times are on the node's clock."""
 
     id: str
-    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    blocks: Blocks
     content: Content
     granted: float
     ttl_s: float
@@ -185,8 +187,9 @@ class Lease:
     @property
     def kept_bytes(self) -> int:
         """What it weighs; while it lives with its pin. The content of a push is weighed with that."""
-        labels = [side for pair in self.labels for side in pair]
-        texts = texts_bytes(self.id, self.request_id, self.trace, *labels, *self.stands_for)
+        texts = len(self.id) + len(self.request_id) + len(self.trace)
+        if self.labels or self.stands_for:
+            texts += texts_bytes(*[side for pair in self.labels for side in pair], *self.stands_for)
         if not self.live:
             return ENDED_LEASE_BYTES + texts
         content = 0 if self.pushed else len(self.content.digests)
@@ -279,7 +282,8 @@ class LeaseTable:
     def _remember(self, lease: Lease) -> None:
         self._ended[lease.id] = lease
         self._ledger.keep(Kind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
-        while len(self._ended) > self._ended_kept or self._ledger.forgets(Kind.ENDED_LEASE):
+        most, kinds = self._ledger.limits.remembered_bytes, self._ledger.by_kind
+        while len(self._ended) > self._ended_kept or kinds[Kind.ENDED_LEASE] > most:
             oldest, _ = self._ended.popitem(last=False)
             self._ledger.drop(Kind.ENDED_LEASE, oldest)
 

@@ -9,7 +9,6 @@ is refused for it.
 
 from collections.abc import Hashable, Iterator
 from enum import Enum
-from typing import NamedTuple
 
 from kvgrpc.core.values.calls import ENGINE, PEER
 from kvgrpc.core.values.limits import Limits
@@ -70,19 +69,14 @@ class Share(Enum):
     ENGINE = "engine"
 
 
-class Row(NamedTuple):
-    """One row: who made it, and what it weighs."""
-
-    payer: str
-    nbytes: int
-
-
 class Ledger:
     """The bytes of one life, without those of pools."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._rows: dict[Kind, dict[Hashable, Row]] = {kind: {} for kind in Kind}
+        self._rows: dict[Kind, dict[Hashable, tuple[str, int]]] = {kind: {} for kind in Kind}
+        """Who made each row, and what it weighs."""
+        self._shares: dict[str, Share] = {}
         self.by_kind: dict[Kind, int] = dict.fromkeys(Kind, 0)
         """To be read only, as all that follows."""
         self.by_share: dict[Share, int] = dict.fromkeys(Share, 0)
@@ -99,7 +93,7 @@ class Ledger:
 
     def check(self, payer: str, nbytes: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for so many more bytes of that caller's."""
-        share = share_of(payer)
+        share = self._shares.get(payer) or share_of(payer)
         mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
         if share is not Share.ENGINE and mine + nbytes > most:
             who = "this caller's calls" if share is Share.CALLERS else "this peer's calls"
@@ -112,18 +106,39 @@ class Ledger:
         rows = self._rows[kind]
         if name in rows:
             self.drop(kind, name)
-        rows[name] = Row(payer, nbytes)
-        self._count(kind, payer, nbytes)
+        rows[name] = payer, nbytes
+        self.by_kind[kind] += nbytes
+        if kind in REMEMBERED:
+            return
+        if payer in self.by_payer:
+            self.by_payer[payer] += nbytes
+        else:
+            self._shares[payer] = share_of(payer)
+            self.by_payer[payer] = nbytes
+        self.by_share[self._shares[payer]] += nbytes
 
     def weigh(self, kind: Kind, name: Hashable, nbytes: int) -> None:
         """A row weighs something else now."""
-        self.keep(kind, name, self._rows[kind][name].payer, nbytes)
+        payer, before = self._rows[kind][name]
+        if nbytes != before:
+            self._rows[kind][name] = payer, nbytes
+            self.by_kind[kind] += nbytes - before
+            self.by_payer[payer] += nbytes - before
+            self.by_share[self._shares[payer]] += nbytes - before
 
     def drop(self, kind: Kind, name: Hashable) -> None:
         """A row is kept no more, if it was."""
         row = self._rows[kind].pop(name, None)
-        if row is not None:
-            self._count(kind, row.payer, -row.nbytes)
+        if row is None:
+            return
+        payer, nbytes = row
+        self.by_kind[kind] -= nbytes
+        if kind in REMEMBERED:
+            return
+        self.by_share[self._shares[payer]] -= nbytes
+        self.by_payer[payer] -= nbytes
+        if not self.by_payer[payer]:
+            del self.by_payer[payer], self._shares[payer]
 
     def forgets(self, kind: Kind) -> bool:
         """Whether more of a kind that is over is remembered than may be, and the oldest goes."""
@@ -132,15 +147,15 @@ class Ledger:
     def nbytes(self, kind: Kind, name: Hashable) -> int:
         """What a row weighs; 0 where there is none."""
         row = self._rows[kind].get(name)
-        return 0 if row is None else row.nbytes
+        return 0 if row is None else row[1]
 
     def payer(self, kind: Kind, name: Hashable) -> str:
         """Who made a row."""
-        return self._rows[kind][name].payer
+        return self._rows[kind][name][0]
 
     def rows(self, kind: Kind) -> dict[Hashable, int]:
         """What each row of a kind weighs."""
-        return {name: row.nbytes for name, row in self._rows[kind].items()}
+        return {name: nbytes for name, (_, nbytes) in self._rows[kind].items()}
 
     def largest(self, most: int) -> Iterator[tuple[str, int]]:
         """So many callers with the most bytes, and these."""
@@ -150,22 +165,11 @@ class Ledger:
         """Asserts that all sums are those of the rows. For tests and simulators."""
         by_share, by_payer = dict.fromkeys(Share, 0), dict[str, int]()
         for kind, rows in self._rows.items():
-            assert self.by_kind[kind] == sum(row.nbytes for row in rows.values()), kind
-            for row in rows.values() if kind not in REMEMBERED else ():
-                by_payer[row.payer] = by_payer.get(row.payer, 0) + row.nbytes
-                by_share[share_of(row.payer)] += row.nbytes
+            assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
+            for payer, nbytes in rows.values() if kind not in REMEMBERED else ():
+                by_payer[payer] = by_payer.get(payer, 0) + nbytes
+                by_share[share_of(payer)] += nbytes
         assert (self.by_share, self.by_payer) == (by_share, by_payer)
-
-    def _count(self, kind: Kind, payer: str, nbytes: int) -> None:
-        self.by_kind[kind] += nbytes
-        if kind in REMEMBERED:
-            return
-        self.by_share[share_of(payer)] += nbytes
-        kept = self.by_payer.get(payer, 0) + nbytes
-        if kept:
-            self.by_payer[payer] = kept
-        else:
-            self.by_payer.pop(payer, None)
 
 
 _WHO = {Share.CALLERS: "all callers", Share.PEERS: "all peers", Share.ENGINE: "the attached engine"}

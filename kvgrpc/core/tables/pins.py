@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvgrpc.core.values.descriptors import Blocks, Ids
-from kvgrpc.core.values.kept_blocks import BlocksField, kept, kept_bytes
+from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes
 from kvgrpc.errors import PreconditionFailed, Reason
 
 
@@ -40,13 +40,14 @@ HOLDERS_LOOKED_AT = 1_024
 EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Pin:
     """The pins of one owner of one kind."""
 
     owner: str
     kind: PinKind
-    blocks: BlocksField = BlocksField()  # noqa: RUF009 - a descriptor
+    blocks: Blocks
     since: float
 
 

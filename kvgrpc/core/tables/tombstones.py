@@ -59,14 +59,9 @@ class Tombstones(dict[Name, T]):
         self._weigh(name, nbytes)
         return gone
 
-    def pop(self, name: Name, *default: T) -> T:  # type: ignore[override]
-        """Forgets a row."""
-        self._weigh(name, 0)
-        return super().pop(name, *default)
-
     def __delitem__(self, name: Name) -> None:
         self._weigh(name, 0)
-        super().__delitem__(name)
+        super().__delitem__(name)  # type: ignore[arg-type, unused-ignore]
 
     def _lacks(self, nbytes: int) -> bool:
         return self._nbytes + nbytes > self._ledger.limits.remembered_bytes

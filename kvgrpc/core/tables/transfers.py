@@ -9,7 +9,6 @@ from enum import Enum
 from hashlib import sha256
 from typing import NotRequired, TypedDict
 
-from kvgrpc.core.tables.ledger import texts_bytes
 from kvgrpc.errors import NextStep, Reason, note
 
 WHY_BYTES_MAX = 512
@@ -181,7 +180,7 @@ class Transfer:
     @property
     def kept_bytes(self) -> int:
         """What it weighs, with what its course adds to it."""
-        return TRANSFER_BYTES + texts_bytes(self.id, self.request_id, self.trace, self.key)
+        return TRANSFER_BYTES + len(self.request_id) + len(self.trace) + len(self.key)
 
     @property
     def settled(self) -> bool:

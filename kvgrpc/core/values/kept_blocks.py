@@ -1,12 +1,14 @@
 """Block ids as they are kept: as runs where those are less, and as ids again whenever they are used."""
 
-from typing import NamedTuple, Never, overload
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import FEW_IDS, Blocks, Ids, runs_of
 
+T = TypeVar("T")
 ARRAY_BYTES = 120
 """Of an array beside its numbers, with its place in a tuple."""
 RUNS_BYTES = 400
@@ -69,61 +71,48 @@ def kept_bytes(kept: Kept) -> int:
     return sum([ARRAY_BYTES + ids.nbytes if ids.size else 8 for ids in kept])
 
 
-class BlocksField:
-    """A field of a dataclass whose value is `Blocks`, and is kept as little as they can be."""
+def keeping(*names: str) -> Callable[[type[T]], type[T]]:
+    """Makes fields of a dataclass, which are `Blocks` or None, keep these as little as they can be."""
 
-    def __set_name__(self, _: type, name: str) -> None:
+    def decorate(made: type[T]) -> type[T]:
+        for name in names:
+            setattr(made, name, _BlocksField(name))
+        return made
+
+    return decorate
+
+
+def keeping_lists(name: str) -> Callable[[type[T]], type[T]]:
+    """The same for a field of `BlockLists`."""
+
+    def decorate(made: type[T]) -> type[T]:
+        setattr(made, name, _ListsField(name))
+        return made
+
+    return decorate
+
+
+class _BlocksField:
+    def __init__(self, name: str) -> None:
         self._name = f"_{name}"
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Never: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> Blocks: ...
-
-    def __get__(self, instance: object | None, owner: type) -> Blocks:
-        if instance is None:
-            raise AttributeError(self._name)  # the field has no default
-        kept: Kept = instance.__dict__[self._name]
-        return kept if type(kept) is tuple else kept.blocks  # type: ignore[union-attr]
-
-    def __set__(self, instance: object, blocks: Blocks) -> None:
-        instance.__dict__[self._name] = pack(blocks)
-
-
-class OptionalBlocksField:
-    """The same for `Blocks` or None, which is its default."""
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = f"_{name}"
-
-    def __get__(self, instance: object | None, owner: type) -> Blocks | None:
-        kept: Kept | None = None if instance is None else instance.__dict__[self._name]
+    def __get__(self, instance: object, owner: type) -> Blocks | None:
+        kept: Kept | None = instance.__dict__[self._name]
         return kept if kept is None or type(kept) is tuple else kept.blocks  # type: ignore[union-attr]
 
     def __set__(self, instance: object, blocks: Blocks | None) -> None:
         instance.__dict__[self._name] = None if blocks is None else pack(blocks)
 
 
-class ListsField:
-    """The same for `BlockLists`."""
-
-    def __set_name__(self, _: type, name: str) -> None:
+class _ListsField:
+    def __init__(self, name: str) -> None:
         self._name = f"_{name}"
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Never: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> BlockLists: ...
-
-    def __get__(self, instance: object | None, owner: type) -> BlockLists:
-        if instance is None:
-            raise AttributeError(self._name)
+    def __get__(self, instance: object, owner: type) -> BlockLists:
         kept: BlockLists | tuple[tuple[int, ...], KeptBlocks] = instance.__dict__[self._name]
         if len(kept) == 2 and isinstance(kept[1], KeptBlocks):
-            return tuple(zip(kept[0], kept[1].blocks, strict=True))  # type: ignore[arg-type]
-        return kept  # type: ignore[return-value]
+            return tuple(zip(kept[0], kept[1].blocks, strict=True))
+        return kept
 
     def __set__(self, instance: object, lists: BlockLists) -> None:
         kept = pack(tuple([ids for _, ids in lists]))

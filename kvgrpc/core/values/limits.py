@@ -70,6 +70,8 @@ class Limits:
     """What the calls of the attached engine's session keep."""
     remembered_bytes: int = 32 * 1024 * 1024
     """What is remembered of each kind of thing that is over: leases, transfers, tombstones, tensors."""
+    request_ttl_s: float = 600.0
+    """A scheduler that says nothing for so long has gone: its requests are aborted."""
     renewals_per_call: int = 10_000
     standing: int = 8_192
     """Streams, and calls that wait as long as their caller likes, of all connections."""
