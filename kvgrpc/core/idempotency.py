@@ -87,8 +87,7 @@ class IdempotencyKeys:
                     metadata={"limit": str(self._capacity)},
                 )
             nbytes = KEY_BYTES + texts_bytes(*scope)
-            self._ledger.check(call.payer, nbytes)
-            self._ledger.keep(Kind.KEY, scope, call.payer, nbytes)
+            self._ledger.enter(Kind.KEY, scope, call.payer, nbytes)
             self._entries[scope] = self._running[call.id] = _Entry(scope, call.body, [call.id])
             return Begun.NEW
         if entry.body != call.body:

@@ -117,6 +117,11 @@ class Ledger:
             self.by_payer[payer] = nbytes
         self.by_share[self._shares[payer]] += nbytes
 
+    def enter(self, kind: Kind, name: Hashable, payer: str, nbytes: int) -> None:
+        """A row is kept from now on, if there is room. Raises as `check`."""
+        self.check(payer, nbytes)
+        self.keep(kind, name, payer, nbytes)
+
     def weigh(self, kind: Kind, name: Hashable, nbytes: int) -> None:
         """A row weighs something else now."""
         payer, before = self._rows[kind][name]

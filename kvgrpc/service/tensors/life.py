@@ -6,8 +6,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvgrpc.core.tensors.table import TensorTable
+from kvgrpc.core.values.calls import ENGINE
 from kvgrpc.errors import Aborted, KVGrpcError, Reason, Unavailable
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.tensors.transfers import StoreTransfers
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,11 @@ class Life:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a tensor could not be moved", exc_info=task.exception())
+
+
+def payer() -> str:
+    """Whose share what the call that is served keeps is in; what comes over no connection the engine asks for."""
+    return CONNECTION.get() or ENGINE
 
 
 def gone(lead: Lead) -> KVGrpcError:

@@ -28,7 +28,7 @@ from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
 from kvgrpc.service.tensors.keeping import Keeping
-from kvgrpc.service.tensors.life import Life, gone
+from kvgrpc.service.tensors.life import Life, gone, payer
 from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ class Sending:
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
         asked = Offer(put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count)
+        asked.payer = payer()
         known = table.kept.find(asked)
         if known is None:
             lead.node.state.check_open()
