@@ -31,9 +31,9 @@ from kvgrpc.core.values.kept_blocks import kept, kept_bytes
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 Scope = tuple[str, str, str]
-KEY_BYTES = 1_400
+KEY_BYTES = 1_100
 """Of a key, without its texts and its reply: with its deadline, and its row in the ledger."""
-REPLY_BYTES = 2_600
+REPLY_BYTES = 1_400
 """Of a reply with a transfer as it was, without what of it is larger."""
 
 

@@ -22,6 +22,7 @@ from kvgrpc.core.values.calls import PEER
 from kvgrpc.core.values.content import check
 from kvgrpc.core.values.grants import Access as AccessKind, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
 from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.errors import (
     DeadlineExceeded,
@@ -157,7 +158,8 @@ class AccessOpenings:
                 metadata={"limit": str(most)},
             )
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
-        state.ledger.check(PEER + peer.key, access.kept_bytes + 8 * claims.block_count)
+        pinned = 8 * claims.block_count + ARRAY_BYTES * len(state.pool.pool.groups)
+        state.ledger.check(PEER + peer.key, access.kept_bytes + pinned)
         add_access(state, peer, access)
         return access
 

@@ -62,7 +62,7 @@ STAGES: dict[Stage, frozenset[Stage]] = {
 }
 """Which stage may follow which. The values are the names of the phases that people see."""
 
-MOVE_BYTES = 6_500
+MOVE_BYTES = 5_000
 """Of one without its token and blocks: with its deadlines, its indexes, and its row in the ledger."""
 PEER_BLOCKS_MAX = 65_536
 """Blocks that a grant may say it is of, as far as that is believed."""
