@@ -54,6 +54,18 @@ def hand_over(lead: Lead, number: int, call: dict[str, Any], **fields: Any) -> A
     return lead.call(lambda c: events.FinishedBlocks(c, key(number), lists((number,)), content(16), **fields), **call)
 
 
+def release(lead: Lead, lease_id: str) -> None:
+    lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(lease_id)), **CALLS["one"])
+
+
+def cancel(lead: Lead, transfer_key: bytes) -> None:
+    lead.call(lambda c: events.CancelTransfer(c, key=transfer_key), **CALLS["one"])
+
+
+def free_all(lead: Lead, allocation_id: str) -> None:
+    lead.call(lambda c: events.FreeBlocks(c, (), allocation_id), **CALLS["one"])
+
+
 def fill(lead: Lead, call: dict[str, Any], first: int = 0) -> list[Any]:
     """Leases until there is no room."""
     made = []
@@ -82,7 +94,7 @@ def test_a_caller_that_has_its_part_is_refused_and_others_are_not(engine: Lead) 
 
 def test_what_ends_makes_room(engine: Lead) -> None:
     made = fill(engine, CALLS["one"])
-    engine.call(lambda c: events.ReleaseLease(c, events.LeaseRef(made[0].lease.id)), **CALLS["one"])
+    release(engine, made[0].lease.id)
     hand_over(engine, 300, CALLS["one"])
     engine.tick(40.0)
     assert engine.state.ledger.by_share[Share.CALLERS] == 0
@@ -130,7 +142,7 @@ def test_allocations_are_weighed(lead: Lead) -> None:
             made.append(lead.call(lambda c: events.AllocateBlocks(c, ((0, 10),)), **CALLS["one"]))
     lead.call(lambda c: events.FreeBlocks(c, ((0, made[0].blocks[0][:3]),)), **CALLS["one"])
     for one in made:
-        lead.call(lambda c, one=one: events.FreeBlocks(c, (), one.allocation_id), **CALLS["one"])
+        free_all(lead, one.allocation_id)
     assert not lead.state.ledger.by_kind[Kind.ALLOCATION]
 
 
@@ -176,11 +188,12 @@ def test_a_call_of_a_peer_that_waits_is_weighed(engine: Lead) -> None:
 def test_what_is_over_is_remembered_in_few_bytes() -> None:
     limits = Limits(remembered_bytes=40_000, ended_leases=1_000, transfer_history=1_000)
     lead = Lead(describe("p", 1, pool=full(4_096)), limits)
+    lease_id = ""
     for number in range(60):
-        made = hand_over(lead, number, CALLS["one"])
-        lead.call(lambda c, made=made: events.ReleaseLease(c, events.LeaseRef(made.lease.id)), **CALLS["one"])
-        lead.call(lambda c, number=number: events.CancelTransfer(c, key=key(number + 100)), **CALLS["one"])
+        lease_id = hand_over(lead, number, CALLS["one"]).lease.id
+        release(lead, lease_id)
+        cancel(lead, key(number + 100))
     by_kind = lead.state.ledger.by_kind
     for kind in (Kind.ENDED_LEASE, Kind.PAST_TRANSFER, Kind.TOMBSTONE):
         assert 20_000 < by_kind[kind] <= 40_000, kind
-    assert lead.state.leases.find(made.lease.id) is not None
+    assert lead.state.leases.find(lease_id) is not None

@@ -44,7 +44,9 @@ def weighed(pool_kind: PoolKind = PoolKind.ENGINE_MANAGED) -> Weighed:
 
 def one_lease(lead: Weighed, number: int, tokens: int = 512, **fields: Any) -> Any:
     fields.setdefault("key", key(number))
-    named = {"key": str(number), "method": "GrantLease", "body": b"x" * 32} if fields.pop("named", False) else {}
+    named: dict[str, Any] = (
+        {"key": str(number), "method": "GrantLease", "body": b"x" * 32} if fields.pop("named", False) else {}
+    )
     blocks = lists([(number * 64 + 2 * i) % BLOCKS for i in range(tokens // 16)])
     return lead.call(
         lambda c: events.FinishedBlocks(c, blocks=blocks, content=content(tokens), ttl_s=600.0, **fields), **named

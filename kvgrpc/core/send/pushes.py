@@ -338,8 +338,7 @@ class Pushes:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
-        if event.consumers > state.limits.registrations:
-            most = state.limits.registrations
+        if event.consumers > (most := state.limits.registrations):
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
             )

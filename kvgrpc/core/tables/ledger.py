@@ -154,10 +154,6 @@ class Ledger:
         row = self._rows[kind].get(name)
         return 0 if row is None else row[1]
 
-    def payer(self, kind: Kind, name: Hashable) -> str:
-        """Who made a row."""
-        return self._rows[kind][name][0]
-
     def rows(self, kind: Kind) -> dict[Hashable, int]:
         """What each row of a kind weighs."""
         return {name: nbytes for name, (_, nbytes) in self._rows[kind].items()}

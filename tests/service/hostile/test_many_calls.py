@@ -48,7 +48,7 @@ def flood(engine: Engine, method: MethodDescriptor, count: int) -> None:
     """So many calls with requests that are made at random, the same in every run."""
     maker = Maker(Random(method.full_name), Known())
     path = f"/{method.containing_service.full_name}/{method.name}"
-    call = engine.api.plain.unary_unary(path, request_serializer=None, response_deserializer=None)
+    call: Any = engine.api.plain.unary_unary(path, request_serializer=None, response_deserializer=None)
     under_way: list[Any] = []
     for _ in range(count):
         under_way.append(call.future(maker.any_of(method.input_type).SerializeToString(), timeout=CALL_S))
