@@ -197,3 +197,33 @@ def test_what_is_over_is_remembered_in_few_bytes() -> None:
     for kind in (Kind.ENDED_LEASE, Kind.PAST_TRANSFER, Kind.TOMBSTONE):
         assert 20_000 < by_kind[kind] <= 40_000, kind
     assert lead.state.leases.find(lease_id) is not None
+
+
+def test_replies_of_every_kind_are_weighed(lead: Lead) -> None:
+    made = lead.call(lambda c: events.AllocateBlocks(c, ((0, 4),)), **CALLS["one"], key="a", method="AllocateBlocks")
+    labels = (("router", "r-1"),)
+    lease = hand_over(lead, 0, CALLS["one"], labels=labels).lease
+    for key_, make in {
+        "f": lambda c: events.FreeBlocks(c, lists(made.blocks[0][2:])),
+        "r": lambda c: events.ReclaimBlocks(c, ((0, 1),)),
+        "n": lambda c: events.RenewLeases(c, (events.LeaseRef(lease.id),)),
+        "c": lambda c: events.CancelTransfer(c, key=key(50)),
+        "e": lambda c: events.ReleaseLease(c, events.LeaseRef(lease.id)),
+    }.items():
+        before = lead.state.ledger.by_kind[Kind.KEY]
+        call = {**CALLS["one"], "key": key_, "method": key_, "body": b"x"}
+        answer = lead.call(make, **call)
+        assert lead.state.ledger.by_kind[Kind.KEY] > before + 1_000
+        assert lead.call(make, **call) is answer
+
+
+def test_what_a_defect_ended_is_weighed_in_the_next_lives(engine: Lead) -> None:
+    made = hand_over(engine, 0, {"principal": ENGINE})
+    engine.call(lambda c: events.ReserveBlocks(c, key(900), lists((7, 8)), content(32)))
+    engine.node, _ = engine.node.successor(5, engine.now)
+    engine.node.check()
+    assert engine.state.ledger.by_kind[Kind.ENDED_LEASE]
+    engine.begin(describe("p", 6, pool=full(4_096)))
+    assert engine.state.leases.find(made.lease.id) is not None
+    assert engine.state.ledger.by_kind[Kind.ENDED_LEASE]
+    assert engine.state.ledger.total
