@@ -1,5 +1,6 @@
 """What calls keep: refused where there is no room, before anything is made, and let go with what was made."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from kvgrpc.core.actions import BlocksReturned, Failed
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.ledger import Kind, Share
-from kvgrpc.core.values.calls import PEER
+from kvgrpc.core.values.calls import PEER, Call
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, Reason
@@ -203,13 +204,14 @@ def test_replies_of_every_kind_are_weighed(lead: Lead) -> None:
     made = lead.call(lambda c: events.AllocateBlocks(c, ((0, 4),)), **CALLS["one"], key="a", method="AllocateBlocks")
     labels = (("router", "r-1"),)
     lease = hand_over(lead, 0, CALLS["one"], labels=labels).lease
-    for key_, make in {
+    calls: dict[str, Callable[[Call], events.Event]] = {
         "f": lambda c: events.FreeBlocks(c, lists(made.blocks[0][2:])),
         "r": lambda c: events.ReclaimBlocks(c, ((0, 1),)),
         "n": lambda c: events.RenewLeases(c, (events.LeaseRef(lease.id),)),
         "c": lambda c: events.CancelTransfer(c, key=key(50)),
         "e": lambda c: events.ReleaseLease(c, events.LeaseRef(lease.id)),
-    }.items():
+    }
+    for key_, make in calls.items():
         before = lead.state.ledger.by_kind[Kind.KEY]
         call = {**CALLS["one"], "key": key_, "method": key_, "body": b"x"}
         answer = lead.call(make, **call)
