@@ -67,6 +67,7 @@ def show(address: str, seen: dict[str, Any]) -> None:
     )
     paths = ", ".join(map(_path, seen["capabilities"].data_paths))
     console.print(f"data paths: {paths or 'none yet'}", highlight=False)
+    _show_kept(console, state.kept)
     if seen["engine"] is not None:
         load = seen["engine"].status
         _show_load(console, load, _spaces(seen["description"], len(load.groups)))
@@ -76,6 +77,21 @@ def show(address: str, seen: dict[str, Any]) -> None:
     _show_leases(console, seen["leases"].leases if seen["leases"] else [])
     _show_transfers(console, seen["transfers"].transfers if seen["transfers"] else [])
     _show_peers(console, seen["peers"].peers if seen["peers"] else [])
+
+
+def _show_kept(console: Console, kept: admin_pb2.Kept) -> None:
+    """What the server keeps beside its pools."""
+    kinds = sorted(kept.bytes_by_kind.items(), key=lambda row: (-row[1], row[0]))
+    console.print(
+        f"kept: {kept.total_bytes:,} bytes; callers {kept.caller_bytes:,} of {kept.caller_bytes_max:,}, "
+        f"peers {kept.peer_bytes:,} of {kept.caller_bytes_max:,}, "
+        f"engine {kept.engine_bytes:,} of {kept.engine_bytes_max:,}"
+        + "".join(f"; {kind.replace('_', ' ')} {nbytes:,}" for kind, nbytes in kinds),
+        highlight=False,
+    )
+    if kept.largest_callers:
+        rows = ", ".join(f"{row.caller} {row.kept_bytes:,}" for row in kept.largest_callers)
+        console.print(f"most of it by: {rows}", highlight=False)
 
 
 def _path(row: handshake_pb2.DataPathStatus) -> str:

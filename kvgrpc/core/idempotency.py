@@ -4,14 +4,37 @@ A call still running is joined. Refusals are not kept: nothing changed, so askin
 A full table refuses new keys rather than forget old ones, because a forgotten key would let a retry act twice.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.actions import Reply
+from kvgrpc.core.actions import (
+    Allocated,
+    Answer,
+    Freed,
+    GaveUp,
+    HandedOver,
+    Pulling,
+    Reclaimed,
+    Registered,
+    Released,
+    Renewed,
+    Reply,
+    Reserved,
+)
 from kvgrpc.core.events import Call
+from kvgrpc.core.tables.allocator import Allocator
+from kvgrpc.core.tables.leases import LeaseTable
+from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
+from kvgrpc.core.tables.transfer_table import TransferTable
+from kvgrpc.core.values.kept_blocks import kept, kept_bytes
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 Scope = tuple[str, str, str]
+KEY_BYTES = 1_100
+"""Of a key, without its texts and its reply: with its deadline, and its row in the ledger."""
+REPLY_BYTES = 1_400
+"""Of a reply with a transfer as it was, without what of it is larger."""
 
 
 class Begun(Enum):
@@ -30,11 +53,16 @@ class _Entry:
     waiting: list[int] = field(default_factory=list)
     reply: Reply | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        return KEY_BYTES + texts_bytes(*self.scope) + (0 if self.reply is None else _answer_bytes(self.reply.answer))
+
 
 class IdempotencyKeys:
     """The keys of one incarnation. A key that is kept has a name, for its deadline."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
         self._entries: dict[Scope, _Entry] = {}
         self._running: dict[int, _Entry] = {}
         self._kept: dict[str, _Entry] = {}
@@ -58,6 +86,8 @@ class IdempotencyKeys:
                     retry_delay_s=1.0,
                     metadata={"limit": str(self._capacity)},
                 )
+            nbytes = KEY_BYTES + texts_bytes(*scope)
+            self._ledger.enter(RowKind.KEY, scope, call.payer, nbytes)
             self._entries[scope] = self._running[call.id] = _Entry(scope, call.body, [call.id])
             return Begun.NEW
         if entry.body != call.body:
@@ -76,9 +106,10 @@ class IdempotencyKeys:
             return [call_id], ""
         waiting, entry.waiting = entry.waiting, []
         if reply is None:
-            del self._entries[entry.scope]
+            self._drop(entry.scope)
             return waiting, ""
         entry.reply = reply
+        self._ledger.weigh(RowKind.KEY, entry.scope, entry.kept_bytes)
         self._named += 1
         name = str(self._named)
         self._kept[name] = entry
@@ -92,7 +123,49 @@ class IdempotencyKeys:
 
     def forget(self, name: str) -> None:
         """Its time is over."""
-        del self._entries[self._kept.pop(name).scope]
+        self._drop(self._kept.pop(name).scope)
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each key weighs."""
+        return {scope: entry.kept_bytes for scope, entry in self._entries.items()}
+
+    def _drop(self, scope: Scope) -> None:
+        del self._entries[scope]
+        self._ledger.drop(RowKind.KEY, scope)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def lives(answer: Answer, leases: LeaseTable, transfers: TransferTable, allocator: Allocator) -> bool:
+    """Whether what an answer gave still lives."""
+    if isinstance(answer, Allocated):
+        return allocator.known(answer.allocation_id)
+    if isinstance(answer, HandedOver):
+        lease = leases.find(answer.lease.id)
+        if lease is not None and lease.live:
+            return True
+    if isinstance(answer, HandedOver | Pulling | Registered | Reserved | GaveUp) and answer.transfer is not None:
+        transfer = transfers.find(answer.transfer.id)
+        return transfer is not None and not transfer.settled
+    return False
+
+
+def _answer_bytes(answer: Answer) -> int:
+    """What a reply weighs with what it holds."""
+    match answer:
+        case HandedOver(lease=lease) | Released(lease=lease):
+            labels = texts_bytes(*[side for pair in lease.labels for side in pair])
+            more = kept_bytes(kept(answer, "freed")) if isinstance(answer, Released) else len(answer.token)
+            return 2 * REPLY_BYTES + labels + more + kept_bytes(kept(lease))
+        case Allocated():
+            return REPLY_BYTES + kept_bytes(kept(answer))
+        case Freed():
+            return REPLY_BYTES + kept_bytes(kept(answer, "freed"))
+        case Reclaimed():
+            rows = REPLY_BYTES * (1 + len(answer.later)) + 500 * len(answer.leases)
+            return rows + kept_bytes(kept(answer, "freed"))
+        case Renewed():
+            return REPLY_BYTES + 120 * len(answer.rows)
+    return REPLY_BYTES

@@ -1,8 +1,11 @@
 """What ties the tables of a node together."""
 
+from collections.abc import Hashable
+
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition
 from kvgrpc.core.values.grants import Access as AccessKind
@@ -27,3 +30,29 @@ def check(state: NodeState) -> None:
     for transfer in state.transfers.unfinished():
         pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
         assert pinned, f"{transfer.id} is not over and holds nothing"
+    check_ledger(state)
+
+
+def check_ledger(state: NodeState) -> None:
+    """Asserts that the ledger has what is kept, at its weight. Requests and tensors are not known here."""
+    ledger = state.ledger
+    ledger.check_sums()
+    calls = {call.id: call for rows in state.openings.rows.values() for call, _ in rows}
+    graves = (("key", state.tombstones), ("grant", state.ended_grants), ("lease", state.refused_leases))
+    kept: dict[RowKind, dict[Hashable, int]] = {
+        RowKind.LEASE: state.leases.kept_bytes,
+        RowKind.ENDED_LEASE: state.leases.ended_bytes,
+        RowKind.TRANSFER: state.transfers.kept_bytes,
+        RowKind.PAST_TRANSFER: state.transfers.past_bytes,
+        RowKind.MOVE: state.moves.kept_bytes,
+        RowKind.PUSH: state.pushes.kept_bytes,
+        RowKind.PARTS: {row.name: row.parts.kept_bytes for row in state.targets.values() if row.parts is not None},
+        RowKind.ACCESS: {access.id: access.kept_bytes for access in state.accesses.values()},
+        RowKind.ALLOCATION: state.allocator.kept_bytes,
+        RowKind.KEY: state.keys.kept_bytes,
+    }
+    for kind, rows in kept.items():
+        assert ledger.rows(kind) == rows, f"the ledger has other weights: {kind.value}"
+    assert ledger.rows(RowKind.OPENING).keys() == calls.keys(), "the ledger has other calls that wait"
+    names = {(what, name) for what, table in graves for name in table}
+    assert ledger.rows(RowKind.TOMBSTONE).keys() == names, "the ledger has other tombstones"

@@ -4,8 +4,9 @@ import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
 from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.service.places import CONNECTION
 
 TICKET = "kvgrpc-ticket"
 """Metadata by which a caller shows that it speaks for the attached engine: the ticket of the engine's session, in hex
@@ -36,3 +37,8 @@ def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
     if not ticket or not secrets.compare_digest(shown.lower().encode(), ticket.hex().encode()):
         raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
     return SCHEDULER
+
+
+def payer() -> str:
+    """Whose share what the call that is served keeps is in: that of its connection; without one the engine asks."""
+    return CONNECTION.get() or ENGINE

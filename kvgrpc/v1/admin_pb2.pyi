@@ -87,6 +87,7 @@ class GetStatusResponse(_message.Message):
     OLDEST_TRANSFER_AGE_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     admission: _handshake_pb2.Admission.ValueType
     """Whether it takes work."""
     admission_reason: _builtins.str
@@ -117,6 +118,10 @@ class GetStatusResponse(_message.Message):
     def progress_age(self) -> _duration_pb2.Duration:
         """Time since the movers last made progress, while something is in flight."""
 
+    @_builtins.property
+    def kept(self) -> Global___Kept:
+        """What it keeps beside its pools, in bytes."""
+
     def __init__(
         self,
         *,
@@ -130,14 +135,124 @@ class GetStatusResponse(_message.Message):
         oldest_transfer_age: _duration_pb2.Duration | None = ...,
         progress_age: _duration_pb2.Duration | None = ...,
         version: _builtins.str = ...,
+        kept: Global___Kept | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "header", b"header", "oldest_transfer_age", b"oldest_transfer_age", "progress_age", b"progress_age", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "progress_age", b"progress_age", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Kept(_message.Message):
+    """The ledger: bytes that a server keeps of what calls made, without the pools and without what every process takes. They
+    are estimates of memory, and no more than it by a factor of two. What is over a limit is refused with
+    RESOURCE_EXHAUSTED LIMIT_EXCEEDED before it is made.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BytesByKindEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    CALLER_BYTES_FIELD_NUMBER: _builtins.int
+    CALLER_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    PEER_BYTES_FIELD_NUMBER: _builtins.int
+    ENGINE_BYTES_FIELD_NUMBER: _builtins.int
+    ENGINE_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    ONE_CALLER_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_BY_KIND_FIELD_NUMBER: _builtins.int
+    LARGEST_CALLERS_FIELD_NUMBER: _builtins.int
+    total_bytes: _builtins.int
+    """All of it."""
+    caller_bytes: _builtins.int
+    """What the calls of all callers made, without the attached engine's."""
+    caller_bytes_max: _builtins.int
+    """The most that it may be (setting `kept_bytes`); and the most of `peer_bytes`."""
+    peer_bytes: _builtins.int
+    """What the calls of peers keep, under the grants that they hold."""
+    engine_bytes: _builtins.int
+    """What the calls of the attached engine's session made."""
+    engine_bytes_max: _builtins.int
+    """The most that it may be (setting `engine_kept_bytes`)."""
+    one_caller_bytes_max: _builtins.int
+    """The most of one caller, or of one life of a peer (setting `kept_bytes_per_caller`)."""
+    @_builtins.property
+    def bytes_by_kind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By kind, as "lease" or "transfer"; kinds of which nothing is kept are left out."""
+
+    @_builtins.property
+    def largest_callers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptByCaller]:
+        """Those that keep most, the largest first."""
+
+    def __init__(
+        self,
+        *,
+        total_bytes: _builtins.int = ...,
+        caller_bytes: _builtins.int = ...,
+        caller_bytes_max: _builtins.int = ...,
+        peer_bytes: _builtins.int = ...,
+        engine_bytes: _builtins.int = ...,
+        engine_bytes_max: _builtins.int = ...,
+        one_caller_bytes_max: _builtins.int = ...,
+        bytes_by_kind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        largest_callers: _abc.Iterable[Global___KeptByCaller] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_by_kind", b"bytes_by_kind", "caller_bytes", b"caller_bytes", "caller_bytes_max", b"caller_bytes_max", "engine_bytes", b"engine_bytes", "engine_bytes_max", b"engine_bytes_max", "largest_callers", b"largest_callers", "one_caller_bytes_max", b"one_caller_bytes_max", "peer_bytes", b"peer_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Kept: _TypeAlias = Kept  # noqa: Y015
+
+@_typing.final
+class KeptByCaller(_message.Message):
+    """What one caller keeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    KEPT_BYTES_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    """Its principal; where that is anybody, its connection, as gRPC names it. "engine" is the attached engine's session;
+    a peer is named by its life.
+    """
+    kept_bytes: _builtins.int
+    """What its calls made."""
+    def __init__(
+        self,
+        *,
+        caller: _builtins.str = ...,
+        kept_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "kept_bytes", b"kept_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptByCaller: _TypeAlias = KeptByCaller  # noqa: Y015
 
 @_typing.final
 class Counts(_message.Message):

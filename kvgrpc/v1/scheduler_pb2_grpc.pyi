@@ -42,6 +42,12 @@ class SchedulerServiceStub:
     request are made one after the other; those of different requests need no order. A new life of the engine knows no
     request of the one before.
 
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
+    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
+    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
+    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
+    still has. What requests keep is weighed (`kept_bytes`).
+
     How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
     refused with, when the call had no other fault, is told so.
 
@@ -64,7 +70,8 @@ class SchedulerServiceStub:
     * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
     * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
     * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, or too many news were not read.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
+      all of them, keep here is at its limit (`kept_bytes`).
     * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
     * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
     """
@@ -171,6 +178,12 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     request are made one after the other; those of different requests need no order. A new life of the engine knows no
     request of the one before.
 
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
+    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
+    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
+    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
+    still has. What requests keep is weighed (`kept_bytes`).
+
     How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
     refused with, when the call had no other fault, is told so.
 
@@ -190,7 +203,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
     * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
     * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, or too many news were not read.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
+      all of them, keep here is at its limit (`kept_bytes`).
     * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
     * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
     """
@@ -296,6 +310,12 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     request are made one after the other; those of different requests need no order. A new life of the engine knows no
     request of the one before.
 
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
+    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
+    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
+    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
+    still has. What requests keep is weighed (`kept_bytes`).
+
     How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
     refused with, when the call had no other fault, is told so.
 
@@ -319,7 +339,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
         * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
         * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, or too many news were not read.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
+          all of them, keep here is at its limit (`kept_bytes`).
         * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
         * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
         """

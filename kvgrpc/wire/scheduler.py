@@ -212,6 +212,16 @@ def _target(request: scheduler_pb2.RequestArrivedRequest, give: Give | None) -> 
     return request.target.token
 
 
+def prompt_bytes(spec: NamedRequest) -> int:
+    """What the prompt of a request weighs with its grants: what it is called here, and by what it gives."""
+    nbytes = len(spec.target) + (len(spec.take.grant) if isinstance(spec.take, Offer) else 0)
+    if spec.prompt is None:
+        return nbytes
+    said = spec.prompt.tokens
+    tokens = 0 if said is None else said.ByteSize() + 4 * len(said.tokens.token_ids)
+    return nbytes + 2 * len(spec.prompt.whole.digests) + tokens
+
+
 # ---- what is told
 
 

@@ -21,7 +21,6 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Action
 from kvgrpc.core.events import Call, CloseOutcome, Destination, Event
 from kvgrpc.core.node import Node
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.timers import Timers
 from kvgrpc.core.tables.transfers import Transfer
@@ -34,6 +33,7 @@ from kvgrpc.core.values.grants import Access, Claims, OnAbort, mint, signing_key
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.shown import showing
 

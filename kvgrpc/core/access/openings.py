@@ -9,9 +9,11 @@ from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.keeping import add_access, forget_access, weigh_access
 from kvgrpc.core.state.waiting import OpenCall, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening
 from kvgrpc.core.tables.leases import Lease, ended_error
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
@@ -19,7 +21,9 @@ from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.content import check
 from kvgrpc.core.values.grants import Access as AccessKind, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
 from kvgrpc.core.values.layout import check_prefix
+from kvgrpc.core.values.owners import PEER
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
@@ -32,6 +36,9 @@ from kvgrpc.errors import (
     invalid,
 )
 
+OPENING_BYTES = 800
+"""Of a call whose accesses wait, and of each of its rows."""
+OPENING_ROW_BYTES = 200
 STEP = "step"
 COPY = "copy"
 LEASE = "lease"
@@ -54,11 +61,15 @@ class AccessOpenings:
     def open(self, event: OpenAccess, peer: Peer) -> None:
         """OpenAccess: every row is answered on its own, the call when its last row is."""
         count = len(event.openings)
+        nbytes, payer = OPENING_BYTES + OPENING_ROW_BYTES * count, PEER + peer.key
+        self._state.ledger.check(payer, nbytes)
         call = OpenCall(event.call.id, [None] * count, count)
         if not count:
             self._state.reply(call.id, Openings(()))
         for row, opening in enumerate(event.openings):
             self._open_row(call, row, peer, opening)
+        if call.left:
+            self._state.ledger.keep(RowKind.OPENING, call.id, payer, nbytes)
 
     def retry(self, missing: str, whose: str = "") -> None:
         """Tries again what missed that."""
@@ -147,8 +158,9 @@ class AccessOpenings:
                 metadata={"limit": str(most)},
             )
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
-        state.accesses[access.id] = access
-        peer.accesses[access.id] = None
+        pinned = 8 * claims.block_count + ARRAY_BYTES * len(state.pool.pool.groups)
+        state.ledger.check(PEER + peer.key, access.kept_bytes + pinned)
+        add_access(state, peer, access)
         return access
 
     def _try(self, access: Access) -> None:
@@ -234,6 +246,7 @@ class AccessOpenings:
         self._firmness.claimed(lease)
         blocks = tuple(ids for _, ids in self._opened(access, lease).blocks)
         state.pins.add(access.owner, PinKind.ACCESS, blocks, state.now)
+        weigh_access(state, access)
         state.expect(access, open_=True)
         if not lease.transfer_id:
             return
@@ -270,9 +283,7 @@ class AccessOpenings:
         """Refuses an opening. A WAITING access that never opened leaves nothing behind."""
         self.dismiss(access, error)
         if access.state is AccessState.WAITING:
-            del self._state.accesses[access.id]
-            peer = self._state.peers[access.peer]
-            del peer.accesses[access.id]
+            forget_access(self._state, access)
 
     def _wait(self, access: Access) -> None:
         self._waiting.missing.setdefault(_missing(access), {})[access.id] = None
@@ -303,6 +314,7 @@ class AccessOpenings:
         call.rows[row] = answer.untraced() if isinstance(answer, KVGrpcError) else answer
         call.left -= 1
         if not call.left:
+            self._state.ledger.drop(RowKind.OPENING, call.id)
             self._state.reply(call.id, Openings(tuple(row for row in call.rows if row is not None)))
 
 

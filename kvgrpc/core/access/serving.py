@@ -20,6 +20,7 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.keeping import add_access, forget_access
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening, Verdict
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
@@ -126,7 +127,7 @@ class Serving:
         if access.held:
             self._close(access)
             return
-        del self._state.accesses[access.id]
+        forget_access(self._state, access)
         if self._state.closed_ids.add(access.id):
             self._await_turn()
         early = self._state.openings.early.get(access.lease_id)
@@ -136,7 +137,6 @@ class Serving:
                 del self._state.openings.early[access.lease_id]
         peer = self._state.peers.get(access.peer)
         if peer is not None:
-            peer.accesses.pop(access.id, None)
             peer.closed_early.discard(access.id)
 
     def closed_ids_due(self, _: str) -> None:
@@ -223,8 +223,7 @@ class Serving:
             Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now,
             kind=kind,
         )  # fmt: skip
-        state.accesses[access.id] = access
-        peer.accesses[access.id] = None
+        add_access(state, peer, access)
         peer.closed_early.add(access.id)
         self._close(access, row.outcome, message=row.message)
 

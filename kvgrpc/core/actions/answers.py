@@ -10,10 +10,12 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.kept_blocks import keeping
 from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class LeaseView:
     """A lease as it was at one moment."""
@@ -92,6 +94,7 @@ class Renewed:
     rows: tuple[tuple[float, Reason | None, LeaseState | None], ...]
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Released:
     """Answer to ReleaseLease; for validate_only the lease as it is, and the blocks that would come free."""
@@ -153,6 +156,7 @@ class Drained:
     """Of those that are not over; empty when all are."""
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Allocated:
     """Answer to AllocateBlocks; for validate_only without id and blocks."""
@@ -181,6 +185,7 @@ class Later:
     """Blocks that would come free with it alone: for each group those of its block space."""
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Reclaimed:
     """Answer to ReclaimBlocks; for validate_only what would be reclaimed."""
@@ -196,6 +201,7 @@ class Reclaimed:
     """In the order of time; the first ones of many."""
 
 
+@keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Freed:
     """Answer to FreeBlocks: those that nothing pins."""

@@ -6,6 +6,7 @@ from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.kept_blocks import keeping_lists
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.errors import KVGrpcError
 
@@ -147,6 +148,7 @@ class PartsReady:
     parts: tuple[ReadyPart, ...]
 
 
+@keeping_lists("blocks")
 @dataclass(frozen=True, eq=False)
 class Opened:
     """What an issuer answered to an opening.

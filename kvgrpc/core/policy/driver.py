@@ -191,6 +191,9 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
     def _loss(self, error: KVGrpcError) -> Loss:
         return Loss(error.reason, error.sentence, NextStep.RECOMPUTE)
 
+    def _forgotten(self, request: Driven) -> None:
+        """Nothing of a request is kept any more."""
+
     # ---- tasks
 
     def _perform_tasks(self, request_id: str) -> None:
@@ -269,5 +272,5 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         """Tells what the policy says of a request, and forgets one that is over."""
         for news in self.policy.take_told():
             self._tell(news)
-        if request.id not in self.policy:
-            self._known.pop(request.id, None)
+        if request.id not in self.policy and self._known.pop(request.id, None) is not None:
+            self._forgotten(request)

@@ -5,15 +5,15 @@ from collections.abc import Collection
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks, GiveAllocation
 from kvgrpc.core.send.reclaiming import Plan, Reclaiming
-from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
-from kvgrpc.core.tables.allocator import RETRY_DELAY_S
+from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_id
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import ENGINE, Kind, Thing, Verb, may
 from kvgrpc.errors import (
     Exhausted,
     NotFound,
@@ -100,6 +100,7 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
+        state.ledger.check(event.call.payer, ALLOCATION_BYTES)
         plan = self._plan(counts) if event.reclaim else None
         taken = state.allocator.choose(counts) if plan is None else ()
         if event.validate_only:
@@ -110,7 +111,7 @@ class Allocations:
             taken = state.allocator.choose(counts)
         self._made += 1
         allocation_id = mint_id(state.secret, state.incarnation, "blocks", "lead", self._made)
-        state.allocator.take(allocation_id, taken, event.call.principal)
+        state.allocator.take(allocation_id, taken, event.call.principal, event.call.payer)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))

@@ -40,6 +40,7 @@ class PullCourse(Course[P]):
         """The destination's blocks are the transfer's until they are returned."""
         state = self._state
         pull.destination, pull.after_step = blocks, after_step
+        state.moves.weigh(pull)
         if not pull.moves_nothing:
             state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
 
@@ -65,6 +66,7 @@ class PullCourse(Course[P]):
 
     def _accept(self, move: P, peer: Peer, opened: Opened) -> None:  # noqa: ARG002 - a push needs its peer
         state = self._state
+        state.moves.weigh(move)
         transfer = state.change(
             move.transfer_id,
             phases=self._phase(move, "queue"),

@@ -14,10 +14,11 @@ from kvgrpc.core.receive.checks import check_destination, check_key, check_pull
 from kvgrpc.core.receive.pull_course import PullCourse
 from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.move import MOVE_BYTES, Stage
 from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State, Transfer
+from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Failure, Phase, Side, State, Transfer
+from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
@@ -44,6 +45,8 @@ class Pulls:
         caller = event.call.principal
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
         state.check_room()
+        here = 0 if taken is None else blocks_bytes(taken)
+        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + 8 * claims.block_count + here)
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
         if event.validate_only:
@@ -66,7 +69,7 @@ class Pulls:
         )
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
-            counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
+            payer=event.call.payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
         )  # fmt: skip
         state.moves.add(pull)
         state.receives[transfer.id] = pull
@@ -91,6 +94,7 @@ class Pulls:
         if pull.destination is not None:
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, f"transfer {transfer.id} has its blocks already")
         blocks = check_destination(state, event.destination, pull.claim.tokens, caller)
+        state.ledger.check(pull.payer, 2 * blocks_bytes(blocks))
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, event.after_step)

@@ -9,6 +9,7 @@ from kvgrpc.core.receive.pull_course import PullCourse
 from kvgrpc.core.receive.reservation_ends import ReservationEnds
 from kvgrpc.core.state.move import Stage
 from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.calls import LayerRange
@@ -68,6 +69,7 @@ class ReservationCourse(PullCourse[Reservation]):
         if move.parts is not None and move.access_id:
             self.ends.stop_reading(move)
         move.rewind()
+        self._state.ledger.drop(RowKind.PARTS, move.name)
         if move.stage is not Stage.RENDEZVOUS:
             move.move(Stage.RENDEZVOUS)
         state.change(move.transfer_id, waiting_for="parts")

@@ -5,6 +5,7 @@ from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.receive.writers import drop_writer
 from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.accesses import Access, AccessState
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.errors import Reason
@@ -58,3 +59,4 @@ class ReservationEnds(PullEnds[Reservation]):
     def _forget(self, pull: Reservation) -> None:
         super()._forget(pull)
         del self._state.targets[pull.target_id]
+        self._state.ledger.drop(RowKind.PARTS, pull.name)

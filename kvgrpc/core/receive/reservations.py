@@ -23,18 +23,22 @@ from kvgrpc.core.receive.checks import check_destination
 from kvgrpc.core.receive.reservation_course import ReservationCourse
 from kvgrpc.core.receive.writers import add_writer, drop_writer
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.keeping import weigh_access
+from kvgrpc.core.state.move import MOVE_BYTES, Stage
 from kvgrpc.core.state.reservation import Refusal, Reservation, claims_of, unknown_source
-from kvgrpc.core.tables.accesses import Access, AccessState, Verdict
+from kvgrpc.core.tables.accesses import Access, AccessState, Verdict, parts_bytes
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Phase, State
+from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Phase, State
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
+from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.limits import granted_timeout
+from kvgrpc.core.values.owners import PEER
 from kvgrpc.core.values.parts import Parts
 from kvgrpc.errors import (
     AlreadyExists,
@@ -76,6 +80,7 @@ class Reservations:
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
         state.check_room()
+        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + 2 * blocks_bytes(blocks))
         me = state.pool
         target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
@@ -116,6 +121,7 @@ class Reservations:
             registration_timeout_s=timeout_s,
             expected=nbytes,
             cap=state.now + limits.lease_cap_s,
+            payer=event.call.payer,
         )  # fmt: skip
         state.moves.add(reservation)
         state.receives[transfer.id] = state.targets[target_id] = reservation
@@ -137,7 +143,9 @@ class Reservations:
         if reservation.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
         fresh = [row for row in event.parts if row.number >= len(reservation.parts)]
+        self._state.ledger.check(PEER + peer.key, parts_bytes(fresh))
         reservation.parts.extend(fresh)
+        self._state.ledger.weigh(RowKind.PARTS, reservation.name, reservation.parts.kept_bytes)
         if fresh:
             self._course.await_part(reservation)
         self._state.reply(event.call.id, Widened())
@@ -207,8 +215,10 @@ class Reservations:
         state.moves.bind(reservation, peer.key)
         reservation.claims = claims_of(peer.description, reservation.claims.transfer_key)
         access.opening = replace(opening, parts=())
+        weigh_access(state, access)
         if parts is not None:
             reservation.begin(peer.description.pool, parts)
+            state.ledger.keep(RowKind.PARTS, reservation.name, PEER + peer.key, parts.kept_bytes)
             state.moves.index_access(reservation, reverse)
         else:
             add_writer(state, reservation, access.id, peer.key)

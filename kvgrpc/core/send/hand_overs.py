@@ -12,17 +12,20 @@ from kvgrpc.core.send import standing
 from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.keeping import weigh_access
 from kvgrpc.core.tables.accesses import Access, AccessState
-from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State, Transfer
+from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Disposition, Failure, State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
+from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -79,6 +82,8 @@ class HandOvers:
                 Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
         self._check_unused(event.lease_id)
+        nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
+        state.ledger.check(event.call.payer, nbytes)
         return Lease(
             id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
             blocks=blocks,
@@ -106,7 +111,7 @@ class HandOvers:
         state = self._state
         self._minted += not event.lease_id
         state.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
-        state.leases.add(lease)
+        state.leases.add(lease, event.call.payer)
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
 
     def extend(self, lease: Lease, for_s: float) -> None:
@@ -126,11 +131,8 @@ class HandOvers:
             return False
         if state.leases.known(event.lease_id) or len(event.lease_id) > LEASE_ID_BYTES_MAX:
             return False
-        if len(state.refused_leases) >= state.limits.tombstones:
-            oldest = next(iter(state.refused_leases))
-            self.forget_refused(oldest)
+        for oldest in state.refused_leases.bury(event.lease_id, None, 0):
             state.timers.clear(Timer.REFUSED_LEASE, oldest)
-        state.refused_leases[event.lease_id] = None
         state.timers.set(Timer.REFUSED_LEASE, event.lease_id, state.now + state.limits.registration_timeout_s)
         return True
 
@@ -229,6 +231,7 @@ class HandOvers:
         access.move(AccessState.STALE)
         access.stale = reason
         state.pins.drop(access.owner, PinKind.ACCESS)
+        weigh_access(state, access)
         lease = state.leases.get(access.lease_id)
         lease.closed(access.id)
         self._firmness.unclaimed(lease)
@@ -260,7 +263,7 @@ class HandOvers:
 
     def preview(self, lease: Lease) -> LeaseView:
         """What would be granted: a lease that does not stand has no id."""
-        return replace(self.view(lease), id="", transfer_id="", blocks=tuple(ids[:0] for ids in lease.blocks))
+        return replace(self.view(lease), id="", transfer_id="", blocks=no_blocks(len(lease.blocks)))
 
     def _close(self, lease: Lease, reason: Reason) -> None:
         """Nothing stands on an ended lease any more."""
@@ -272,7 +275,6 @@ class HandOvers:
             self.outdate(state.accesses[access_id], reason)
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
-        lease.forget_blocks()
 
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
         """Everything that can be wrong with a hand-over, before anything changes."""

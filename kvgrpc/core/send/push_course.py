@@ -16,6 +16,7 @@ from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.keeping import add_access, weigh_access
 from kvgrpc.core.state.move import Stage
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening
@@ -25,6 +26,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.compatibility import READS_PUSHES
 from kvgrpc.core.values.ids import next_access_ids
+from kvgrpc.core.values.kept_blocks import no_blocks
 from kvgrpc.core.values.parts import Progress
 from kvgrpc.errors import Reason
 
@@ -134,6 +136,7 @@ class PushCourse(Course[Registration]):
         """The destination said which blocks are to be filled."""
         move.told, move.telling = move.telling, 0
         move.progress = Progress(self._state.pool.pool, opened.token_count)
+        self._state.moves.weigh(move)
         self._state.change(
             move.transfer_id,
             state=State.ACTIVE,
@@ -170,6 +173,7 @@ class PushCourse(Course[Registration]):
         access = self._state.accesses[move.reverse_id]
         listed = move.parts.listed(move.parts.between(move.told, move.ready))
         self._state.pins.extend(access.owner, PinKind.ACCESS, listed, self._state.now)
+        weigh_access(self._state, access)
         self._extend(move)
 
     def _extend(self, move: Registration) -> None:
@@ -184,11 +188,11 @@ class PushCourse(Course[Registration]):
         opening = Opening(move.reverse_id, b"", None)
         access = Access(opening, peer.description.engine_id, peer.key, lease.id, state.now)
         access.move(AccessState.OPEN)
-        state.accesses[access.id] = access
-        peer.accesses[access.id] = None
+        add_access(state, peer, access)
         lease.opened(access.id, access.consumer)
-        nothing = tuple(ids[:0] for ids in lease.blocks)
+        nothing = no_blocks(len(lease.blocks))
         state.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
+        weigh_access(state, access)
         state.expect(access, open_=True)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> Opening:

@@ -157,6 +157,7 @@ class PushEnds(Ends[Registration]):
         else:
             push.returning.append(lease.id)
         push.parts, push.lease_id = None, ""
+        state.pushes.weigh(push)
         push.part_epoch += 1
         due = min(state.now + state.limits.registration_timeout_s, push.cap)
         state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)
@@ -166,6 +167,7 @@ class PushEnds(Ends[Registration]):
             if not move.postings:
                 state.pins.drop(move.name, PinKind.ACCESS)
             move.rewind()
+            state.moves.weigh(move)
             if move.stage is not Stage.RENDEZVOUS:
                 move.move(Stage.RENDEZVOUS)
         self.return_parts(push)

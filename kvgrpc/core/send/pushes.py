@@ -14,7 +14,7 @@ from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.move import MOVE_BYTES, Stage
 from kvgrpc.core.state.push import Push, Registration
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, LeaseState
@@ -26,9 +26,10 @@ from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
+from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import Verb
-from kvgrpc.core.values.parts import Part, Parts
+from kvgrpc.core.values.parts import PART_BYTES, Part, Parts
 from kvgrpc.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -72,6 +73,7 @@ class Pushes:
             return
         self._check_key(claims.transfer_key)
         state.check_grant(event.token)
+        state.ledger.check(event.call.payer, MOVE_BYTES)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         if push is None:
             self._check_new(claims.transfer_key)
@@ -113,9 +115,11 @@ class Pushes:
         if first:
             self._begin_epoch(push, event, parts, content, lease)
         parts.add(part, blocks)
-        lease.blocks = parts.blocks
-        if not first:
+        state.pushes.weigh(push)
+        if not first and any(span.new for span in part.spans):
+            lease.blocks = parts.blocks
             state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
+            state.leases.weigh(lease)
         self._hand_overs.extend(lease, state.limits.registration_timeout_s)
         transfer = state.change(
             push.transfer_id,
@@ -214,7 +218,7 @@ class Pushes:
             consumers=1,
         )
         state.lift_tombstone(key)
-        push = Push(transfer.id, key, state.now + state.limits.lease_cap_s)
+        push = Push(transfer.id, key, call.payer, state.now + state.limits.lease_cap_s)
         self._state.pushes.begin(push)
         state.timers.set(Timer.RENDEZVOUS, transfer.id, state.now + state.limits.registration_timeout_s)
         return push
@@ -256,6 +260,7 @@ class Pushes:
             transfer_timeout_s=self._state.limits.transfer_timeout_s,
             push=push,
             reverse_id=event.reverse_access_id,
+            payer=event.call.payer,
         )  # fmt: skip
         self._state.moves.add(move)
         self._state.pushes.add(move)
@@ -337,8 +342,7 @@ class Pushes:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
-        if event.consumers > state.limits.registrations:
-            most = state.limits.registrations
+        if event.consumers > (most := state.limits.registrations):
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
             )
@@ -352,6 +356,7 @@ class Pushes:
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
         state.check_owned(blocks, event.allocation_id, event.call.principal)
         state.pins.check_free_for(PinKind.LEASE, blocks)
+        state.ledger.check(event.call.payer, PART_BYTES + blocks_bytes(blocks) + len(content.digests) * first)
         return blocks, parts, part, content
 
     def _lease(

@@ -4,6 +4,5 @@ Tables that know neither are in `tables`; what changes all these is in the rooms
 """
 
 from kvgrpc.core.state.node_state import NodeState
-from kvgrpc.core.values.owners import ENGINE
 
-__all__ = ["ENGINE", "NodeState"]
+__all__ = ["NodeState"]

@@ -30,6 +30,7 @@ from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Claims
+from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.pieces import RankChecksums
 from kvgrpc.core.values.plans import Pair
 from kvgrpc.core.values.slices import Slice
@@ -61,6 +62,10 @@ STAGES: dict[Stage, frozenset[Stage]] = {
 }
 """Which stage may follow which. The values are the names of the phases that people see."""
 
+MOVE_BYTES = 5_000
+"""Of one without its token and blocks: with its deadlines, its indexes, and its row in the ledger."""
+PEER_BLOCKS_MAX = 65_536
+"""Blocks that a grant may say it is of, as far as that is believed."""
 AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
 """While a move is there its access is open."""
 
@@ -140,6 +145,8 @@ class Move(ABC):
     """What its deadlines and postings are named after; the transfer's id, where a transfer has one move."""
     leading: bool = field(default=True, kw_only=True)
     """The phases of its transfer are this one's."""
+    payer: str = field(default="", kw_only=True)
+    """Whose share of what may be kept it is in."""
     counts_waiting: bool = field(default=True, kw_only=True)
     """Its transfer timeout runs also while it waits for its turn."""
     stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
@@ -189,6 +196,15 @@ class Move(ABC):
         """Asserts that the table allows it."""
         assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
         self.stage = stage
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs, with the blocks of the peer: until the peer has said which, those of its grant."""
+        if self.opened is None:
+            there = 8 * min(self.claims.block_count, PEER_BLOCKS_MAX)
+        else:
+            there = kept_bytes(lists_kept(self.opened))
+        return MOVE_BYTES + 2 * len(self.token) + there
 
     @property
     def busy(self) -> bool:

@@ -1,16 +1,16 @@
 """Moves that are not forgotten, of every kind, and every way to find them."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from kvgrpc.core.state.move import AT_ISSUER, Move
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 
 
 class MoveTable:
-    """All moves. One waits for an address, or is bound to a peer."""
-
     """Moves that are not forgotten, and every way to find them. One waits for an address, or is bound to a peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
         self._by_name: dict[str, Move] = {}
         self._by_access: dict[bytes, Move] = {}
         self._by_posting: dict[str, Move] = {}
@@ -26,6 +26,7 @@ class MoveTable:
     def add(self, move: Move) -> None:
         """A new move."""
         self._by_name[move.name] = move
+        self._ledger.keep(RowKind.MOVE, move.name, move.payer, move.kept_bytes)
         if move.access_id:
             self.index_access(move, move.access_id)
 
@@ -50,9 +51,19 @@ class MoveTable:
     def remove(self, move: Move) -> None:
         """Forgets a move."""
         del self._by_name[move.name]
+        self._ledger.drop(RowKind.MOVE, move.name)
         self._unlist_access(move)
         self._stepping.pop(move.name, None)
         self._leave(move)
+
+    def weigh(self, move: Move) -> None:
+        """It has other blocks."""
+        self._ledger.weigh(RowKind.MOVE, move.name, move.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each move weighs."""
+        return {move.name: move.kept_bytes for move in self._by_name.values()}
 
     def find(self, name: str) -> Move | None:
         return self._by_name.get(name)
@@ -125,7 +136,7 @@ class MoveTable:
 
     def left(self) -> dict[str, int]:
         """How many moves each index still has."""
-        return {name[1:]: len(index) for name, index in vars(self).items()}
+        return {name[1:]: len(index) for name, index in vars(self).items() if isinstance(index, dict)}
 
     def __iter__(self) -> Iterator[Move]:
         """All, oldest first; they may end meanwhile."""

@@ -10,24 +10,9 @@ from typing import TypeVar, Unpack
 
 import numpy as np
 
-from kvgrpc.core.actions import (
-    Action,
-    Allocated,
-    Answer,
-    EngineNews,
-    Expect,
-    GaveUp,
-    HandedOver,
-    Pulling,
-    Refuse,
-    Registered,
-    Reply,
-    Reserved,
-    TellEngine,
-    TransferChanged,
-)
+from kvgrpc.core.actions import Action, Answer, EngineNews, Expect, Refuse, Reply, TellEngine, TransferChanged
 from kvgrpc.core.events import SendWanted
-from kvgrpc.core.idempotency import IdempotencyKeys
+from kvgrpc.core.idempotency import IdempotencyKeys, lives
 from kvgrpc.core.state.dial_budget import DialBudget
 from kvgrpc.core.state.handshake import Dialling, Shake
 from kvgrpc.core.state.move_table import MoveTable
@@ -40,12 +25,13 @@ from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
 from kvgrpc.core.tables.leases import LeaseTable
+from kvgrpc.core.tables.ledger import Ledger
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.tables.soft_leases import SoftLeases
 from kvgrpc.core.tables.steps import RankSteps
 from kvgrpc.core.tables.timers import Timer, Timers
-from kvgrpc.core.tables.tombstones import Tombstone, digest_of, remember, too_late
+from kvgrpc.core.tables.tombstones import Tombstone, Tombstones, digest_of, too_late
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
 from kvgrpc.core.tables.turns import Turns
@@ -120,9 +106,13 @@ class NodeState:
         self.description = description
         self.attached = attached
         self.began = self.now
+        self.ledger = Ledger(self.limits)
+        """What all that is kept weighs; scheduler's requests and tensors are entered by the rooms that know them."""
         if not self.defect:
-            self.leases = LeaseTable(self.limits.ended_leases)
-            self.transfers = TransferTable(incarnation, self.limits.transfer_history)
+            self.leases = LeaseTable(self.limits.ended_leases, self.ledger)
+            self.transfers = TransferTable(incarnation, self.limits.transfer_history, self.ledger)
+        self.leases.enter(self.ledger)
+        self.transfers.enter(self.ledger)
         self.transfers.incarnation, self.transfers.secret = incarnation, secret
         self.defect = "" if description else self.defect
         self.dials: dict[str, Dialling] = {}
@@ -143,32 +133,31 @@ class NodeState:
         self.prefetch = Prefetch()
         self.mirrors = Mirrors()
         self.proofs = Proofs()
-        self.keys = IdempotencyKeys(self.limits.idempotency_keys)
-        self.tombstones: dict[bytes, Tombstone] = {}
+        self.keys = IdempotencyKeys(self.limits.idempotency_keys, self.ledger)
+        self.tombstones = Tombstones[bytes, Tombstone]("key", self.ledger)
         """Transfer keys under which something may still come that is too late."""
-        self.ended_grants: dict[bytes, KVGrpcError] = {}
+        self.ended_grants = Tombstones[bytes, KVGrpcError]("grant", self.ledger)
         """WRITE grants, by digest, whose push is over, and what is said to those that come with one."""
-        self.refused_leases: dict[str, None] = {}
-        """Tombstones: leases whose hand-over was refused."""
+        self.refused_leases = Tombstones[str, None]("lease", self.ledger)
+        """Leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
         self.steps = RankSteps(description)
         self.soft_leases = SoftLeases()
-        self.bytes_received = 0
-        self.bytes_sent = 0
+        self.bytes_received = self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
         self.pins = PinTable(sizes, description.pool.spaces if description else ())
-        self.allocator = Allocator(sizes, self.pins)
+        self.allocator = Allocator(sizes, self.pins, self.ledger)
 
     def drop_moves(self) -> None:
         """Empty tables of what moves: of an incarnation that is over, nothing more is said or proved."""
-        self.moves = MoveTable()
+        self.moves = MoveTable(self.ledger)
         self.receives: dict[str, Pull] = {}
         """Pulls and reservations that are not forgotten, by transfer."""
         self.targets: dict[str, Reservation] = {}
         """Reservations that are not forgotten, by the target in their grant."""
         self.open_writes: dict[bytes, Reservation] = {}
         """Reservations by access: sources may write into them until that is proved to be over."""
-        self.pushes = PushTable()
+        self.pushes = PushTable(self.ledger)
         self.closes = Closes()
 
     @property
@@ -207,14 +196,14 @@ class NodeState:
 
     def key_due(self, name: str) -> None:
         """Forgets an idempotency key unless what it created still lives."""
-        if self._lives(self.keys.reply(name).answer):
+        if lives(self.keys.reply(name).answer, self.leases, self.transfers, self.allocator):
             self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
         else:
             self.keys.forget(name)
 
     def create(self, call: Call, **fields: Unpack[Wanted]) -> Transfer:
         """A new transfer of the caller's; watchers learn of it."""
-        transfer = self.transfers.create(self.now, owner=call.principal, trace=call.trace, **fields)
+        transfer = self.transfers.create(self.now, call.payer, owner=call.principal, trace=call.trace, **fields)
         self.emit(TransferChanged(transfer))
         return transfer
 
@@ -324,15 +313,16 @@ class NodeState:
         """
         check_transfer_key(key)
         tombstone = Tombstone(too_late(reason, message), parts_only)
-        self._bury(self.tombstones, key, tombstone, Timer.TOMBSTONE)
+        self._bury(self.tombstones, key, tombstone, Timer.TOMBSTONE, message)
 
     def end_grant(self, token: bytes, message: str, reason: Reason) -> None:
         """That WRITE grant is refused for a while; past the bound the oldest one is forgotten."""
-        self._bury(self.ended_grants, digest_of(token), too_late(reason, message), Timer.ENDED_GRANT)
+        self._bury(self.ended_grants, digest_of(token), too_late(reason, message), Timer.ENDED_GRANT, message)
 
     def lift_tombstone(self, key: bytes) -> None:
         """The request of that key is begun anew."""
-        if self.tombstones.pop(key, None) is not None:
+        if key in self.tombstones:
+            del self.tombstones[key]
             self.timers.clear(Timer.TOMBSTONE, key.hex())
 
     def let_retry(self, key: bytes) -> None:
@@ -401,20 +391,7 @@ class NodeState:
                 Reason.QUEUE_FULL, f"{most} transfers wait or run", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
 
-    def _bury(self, table: dict[bytes, T], name: bytes, row: T, timer: Timer) -> None:
-        if (oldest := remember(table, name, row, self.limits.tombstones)) is not None:
+    def _bury(self, table: Tombstones[bytes, T], name: bytes, row: T, timer: Timer, message: str) -> None:
+        for oldest in table.bury(name, row, len(message)):
             self.timers.clear(timer, oldest.hex())
         self.timers.set(timer, name.hex(), self.now + self.limits.registration_timeout_s)
-
-    def _lives(self, answer: Answer) -> bool:
-        """Whether what an answer gave still lives."""
-        if isinstance(answer, Allocated):
-            return self.allocator.known(answer.allocation_id)
-        if isinstance(answer, HandedOver):
-            lease = self.leases.find(answer.lease.id)
-            if lease is not None and lease.live:
-                return True
-        if isinstance(answer, HandedOver | Pulling | Registered | Reserved | GaveUp) and answer.transfer is not None:
-            transfer = self.transfers.find(answer.transfer.id)
-            return transfer is not None and not transfer.settled
-        return False

@@ -11,8 +11,10 @@ from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.kept_blocks import Kept, keeping, kept_bytes
 
 
+@keeping("destination")
 @dataclass(eq=False)
 class Pull(Move):
     """One pull at its destination."""
@@ -23,6 +25,11 @@ class Pull(Move):
     claim: Claim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
     destination: Blocks | None = field(default=None, kw_only=True)
+
+    @property
+    def kept_bytes(self) -> int:
+        target: Kept | None = self.__dict__["_destination"]
+        return super().kept_bytes + (0 if target is None else 2 * kept_bytes(target))
 
     @property
     def moves_nothing(self) -> bool:

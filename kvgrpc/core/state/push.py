@@ -17,7 +17,13 @@ from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.parts import Part, Parts, Progress
+
+PUSH_BYTES = 3_000
+"""Of a push, without its parts, its content and its destinations."""
+DESTINATION_BYTES = 3_000
+"""Of a destination that is over."""
 
 
 @dataclass(eq=False)
@@ -26,6 +32,8 @@ class Push:
 
     transfer_id: str
     key: bytes
+    payer: str
+    """Whose share of what may be kept it is in."""
     cap: float
     """However often it starts over, it is over by then."""
     over: bool = False
@@ -53,6 +61,13 @@ class Push:
     """Why the last destination that failed did."""
     returning: list[str] = field(default_factory=list)
     """Leases of earlier epochs whose blocks our own postings may still read."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs, with all destinations that ever came, and without the blocks of those that go on."""
+        content = 0 if self.content is None else len(self.content.digests)
+        parts = 0 if self.parts is None else self.parts.kept_bytes
+        return PUSH_BYTES + content + parts + DESTINATION_BYTES * len(self.registrations)
 
     @property
     def live(self) -> "list[Registration]":
@@ -126,6 +141,11 @@ class Registration(Move):
     def fresh(self) -> list[Part]:
         """The parts of the next round, where this side moves."""
         return self.parts.between(self.posted, self.ready)
+
+    @property
+    def kept_bytes(self) -> int:
+        """With the blocks that its own postings read."""
+        return super().kept_bytes + (0 if self.opened is None else kept_bytes(lists_kept(self.opened)))
 
     @property
     def target(self) -> Blocks:

@@ -1,8 +1,9 @@
 """Pushes and the registrations of their destinations, until nothing of them is left."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from kvgrpc.core.state.push import Push, Registration
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.errors import KVGrpcError
 
@@ -10,7 +11,8 @@ from kvgrpc.errors import KVGrpcError
 class PushTable:
     """All pushes. A registration is found by its grant, or by either of its accesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
         self._by_id: dict[str, Push] = {}
         self._by_key: dict[bytes, Push] = {}
         self._by_access: dict[bytes, Registration] = {}
@@ -19,10 +21,21 @@ class PushTable:
     def begin(self, push: Push) -> None:
         """A new push."""
         self._by_id[push.transfer_id] = self._by_key[push.key] = push
+        self._ledger.keep(RowKind.PUSH, push.transfer_id, push.payer, push.kept_bytes)
+
+    def weigh(self, push: Push) -> None:
+        """It has other parts."""
+        self._ledger.weigh(RowKind.PUSH, push.transfer_id, push.kept_bytes)
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each push weighs."""
+        return {push.transfer_id: push.kept_bytes for push in self._by_id.values()}
 
     def add(self, move: Registration) -> None:
         """A destination of a push registered."""
         move.push.registrations[move.token] = move
+        self.weigh(move.push)
         self._by_access[move.access_id] = self._by_reader[move.reverse_id] = move
 
     def take_ids(self, move: Registration, access_id: bytes, reverse_id: bytes) -> None:
@@ -40,12 +53,14 @@ class PushTable:
         """Forgets a registration, and its push with the last one."""
         self.drop_access(move.access_id)
         del self._by_reader[move.reverse_id]
+        move.opened = move.progress = None
         self.forget(move.push)
 
     def forget(self, push: Push) -> None:
         """Forgets a push if it is over and nothing of it is left."""
         if push.over and not push.posting:
             self._by_id.pop(push.transfer_id, None)
+            self._ledger.drop(RowKind.PUSH, push.transfer_id)
             if self._by_key.get(push.key) is push:
                 del self._by_key[push.key]
 
@@ -80,7 +95,7 @@ class PushTable:
 
     def left(self) -> dict[str, int]:
         """How many rows each index still has."""
-        return {name[1:]: len(index) for name, index in vars(self).items()}
+        return {name[1:]: len(index) for name, index in vars(self).items() if isinstance(index, dict)}
 
     def __iter__(self) -> Iterator[Push]:
         """All, oldest first; they may end meanwhile."""

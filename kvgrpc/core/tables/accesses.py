@@ -10,6 +10,7 @@
 A verdict is given once and never changes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,6 +18,13 @@ from kvgrpc.core.values.calls import ReadyPart
 from kvgrpc.core.values.content import Claim, Content
 from kvgrpc.core.values.grants import Access as Kind
 from kvgrpc.errors import Reason
+
+ACCESS_BYTES = 3_100
+"""Of one, without the texts, the content and the parts of its opening: with its pin, its deadlines, and its row in
+the ledger.
+"""
+PART_BYTES = 600
+"""Of a group's blocks in a part, without their ids."""
 
 
 class CloseOutcome(Enum):
@@ -104,6 +112,8 @@ class Access:
     """How many parts were settled under it."""
     outcome: CloseOutcome = CloseOutcome.FAILED
     """What its closing meant, where it was not closed after a success."""
+    pinned_bytes: int = 0
+    """Of the blocks that it pins, or has pinned."""
     why: str = ""
     """What was said when it was closed, as text."""
 
@@ -115,6 +125,15 @@ class Access:
     def owner(self) -> str:
         """Its name in the pin table."""
         return pin_owner(self.opening.access_id)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs."""
+        asked = self.opening
+        nbytes = ACCESS_BYTES + len(asked.token) + len(asked.transfer_id) + len(asked.request_id) + self.pinned_bytes
+        if asked.push_content is not None:
+            nbytes += len(asked.push_content.digests)
+        return nbytes + parts_bytes(asked.parts) if asked.parts else nbytes
 
     def move(self, state: AccessState) -> None:
         """Asserts that the table allows it."""
@@ -130,3 +149,8 @@ class Access:
 def pin_owner(access_id: bytes) -> str:
     """An access's name among pin owners and in logs."""
     return f"a-{access_id.hex()}"
+
+
+def parts_bytes(parts: Sequence[ReadyPart]) -> int:
+    """What parts weigh as their source tells them."""
+    return sum([PART_BYTES + 8 * len(ids) for part in parts for _, ids in part.blocks])

@@ -5,17 +5,21 @@ only when it is neither allocated nor pinned, as of whichever group of its space
 effect at the last unpin by itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.kept_blocks import Kept, kept_bytes, pack, unpack
 from kvgrpc.core.values.owners import Kind, Thing, Verb, may
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
 """Blocks come back when a transfer ends, which takes tens of milliseconds."""
+ALLOCATION_BYTES = 1_000
+"""Of an allocation without its blocks: with its deadline, and its row in the ledger."""
 _NO_NUMBER = -1
 """Of no allocation, and no block."""
 
@@ -23,7 +27,8 @@ _NO_NUMBER = -1
 class Allocator:
     """Allocations and their blocks, for the groups of one pool."""
 
-    def __init__(self, blocks: tuple[int, ...], pins: PinTable) -> None:
+    def __init__(self, blocks: tuple[int, ...], pins: PinTable, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
         self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]
         """Number of the allocation that holds each block as one of the group; 0 for none."""
         self._pins = pins
@@ -31,7 +36,7 @@ class Allocator:
         self._ids: dict[int, str] = {}
         self._left: dict[int, int] = {}
         """How many blocks each allocation still holds: at least 1."""
-        self._whole: dict[int, Blocks] = {}
+        self._whole: dict[int, Kept] = {}
         """The blocks of each of which none was given back by itself: whoever frees them all looks at those alone."""
         self._owners: dict[int, str] = {}
         """The principal that owns each allocation."""
@@ -60,17 +65,23 @@ class Allocator:
             chosen.append(_first_run(free, wanted))
         return tuple(chosen)
 
-    def take(self, allocation_id: str, blocks: Blocks, owner: str) -> None:
-        """These free blocks, at least one, are a new allocation's, which that principal owns."""
+    def take(self, allocation_id: str, blocks: Blocks, owner: str, payer: str = "") -> None:
+        """These free blocks, at least one, are a new allocation's, which that principal owns, and `payer` pays for."""
         self._last += 1
         self._owners[self._last] = owner
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
-        self._whole[self._last] = tuple(ids.copy() for ids in blocks)  # not a view on all that was free
+        self._whole[self._last] = pack(blocks)
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last
             self._pins.give_out(group, ids)
+        self._ledger.keep(RowKind.ALLOCATION, allocation_id, payer, self._kept_bytes(self._last))
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each allocation weighs."""
+        return {allocation_id: self._kept_bytes(number) for allocation_id, number in self._numbers.items()}
 
     def __len__(self) -> int:
         """Allocations that hold a block."""
@@ -82,8 +93,9 @@ class Allocator:
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             numbers, counts = np.unique(holder[ids], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-                self._whole.pop(number, None)
                 self._left[number] -= count
+                if self._whole.pop(number, None) is not None:
+                    self._ledger.weigh(RowKind.ALLOCATION, self._ids[number], self._kept_bytes(number))
                 if not self._left[number]:
                     ended.append(self._ids[number])
                     self._forget(number)
@@ -117,7 +129,8 @@ class Allocator:
         number = self._numbers.get(allocation_id)
         if number is None:
             return None
-        return self._whole.get(number) or tuple(np.flatnonzero(holder == number) for holder in self._holder)
+        whole = self._whole.get(number)
+        return unpack(whole) if whole else tuple(np.flatnonzero(holder == number) for holder in self._holder)
 
     def check_usable(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
         """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or of an allocation that the caller
@@ -156,9 +169,14 @@ class Allocator:
         return owner is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, owner))
 
     def _forget(self, number: int) -> None:
-        del self._numbers[self._ids.pop(number)]
+        allocation_id = self._ids.pop(number)
+        del self._numbers[allocation_id]
+        self._ledger.drop(RowKind.ALLOCATION, allocation_id)
         del self._left[number], self._owners[number]
         self._whole.pop(number, None)
+
+    def _kept_bytes(self, number: int) -> int:
+        return ALLOCATION_BYTES + len(self._ids[number]) + kept_bytes(self._whole.get(number, ()))
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:

@@ -10,13 +10,15 @@ never by messages.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
 
 
@@ -62,6 +64,12 @@ END_REASON: dict[LeaseState, Reason] = {
 """What a reader that comes too late is told."""
 
 
+LEASE_BYTES = 5_000
+"""Of a live one, without texts, blocks and digests: with its pin, its deadlines, and its row in the ledger."""
+ENDED_LEASE_BYTES = 3_200
+
+
+@keeping("blocks")
 @dataclass(eq=False)
 class Lease:
     """One lease. Times are on the node's clock."""
@@ -168,13 +176,24 @@ class Lease:
 
     def forget_blocks(self) -> None:
         """Only how it ended is remembered: blocks and digests may be large."""
-        self.blocks = tuple(ids[:0] for ids in self.blocks)
+        self.blocks = no_blocks(len(self.blocks))
         self.checksums = ()
         self.content = Content(self.content.tokens, opaque=b"forgotten")
 
     @property
     def live(self) -> bool:
         return self.state is LeaseState.LIVE
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs; while it lives with its pin. The content of a push is weighed with that."""
+        texts = len(self.id) + len(self.request_id) + len(self.trace)
+        if self.labels or self.stands_for:
+            texts += texts_bytes(*[side for pair in self.labels for side in pair], *self.stands_for)
+        if not self.live:
+            return ENDED_LEASE_BYTES + texts
+        content = 0 if self.pushed else len(self.content.digests)
+        return LEASE_BYTES + texts + content + 2 * kept_bytes(kept(self))
 
     @property
     def end_reason(self) -> Reason:
@@ -198,13 +217,26 @@ def ended_error(lease: Lease) -> KVGrpcError:
 class LeaseTable:
     """Live leases by id, oldest first, and how the latest ones ended."""
 
-    def __init__(self, ended_kept: int) -> None:
+    def __init__(self, ended_kept: int, ledger: Ledger | None = None) -> None:
         self._live: dict[str, Lease] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._ended_kept = ended_kept
+        self._ledger = ledger or Ledger()
 
-    def add(self, lease: Lease) -> None:
+    def enter(self, ledger: Ledger) -> None:
+        """What ended in an earlier life is in that ledger from now on."""
+        self._ledger = ledger
+        for lease in self._ended.values():
+            ledger.keep(RowKind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
+
+    def add(self, lease: Lease, payer: str = "") -> None:
+        """A new one; its owner pays for it unless another one is named."""
         self._live[lease.id] = lease
+        self._ledger.keep(RowKind.LEASE, lease.id, payer or lease.owner, lease.kept_bytes)
+
+    def weigh(self, lease: Lease) -> None:
+        """A live one has other blocks."""
+        self._ledger.weigh(RowKind.LEASE, lease.id, lease.kept_bytes)
 
     def known(self, lease_id: str) -> bool:
         """Whether that id is or was in use."""
@@ -222,11 +254,11 @@ class LeaseTable:
         return found
 
     def ended(self, lease: Lease) -> None:
-        """Moves an ended lease out of the live ones."""
+        """Moves an ended lease out of the live ones. Of it, blocks and digests are forgotten: they may be large."""
         del self._live[lease.id]
-        self._ended[lease.id] = lease
-        if len(self._ended) > self._ended_kept:
-            self._ended.popitem(last=False)
+        self._ledger.drop(RowKind.LEASE, lease.id)
+        lease.forget_blocks()
+        self._remember(lease)
 
     def take_over(self, old: "LeaseTable") -> None:
         """The leases of a life that a defect ended are lost. Nothing is left of their blocks: those of the next life
@@ -235,9 +267,25 @@ class LeaseTable:
         for lease in old:
             gone = Content(lease.content.tokens, opaque=b"forgotten")
             lost = replace(lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=())
-            self._ended[lease.id] = replace(lost, accesses={}, waiting=set(), readers={})
-        while len(self._ended) > self._ended_kept:
-            self._ended.popitem(last=False)
+            self._remember(replace(lost, accesses={}, waiting=set(), readers={}))
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each live one weighs."""
+        return {lease.id: lease.kept_bytes for lease in self._live.values()}
+
+    @property
+    def ended_bytes(self) -> dict[Hashable, int]:
+        """What each ended one weighs."""
+        return {lease.id: lease.kept_bytes for lease in self._ended.values()}
+
+    def _remember(self, lease: Lease) -> None:
+        self._ended[lease.id] = lease
+        self._ledger.keep(RowKind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
+        most, kinds = self._ledger.limits.remembered_bytes, self._ledger.by_kind
+        while len(self._ended) > self._ended_kept or kinds[RowKind.ENDED_LEASE] > most:
+            oldest, _ = self._ended.popitem(last=False)
+            self._ledger.drop(RowKind.ENDED_LEASE, oldest)
 
     def __len__(self) -> int:
         return len(self._live)

@@ -10,11 +10,13 @@ that counts and owners agree.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 
 from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes
 from kvgrpc.errors import PreconditionFailed, Reason
 
 
@@ -33,9 +35,12 @@ class PinKind(Enum):
 T = TypeVar("T")
 Counts = np.ndarray[tuple[int], np.dtype[np.int32]]
 """One for each block of a space."""
+HOLDERS_LOOKED_AT = 1_024
+"""Pins that are looked at to say who holds a block."""
 EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
 
 
+@keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Pin:
     """The pins of one owner of one kind."""
@@ -90,7 +95,7 @@ class PinTable:
                 taken = taken | ((self._shared[group][ids] > 0) & (pinned_as[ids] != group))
             if taken.any():
                 block = int(ids[int(np.argmax(taken))])
-                holders = ", ".join(self._holders(group, block))
+                holders = ", ".join(self._holders(group, block)) or "another hand-over"
                 raise PreconditionFailed(
                     Reason.BLOCK_PINNED,
                     f"block {block} of group {group} is pinned by {holders}",
@@ -176,6 +181,11 @@ class PinTable:
         """What an owner has pinned so; it has such a pin."""
         return self._pins[owner, kind].blocks
 
+    def kept_bytes(self, owner: str, kind: PinKind) -> int:
+        """What an owner's blocks weigh, if it has such a pin."""
+        pin = self._pins.get((owner, kind))
+        return 0 if pin is None else kept_bytes(kept(pin))
+
     def has(self, owner: str, kind: PinKind) -> bool:
         return (owner, kind) in self._pins
 
@@ -218,8 +228,14 @@ class PinTable:
 
     def count_blocks(self, space: int, kind: PinKind) -> int:
         """Distinct blocks of a space that have a pin of that kind. Linear in the number of pins."""
-        parts = [pin.blocks[group] for pin in self._pins.values() if pin.kind is kind for group in self._groups(space)]
-        return len(np.unique(np.concatenate(parts))) if parts else 0
+        groups = self._groups(space)
+        has = np.zeros(len(self._given[groups[0]]), dtype=bool)
+        for pin in self._pins.values():
+            if pin.kind is kind:
+                blocks = pin.blocks
+                for group in groups:
+                    has[blocks[group]] = True
+        return int(np.count_nonzero(has))
 
     def __iter__(self) -> Iterator[Pin]:
         return iter(sorted(self._pins.values(), key=lambda pin: pin.since))
@@ -261,9 +277,12 @@ class PinTable:
         return [group for group, other in enumerate(self.spaces) if other == space]
 
     def _holders(self, group: int, block: int) -> Iterator[str]:
-        """Who pins a block, and as of which group where that is another one, as text."""
-        for pin in self.of_block(group, block):
-            other = next(i for i in self._groups(self.spaces[group]) if block in pin.blocks[i])
+        """Who pins a block, and as of which group where that is another one, as text: as far as that costs little."""
+        groups = self._groups(self.spaces[group])
+        for pin in islice(self._pins.values(), HOLDERS_LOOKED_AT):
+            other = next((i for i in groups if block in pin.blocks[i]), None)
+            if other is None:
+                continue
             yield f"{pin.kind.value} {pin.owner}" + (f" as a block of group {other}" if other != group else "")
 
     def _count_quarantined(self, blocks: Blocks, step: int) -> None:

@@ -3,9 +3,13 @@
 from hashlib import sha256
 from typing import NamedTuple, TypeVar
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.errors import PreconditionFailed, Reason
 
+Name = TypeVar("Name", str, bytes)
 T = TypeVar("T")
+TOMBSTONE_BYTES = 1_000
+"""Of one, without its texts: with its error, its deadline, and its row in the ledger."""
 
 
 class Tombstone(NamedTuple):
@@ -34,10 +38,38 @@ def digest_of(token: bytes) -> bytes:
     return sha256(token).digest()
 
 
-def remember(table: dict[bytes, T], name: bytes, row: T, most: int) -> bytes | None:
-    """Adds or replaces a row; the oldest one goes where there is no room for another. Its name, if it did."""
-    oldest = next(iter(table)) if name not in table and len(table) >= most else None
-    if oldest is not None:
-        del table[oldest]
-    table[name] = row
-    return oldest
+class Tombstones(dict[Name, T]):
+    """What is remembered of one kind of names, oldest first."""
+
+    def __init__(self, what: str, ledger: Ledger) -> None:
+        super().__init__()
+        self._what, self._ledger = what, ledger
+        self._nbytes = 0
+
+    def bury(self, name: Name, row: T, nbytes: int) -> list[Name]:
+        """Adds or replaces a row with so many bytes of text. The names of those that had to make room, oldest first."""
+        gone, limits = list[Name](), self._ledger.limits
+        nbytes += TOMBSTONE_BYTES + len(name)
+        if name in self:
+            self._weigh(name, 0)
+        while self and (len(self) + (name not in self) > limits.tombstones or self._lacks(nbytes)):
+            gone.append(next(iter(self)))
+            del self[gone[-1]]
+        self[name] = row
+        self._weigh(name, nbytes)
+        return gone
+
+    def __delitem__(self, name: Name) -> None:
+        self._weigh(name, 0)
+        super().__delitem__(name)  # type: ignore[arg-type, unused-ignore]
+
+    def _lacks(self, nbytes: int) -> bool:
+        return self._nbytes + nbytes > self._ledger.limits.remembered_bytes
+
+    def _weigh(self, name: Name, nbytes: int) -> None:
+        row = (self._what, name)
+        self._nbytes += nbytes - self._ledger.nbytes(RowKind.TOMBSTONE, row)
+        if nbytes:
+            self._ledger.keep(RowKind.TOMBSTONE, row, "", nbytes)
+        else:
+            self._ledger.drop(RowKind.TOMBSTONE, row)

@@ -4,10 +4,11 @@ Ended transfers stay live until their engine has acknowledged them. Failures are
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.transfers import (
     DISPOSITIONS,
     ENDED,
@@ -31,6 +32,7 @@ class TransferTable:
 
     incarnation: int
     history: int
+    ledger: Ledger = field(default_factory=Ledger)
     secret: bytes = b""
     """The life's, which the ids of its transfers derive from."""
     seq: int = 0
@@ -50,14 +52,23 @@ class TransferTable:
     queued_bytes: int = 0
     """Of transfers whose access is open, what has not moved yet."""
 
-    def create(self, now: float, **fields: Unpack[NewTransfer]) -> Transfer:
-        """A new PENDING transfer."""
+    def enter(self, ledger: Ledger) -> None:
+        """What there is from an earlier life is in that ledger from now on."""
+        self.ledger = ledger
+        for transfer in self._live.values():
+            ledger.keep(RowKind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
+        for transfer in (*self._past.values(), *self._failed.values()):
+            ledger.keep(RowKind.PAST_TRANSFER, transfer.id, "", transfer.kept_bytes)
+
+    def create(self, now: float, payer: str = "", **fields: Unpack[NewTransfer]) -> Transfer:
+        """A new PENDING transfer; its owner pays for it unless another one is named."""
         self._numbers += 1
         self.seq += 1
         id_ = mint_id(self.secret, self.incarnation, "transfer", "lead", self._numbers)
         transfer = Transfer(id=id_, created=now, seq=self.seq, pair_id=pair_id(fields["key"]), **fields)
         self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
+        self.ledger.keep(RowKind.TRANSFER, id_, payer or transfer.owner, transfer.kept_bytes)
         return self._store(transfer)
 
     def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
@@ -128,10 +139,14 @@ class TransferTable:
         self._past_by_key.setdefault(transfer.key, {})[transfer_id] = None
         past = self._failed if transfer.state is State.FAILED else self._past
         past[transfer_id] = transfer
-        if len(self._past) + len(self._failed) > self.history:
+        self.ledger.drop(RowKind.TRANSFER, transfer_id)
+        self.ledger.keep(RowKind.PAST_TRANSFER, transfer_id, "", transfer.kept_bytes)
+        kept = len(self._past) + len(self._failed)
+        if kept > self.history or (kept > 1 and self.ledger.forgets(RowKind.PAST_TRANSFER)):
             # The newest stays in any case: the event that ended it is about to read it.
             oldest = next(iter(self._past), transfer_id)
             _, gone = (self._past if oldest != transfer_id else self._failed).popitem(last=False)
+            self.ledger.drop(RowKind.PAST_TRANSFER, gone.id)
             ids = self._past_by_key[gone.key]
             del ids[gone.id]
             if not ids:
@@ -147,6 +162,7 @@ class TransferTable:
         changed = []
         for transfer in sorted(old, key=lambda t: t.created):
             self._live[transfer.id] = transfer
+            self.ledger.keep(RowKind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
             self._by_key.setdefault(transfer.key, {})[transfer.id] = None
             ends: Changes = {}
             if not transfer.over:
@@ -184,6 +200,16 @@ class TransferTable:
         if not self._log or self._log[0].seq > seq + 1:
             return None
         return [change for change in self._log if change.seq > seq]
+
+    @property
+    def kept_bytes(self) -> dict[Hashable, int]:
+        """What each live one weighs."""
+        return {transfer.id: transfer.kept_bytes for transfer in self._live.values()}
+
+    @property
+    def past_bytes(self) -> dict[Hashable, int]:
+        """What each one in the history weighs."""
+        return {past.id: past.kept_bytes for past in (*self._past.values(), *self._failed.values())}
 
     @property
     def live(self) -> int:

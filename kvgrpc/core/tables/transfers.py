@@ -13,6 +13,8 @@ from kvgrpc.errors import NextStep, Reason, note
 
 WHY_BYTES_MAX = 512
 """Bytes of text that say why a data path was taken or not, for each rank."""
+TRANSFER_BYTES = 4_200
+"""Of one, without the texts of its call: with its phases, its indexes, and its row in the ledger."""
 REJECTED_MAX = 8
 """Data paths of which it is said; more than there are."""
 
@@ -174,6 +176,11 @@ class Transfer:
     @property
     def over(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs, with what its course adds to it."""
+        return TRANSFER_BYTES + len(self.request_id) + len(self.trace) + len(self.key)
 
     @property
     def settled(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kvgrpc.core.tables.ledger import Ledger
 from kvgrpc.core.tensors.calls import Wanted
 from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.remembered import Remembered
@@ -13,10 +14,10 @@ from kvgrpc.errors import PreconditionFailed
 class Offers:
     """By name."""
 
-    def __init__(self, limits: TensorLimits) -> None:
+    def __init__(self, limits: TensorLimits, ledger: Ledger) -> None:
         self._most = limits.tensors
         self.rows: dict[TensorId, Offer] = {}
-        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s)
+        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s, ledger, "sent")
         """Those that are over: the same put again is answered as the first one was."""
 
     def find(self, asked: Offer) -> Offer | None:

@@ -1,28 +1,37 @@
 """What is remembered for a while of what is over, so that a call that comes late is answered right."""
 
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-Name = TypeVar("Name")
+from kvgrpc.core.tables.ledger import Ledger, RowKind
+
+REMEMBERED_BYTES = 1_000
+"""Of a name of usual length, with how it ended."""
+Name = TypeVar("Name", bound=Hashable)
 Row = TypeVar("Row")
 
 
 class Remembered(Generic[Name, Row]):
     """A bounded table: past its bound the oldest row is forgotten."""
 
-    def __init__(self, most: int, kept_s: float) -> None:
+    def __init__(self, most: int, kept_s: float, ledger: Ledger | None = None, what: str = "") -> None:
+        """`what` tells its rows in the ledger from those of other tables."""
         self._most = most
         self._kept_s = kept_s
+        self._ledger, self._what = ledger or Ledger(), what
         self._rows: dict[Name, tuple[float, Row]] = {}
         """Until when, and what; oldest first."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, name: Name, row: Row, now: float) -> None:
-        """It is over now."""
+    def add(self, name: Name, row: Row, now: float, nbytes: int = 0) -> None:
+        """It is over now. `nbytes`: what it weighs beside what each one does."""
         self._rows.pop(name, None)
-        if len(self._rows) >= self._most:
-            del self._rows[next(iter(self._rows))]
+        nbytes += REMEMBERED_BYTES
+        self._ledger.keep(RowKind.TENSOR_ENDED, (self._what, name), "", nbytes)
+        while self._rows and (len(self._rows) >= self._most or self._ledger.forgets(RowKind.TENSOR_ENDED)):
+            self._forget(next(iter(self._rows)))
         self._rows[name] = now + self._kept_s, row
 
     def get(self, name: Name) -> Row | None:
@@ -33,8 +42,12 @@ class Remembered(Generic[Name, Row]):
     def expire(self, now: float) -> None:
         """Forgets what is old."""
         while self._rows and (first := next(iter(self._rows))) and self._rows[first][0] <= now:
-            del self._rows[first]
+            self._forget(first)
 
     def next_deadline(self) -> float | None:
         """When there is something to forget."""
         return next(iter(self._rows.values()))[0] if self._rows else None
+
+    def _forget(self, name: Name) -> None:
+        del self._rows[name]
+        self._ledger.drop(RowKind.TENSOR_ENDED, (self._what, name))

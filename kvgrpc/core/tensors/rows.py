@@ -27,6 +27,12 @@ class TensorLimits:
     """How long a caller by RPC holds a tensor after it last asked for it."""
 
 
+TENSOR_BYTES = 3_000
+"""Of a tensor here, or kept for others: with its name, its description, its deadline, and its row in the ledger."""
+LEAD_BYTES = 250
+"""Of another lead that it is sent to, without its texts."""
+
+
 class Stage(Enum):
     """Where a tensor of another engine is."""
 
@@ -126,8 +132,16 @@ class Offer:
     transfer_id: str = ""
     lent: str = ""
     """The transfer by which its consumer reads it with others; empty: none does."""
+    payer: str = ""
+    """Whose share of what may be kept it is in."""
     refused: KVGrpcError | None = None
     """Why a consumer that it was sent to does not have it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs."""
+        texts = sum([LEAD_BYTES + len(at.address) + len(at.engine_id) for at in self.consumers])
+        return TENSOR_BYTES + len(self.token) + texts
 
     @property
     def made(self) -> float:
@@ -170,6 +184,8 @@ class Wait:
     """It also asks a source for it."""
     caller: str = ANONYMOUS
     """The principal that asks."""
+    payer: str = ""
+    """Whose share of what may be kept it is in."""
 
 
 @dataclass(frozen=True)

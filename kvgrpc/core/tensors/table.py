@@ -11,12 +11,14 @@ Rules:
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.bundles import SHARE
 from kvgrpc.core.tensors.ended import Ended, too_late
 from kvgrpc.core.tensors.offers import Offers
 from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.rows import (
+    TENSOR_BYTES,
     Answer,
     BringBack,
     Drop,
@@ -44,17 +46,17 @@ _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
 class TensorTable:
     """All of it. What is to be done stands in `effects`, in order, for the shell to take."""
 
-    def __init__(self, limits: TensorLimits, store_pages: int, page_bytes: int) -> None:
+    def __init__(self, limits: TensorLimits, store_pages: int, page_bytes: int, ledger: Ledger | None = None) -> None:
+        self._ledger = ledger or Ledger()
         self.limits = limits
         self.store_pages = store_pages
         self.page_bytes = page_bytes
         self.effects: list[Effect] = []
-        self.waits = Waits(limits.waits)
-        self.ended = Ended(limits.tombstones, limits.tombstone_s)
+        self.waits = Waits(limits.waits, self._ledger)
+        self.ended = Ended(limits.tombstones, limits.tombstone_s, self._ledger, "ended")
         self.tensors: dict[TensorId, Tensor] = {}
-        self.kept = Offers(limits)
+        self.kept = Offers(limits, self._ledger)
         self.offers = self.kept.rows
-        """Of what is kept, by name."""
         self.spill_pages = SpillPages(limits.spill_pages)
         self._of: dict[bytes, dict[TensorId, None]] = {}
         """Tensors and offers of each request."""
@@ -67,7 +69,7 @@ class TensorTable:
 
     # -- what comes from elsewhere
 
-    def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float) -> list[Tensor]:
+    def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float, payer: str = "") -> list[Tensor]:
         """A tensor, or a bundle, is to come here; nothing where the very same tensor is here, or on its way.
 
         Raises what refuses it, before anything changes: PreconditionFailed for what comes too late (TRANSFER_ENDED,
@@ -86,7 +88,8 @@ class TensorTable:
             return []
         if len(self.tensors) + len(tensors) > self.limits.tensors:
             raise full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
-        return [self._arrives(tensor, peer, ttl_s, now) for tensor in tensors]
+        self._ledger.check(payer, TENSOR_BYTES * len(tensors))
+        return [self._arrives(tensor, peer, ttl_s, now, payer) for tensor in tensors]
 
     def check_size(self, described: Description) -> int:
         """Pages that it takes. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
@@ -199,6 +202,7 @@ class TensorTable:
             raise taken(id_, "came from another engine")
         self._check_expected(id_, Purpose.OFFERED, offer.described)
         self.kept.check_room()
+        self._ledger.enter(RowKind.TENSOR, id_, offer.payer, offer.kept_bytes)
         offer.number = next(self._numbers)
         self.offers[id_] = offer
         self._of.setdefault(id_.key, {})[id_] = None
@@ -219,7 +223,7 @@ class TensorTable:
     def offer_sent(self, offer: Offer, now: float) -> None:
         """It is kept no more, and how it was put is remembered."""
         self.offer_over(offer)
-        self.kept.sent.add(offer.id, offer, now)
+        self.kept.sent.add(offer.id, offer, now, offer.kept_bytes)
 
     # -- ends
 
@@ -339,16 +343,16 @@ class TensorTable:
         self.check_size(tensor.described)
         return False
 
-    def _arrives(self, named: Named, peer: str, ttl_s: float, now: float) -> Tensor:
+    def _arrives(self, named: Named, peer: str, ttl_s: float, now: float, payer: str) -> Tensor:
         id_, pages = named.id, self.check_size(named.described)
         tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now)
         self.tensors[id_] = tensor
+        self._ledger.keep(RowKind.TENSOR, id_, payer, TENSOR_BYTES)
         self._of.setdefault(id_.key, {})[id_] = None
         return tensor
 
     def _check_alive(self, id_: TensorId) -> None:
-        error = self.ended.error(id_)
-        if error is not None:
+        if (error := self.ended.error(id_)) is not None:
             raise error
 
     def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description, *, told: bool = True) -> None:
@@ -409,6 +413,7 @@ class TensorTable:
         tensor.slots = ()
 
     def _forget(self, id_: TensorId) -> None:
+        self._ledger.drop(RowKind.TENSOR, id_)
         of = self._of[id_.key]
         del of[id_]
         if not of:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.rows import Purpose, Wait
 from kvgrpc.core.tensors.values import TensorId
@@ -11,6 +12,8 @@ RETRY_DELAY_S = 0.1
 """What a caller is told to wait for before it comes again; a lead that puts a tensor waits no shorter, whatever it is
 told.
 """
+WAIT_BYTES = 3_000
+"""Of a call that waits, with its request."""
 _SAID = {
     Purpose.STORED: "was not stored",
     Purpose.GIVEN: "did not come",
@@ -21,8 +24,9 @@ _SAID = {
 class Waits:
     """By number, by tensor and by deadline."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, ledger: Ledger | None = None) -> None:
         self._most = most
+        self._ledger = ledger or Ledger()
         self._rows: dict[int, Wait] = {}
         self._of: dict[bytes, dict[TensorId, dict[int, Wait]]] = {}
         """By request and tensor."""
@@ -40,6 +44,7 @@ class Waits:
     def add(self, wait: Wait) -> None:
         """One more. Raises Exhausted (QUEUE_FULL)."""
         self.check_room()
+        self._ledger.enter(RowKind.TENSOR_WAIT, wait.number, wait.payer, WAIT_BYTES)
         self._rows[wait.number] = wait
         self._of.setdefault(wait.id.key, {}).setdefault(wait.id, {})[wait.number] = wait
         self._timers.set(Timer.TENSOR_WAIT, str(wait.number), wait.deadline)
@@ -49,6 +54,7 @@ class Waits:
         wait = self._rows.pop(number, None)
         if wait is not None:
             self._timers.clear(Timer.TENSOR_WAIT, str(number))
+            self._ledger.drop(RowKind.TENSOR_WAIT, number)
             of = self._of[wait.id.key]
             del of[wait.id][number]
             if not of[wait.id]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.owners import ANONYMOUS
 
 BlockLists = tuple[tuple[int, Ids], ...]
 """Rows (group, block ids) as a caller wrote them."""
@@ -28,6 +29,13 @@ class Call:
     """Over which the call came; empty for what this engine itself asks for."""
     proof: bytes = field(default=b"", repr=False)
     """What its caller has shown of the life of a peer that it speaks for."""
+    on_behalf_of: str = ""
+    """Who pays for what it keeps, where this engine itself asks for somebody."""
+
+    @property
+    def payer(self) -> str:
+        """Whose share of what may be kept its rows are in: its principal's; where that is anybody, its connection's."""
+        return self.on_behalf_of or (self.connection if self.principal == ANONYMOUS else "") or self.principal
 
 
 @dataclass(frozen=True, eq=False)

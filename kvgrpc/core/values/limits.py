@@ -61,6 +61,17 @@ class Limits:
     their readers came: so many of each, for the registration timeout."""
     ended_leases: int = 65_536
     """Ended leases that are remembered, so that a late caller learns how they ended."""
+    kept_bytes: int = 256 * 1024 * 1024
+    """What the calls of all callers keep, without the attached engine's; and as much, what the calls of all peers do.
+    """
+    kept_bytes_per_caller: int = 64 * 1024 * 1024
+    """The same, of one principal, of one connection where callers have no principal, and of one life of a peer."""
+    engine_kept_bytes: int = 4 * 1024 * 1024 * 1024
+    """What the calls of the attached engine's session keep."""
+    remembered_bytes: int = 32 * 1024 * 1024
+    """What is remembered of each kind of thing that is over: leases, transfers, tombstones, tensors."""
+    request_ttl_s: float = 600.0
+    """A scheduler that says nothing for so long has gone: its requests are aborted."""
     renewals_per_call: int = 10_000
     standing: int = 8_192
     """Streams, and calls that wait as long as their caller likes, of all connections."""

@@ -18,6 +18,8 @@ ANONYMOUS = "anonymous"
 """Principal of callers without credentials."""
 STORE = "store"
 """Principal of the lead's own staging store: it may all, and owns what tensors lie in. No caller has it."""
+PEER = "peer "
+"""With its life: the principal of a peer."""
 EVERYONE = ""
 """Owner of what belongs to every caller alike: the pool of a server without an engine."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})

@@ -16,6 +16,7 @@ from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.calls import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, check_spaces, holds
+from kvgrpc.core.values.kept_blocks import NO_IDS, Kept, kept_bytes, no_blocks, pack, unpack
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
@@ -27,7 +28,12 @@ BATCH_PARTS = 512
 """Parts of one call between leads, and of one round of bytes: more would hold up their loops."""
 BATCH_SPANS = 4_096
 """Rows of these, unless one part alone has more."""
-_NONE: Ids = np.empty(0, dtype=np.int64)
+FEW_BLOCKS = 4_096
+"""Up to so many of a group are kept as they are: each part looks at them."""
+PARTS_BYTES = 1_600
+"""Of an epoch, beside its parts and blocks."""
+PART_BYTES = 320
+SPAN_BYTES = 120
 
 
 class Span(NamedTuple):
@@ -59,7 +65,7 @@ class Parts:
         self._most = most
         self._parts: list[Part] = []
         self._spans = 0
-        self._table: list[Ids] = [_NONE for _ in pool.groups]
+        self._kept: Kept = no_blocks(len(pool.groups))
         """The blocks of each group, in token order."""
         self._handed = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
         """How many of them each layer has."""
@@ -77,7 +83,13 @@ class Parts:
     @property
     def blocks(self) -> Blocks:
         """All blocks so far."""
-        return tuple(self._table)
+        return unpack(self._kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much memory all of it takes."""
+        rows = PARTS_BYTES + PART_BYTES * len(self._parts) + SPAN_BYTES * self._spans
+        return rows + kept_bytes(self._kept) + sum(counts.nbytes for counts in self._handed)
 
     def between(self, number: int, end: int) -> list[Part]:
         """The parts from one number on, up to another."""
@@ -95,13 +107,14 @@ class Parts:
 
     def listed(self, parts: Sequence[Part]) -> Blocks:
         """The blocks that these parts, one after the other, list before all others."""
-        firsts, counts = [0] * len(self._table), [0] * len(self._table)
+        table = self.blocks
+        firsts, counts = [0] * len(table), [0] * len(table)
         for part in parts:
             for group, start, count, new in part.spans:
                 if new and not counts[group]:
                     firsts[group] = start + count - new
                 counts[group] += new
-        return tuple(ids[first : first + count] for ids, first, count in zip(self._table, firsts, counts, strict=True))
+        return tuple(ids[first : first + count] for ids, first, count in zip(table, firsts, counts, strict=True))
 
     def row(self, part: Part) -> ReadyPart:
         """What the source says of a part."""
@@ -121,20 +134,26 @@ class Parts:
         missing.
         """
         self._check_goes_on(layers)
-        known = []
-        for i, (ids, table) in enumerate(zip(blocks, self._table, strict=True)):
+        known, listed = [], self.blocks
+        for i, (ids, table) in enumerate(zip(blocks, listed, strict=True)):
             start = self._start(i, layers) if len(ids) else 0
             there = table[start : start + len(ids)]
             new = ids[len(there) :]
             if not (there == ids[: len(there)]).all() or (len(new) and len(table) and np.isin(new, table).any()):
                 raise _overlaps(i)
             known.append(len(there))
-        self._check_spaces(blocks, known)
+        self._check_spaces(blocks, known, listed)
         new_counts = [len(ids) - count for ids, count in zip(blocks, known, strict=True)]
-        return self._checked(known, new_counts, layers, last=last, after_step=after_step)
+        return self._checked(known, new_counts, layers, listed, last=last, after_step=after_step)
 
     def add(self, part: Part, blocks: Blocks) -> None:
         """Takes a part that was checked. `blocks`: of each group, the last of them are its new ones."""
+        table = list(self.blocks)
+        self._add(part, blocks, table)
+        if any(span.new for span in part.spans):
+            self._kept = pack(tuple(table), FEW_BLOCKS)
+
+    def _add(self, part: Part, blocks: Blocks, table: list[Ids]) -> None:
         assert part.number == len(self._parts), "a part is checked and taken in one step"
         self._parts.append(part)
         self._spans += len(part.spans)
@@ -142,45 +161,48 @@ class Parts:
             self._sound.add(part.layers)
         for group, _, _, new in part.spans:
             if new:
-                self._table[group] = np.concatenate((self._table[group], blocks[group][-new:]))
+                table[group] = np.concatenate((table[group], blocks[group][-new:]))
         _cover(self._handed, self._pool.groups, part)
 
     def extend(self, rows: Sequence[ReadyPart]) -> None:
         """Takes parts as their source says them, all or none. Raises as `check`, OutOfRange (BLOCK_OUT_OF_RANGE) and
         InvalidRequest (GROUP_MISMATCH).
         """
-        count, spans, table = len(self._parts), self._spans, list(self._table)
+        count, spans, before = len(self._parts), self._spans, self.blocks
+        table = list(before)
         handed = [counts.copy() for counts in self._handed]
         try:
             for row in rows:
-                self._take(row)
-            for i, (before, ids) in enumerate(zip(table, self._table, strict=True)):
-                if len(ids) > len(before):
+                self._take(row, table)
+            for i, (known, ids) in enumerate(zip(before, table, strict=True)):
+                if len(ids) > len(known):
                     check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}", group=i)
-            check_spaces(self._table, self._pool, "parts")
+            check_spaces(table, self._pool, "parts")
         except KVGrpcError:
             del self._parts[count:]
-            self._spans, self._table, self._handed = spans, table, handed
+            self._spans, self._handed = spans, handed
             raise
+        self._kept = pack(tuple(table), FEW_BLOCKS)
 
     def chunks(self, parts: Sequence[Part], target: Blocks, tokens: int, bridge: Bridge) -> list[Chunk]:
         """What these parts move into a target: of each group its last blocks of the first `tokens` tokens."""
-        nothing = [_NONE] * len(self._table)
+        table = self.blocks
+        nothing = [NO_IDS] * len(table)
         begins = [bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(target)]
         found = []
         for part in parts:
             source, at = nothing.copy(), begins.copy()
             for group, start, count, _ in part.spans:
-                source[group] = self._table[group][start : start + count]
+                source[group] = table[group][start : start + count]
                 at[group] = begins[group][0] + start * self._pool.groups[group].block_tokens, begins[group][1]
             found.append(bridge.trimmed(Chunk(tuple(source), target, part.layers, tuple(at))))
         return found
 
-    def _take(self, row: ReadyPart) -> None:
-        groups = len(self._table)
+    def _take(self, row: ReadyPart, table: list[Ids]) -> None:
+        groups = len(table)
         if row.number != len(self._parts):
             raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(self._parts)} comes before part {row.number}")
-        blocks = [_NONE] * groups
+        blocks = [NO_IDS] * groups
         for group, ids in row.blocks:
             if not 0 <= group < groups or len(blocks[group]):
                 wrong = "is listed twice" if group < groups else f"does not exist; the pool has {groups}"
@@ -190,38 +212,39 @@ class Parts:
             raise InvalidRequest(Reason.GROUP_MISMATCH, f"part {row.number} knows {len(row.known)} groups of {groups}")
         self._check_goes_on(row.layers)
         known = [*row.known, *[0] * (groups - len(row.known))]
-        self.add(self._checked(known, [len(ids) for ids in blocks], row.layers, last=row.last), tuple(blocks))
+        part = self._checked(known, [len(ids) for ids in blocks], row.layers, table, last=row.last)
+        self._add(part, tuple(blocks), table)
 
     def _checked(
-        self, known: Sequence[int], new: Sequence[int], layers: LayerRange | None, *, last: bool, after_step: int = 0
-    ) -> Part:
+        self, known: Sequence[int], new: Sequence[int], layers: LayerRange | None, table: Sequence[Ids], *, last: bool,
+        after_step: int = 0,
+    ) -> Part:  # fmt: skip
         """The next part, of so many blocks that earlier ones list, and so many others."""
         spans = []
         for i, (there, others) in enumerate(zip(known, new, strict=True)):
             if there or others:
-                start, listed = self._start(i, layers), len(self._table[i])
+                start, listed = self._start(i, layers), len(table[i])
                 self._check_end(i, start + there + others)
                 if start + there > listed or (others and start + there < listed):
                     raise _overlaps(i)
                 spans.append(Span(i, start, there + others, others))
         if not spans and not last:
             raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(self._parts)} has no blocks")
-        self._check_room(len(spans), sum(new))
+        self._check_room(len(spans), sum(map(len, table)) + sum(new))
         part = Part(len(self._parts), tuple(spans), layers, last, after_step)
         if last:
             self._check_whole(part)
         return part
 
-    def _check_spaces(self, blocks: Blocks, known: Sequence[int]) -> None:
+    def _check_spaces(self, blocks: Blocks, known: Sequence[int], table: Sequence[Ids]) -> None:
         """Raises InvalidRequest (BLOCK_DUPLICATE) for a new block that another group of its space has."""
         for groups in self._pool.shared_spaces:
             for i in groups:
-                new, others = blocks[i][known[i] :], [self._table[other] for other in groups if other != i]
+                new, others = blocks[i][known[i] :], [table[other] for other in groups if other != i]
                 if len(new) and np.isin(new, np.concatenate(others)).any():
                     raise _overlaps(i)
 
-    def _check_room(self, spans: int, blocks: int) -> None:
-        total = sum(map(len, self._table)) + blocks
+    def _check_room(self, spans: int, total: int) -> None:
         if total > self._most:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,

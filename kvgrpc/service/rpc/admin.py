@@ -6,6 +6,7 @@ import numpy as np
 
 from kvgrpc.core import actions
 from kvgrpc.core.node import Node
+from kvgrpc.core.tables.ledger import Ledger, Share
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.descriptors import check_ids
@@ -19,6 +20,8 @@ from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
 
+LARGEST_CALLERS = 8
+"""That GetStatus names."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +49,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             oldest_transfer_age=duration(now - oldest.created) if oldest else None,
             progress_age=duration(lead.progress_age_s()),
             version=lead.version,
+            kept=_kept(state.ledger),
         )
 
     @unary
@@ -117,6 +121,24 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             left_block_count=answer.left,
             memory_generation=answer.memory_generation,
         )
+
+
+def _kept(ledger: Ledger) -> admin_pb2.Kept:
+    by_share, limits = ledger.by_share, ledger.limits
+    return admin_pb2.Kept(
+        total_bytes=ledger.total,
+        caller_bytes=by_share[Share.CALLERS],
+        caller_bytes_max=limits.kept_bytes,
+        peer_bytes=by_share[Share.PEERS],
+        engine_bytes=by_share[Share.ENGINE],
+        engine_bytes_max=limits.engine_kept_bytes,
+        one_caller_bytes_max=limits.kept_bytes_per_caller,
+        bytes_by_kind={kind.value: nbytes for kind, nbytes in ledger.by_kind.items() if nbytes},
+        largest_callers=[
+            admin_pb2.KeptByCaller(caller=caller, kept_bytes=nbytes)
+            for caller, nbytes in ledger.largest(LARGEST_CALLERS)
+        ],
+    )
 
 
 def _counts(lead: Lead) -> admin_pb2.Counts:

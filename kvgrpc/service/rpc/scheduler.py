@@ -117,6 +117,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._check_caller()
         lead.node.state.check_life(request.incarnation)
         news.acknowledge(request.after_seq)
+        self._scheduling.hear()
         await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
         wire.put_news(news.unread(), reply, lead.node.state.incarnation)
@@ -149,6 +150,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._lead.node.state.check_life(request.incarnation)
         news = self._scheduling.news
         news.acknowledge(request.after_seq)
+        self._scheduling.hear()
         budget, began = Budget(), time.monotonic()
         for call in request.calls:
             self._answer(call, budget, reply.answers.add(), trace)
@@ -197,7 +199,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
     def _match(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:
-        found = self._scheduling.match(wire.required_id(request.request_id), request.computed_tokens)
+        self._scheduling.hear(wire.required_id(request.request_id))
+        found = self._scheduling.match(request.request_id, request.computed_tokens)
         return scheduler_pb2.MatchTokensResponse(external_tokens=found.tokens)
 
     def _allocated(
@@ -215,13 +218,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.TokensComputedResponse()
 
     def _loaded(self, request: scheduler_pb2.BlocksLoadedRequest, _: str) -> scheduler_pb2.BlocksLoadedResponse:
-        self._scheduling.loaded(wire.required_id(request.request_id))
+        self._scheduling.hear(wire.required_id(request.request_id))
+        self._scheduling.loaded(request.request_id)
         return scheduler_pb2.BlocksLoadedResponse()
 
     def _preempted(
         self, request: scheduler_pb2.RequestPreemptedRequest, _: str
     ) -> scheduler_pb2.RequestPreemptedResponse:
-        self._scheduling.preempted(wire.required_id(request.request_id))
+        self._scheduling.hear(wire.required_id(request.request_id))
+        self._scheduling.preempted(request.request_id)
         return scheduler_pb2.RequestPreemptedResponse()
 
     def _finished(self, request: scheduler_pb2.RequestFinishedRequest, _: str) -> scheduler_pb2.RequestFinishedResponse:
@@ -253,7 +258,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         | scheduler_pb2.RequestFinishedRequest,
     ) -> Any:
         """The blocks of a request, checked as those of any call."""
-        wire.required_id(request.request_id)
+        self._scheduling.hear(wire.required_id(request.request_id))
         state, limit = self._lead.node.state, self._lead.block_limit
         state.check_life(request.blocks.incarnation)
         blocks = state.resolve(lists_of("blocks", request.blocks, limit), "blocks")

@@ -13,22 +13,28 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
 from kvgrpc.core.policy.driver import DrivenRequest, Driver
 from kvgrpc.core.policy.values import (
+    Admitted,
     Arrival,
     Begin,
     Finished,
     GiveUp,
     HandOver,
+    Load,
+    LoadEnded,
     Loss,
+    News,
     Outcome,
     Part,
     Provisional,
     Reserve,
     ReservedAt,
     Rules,
+    Save,
     Side,
     Start,
     Table,
 )
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
@@ -36,11 +42,19 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
+from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import CONNECTION
+from kvgrpc.service.scheduler.heard import Heard
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.status import next_step
-from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
+from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids, prompt_bytes
 
+REQUEST_BYTES = 6_000
+"""Of a request without what its prompt is and its blocks: here, in the policy, and in the ledger."""
+NEWS_BYTES = 1_000
+BLOCK_BYTES = 40
+"""Of a block in a list of the policy's."""
 _Event = (
     events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
     | events.ReclaimBlocks
@@ -58,6 +72,14 @@ class _Request(DrivenRequest[NamedRequest, Content, str]):
     part_epoch: int = 0
     provisional: Provisional | None = None
     """The last one that was told."""
+    caller: str = ""
+    """Who brought it, and pays for what it keeps."""
+    prompt_bytes: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it weighs, without its blocks; what it gives has a name of its own, as long as that of its prompt."""
+        return REQUEST_BYTES + self.prompt_bytes
 
 
 class Scheduling(Driver[NamedRequest, _Request, str]):
@@ -66,12 +88,47 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._runner = lead.runner
-        self.news = NewsLog()
+        self._heard = Heard()
+        self._alarm = Alarm(self._end_silent)
+        self.news = NewsLog(self._keep_news)
         super().__init__(self._rules(), self.news.add)
         lead.runner.on_transfer.append(self._changed)
         lead.runner.on_life.append(self._begin_anew)
 
     # -- hooks: see Driver
+
+    def arrived(self, spec: NamedRequest) -> Admitted:
+        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for what it keeps, too."""
+        known = self._known.get(spec.request_id)
+        if known is None:
+            nbytes = REQUEST_BYTES + prompt_bytes(spec)
+            self._ledger.check(CONNECTION.get(), nbytes)
+        admitted = super().arrived(spec)
+        request = self._known.get(spec.request_id)
+        if known is None and request is not None:
+            self._ledger.keep(RowKind.REQUEST, request.id, request.caller, request.kept_bytes)
+        self.hear(spec.request_id)
+        return admitted
+
+    def allocated(
+        self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
+    ) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for its blocks, too."""
+        request, nbytes = self._known.get(request_id), BLOCK_BYTES * sum(map(len, table))
+        if request is not None:
+            self._ledger.check(request.caller, nbytes)
+        super().allocated(request_id, table, computed_tokens, external_tokens, after_step)
+        if self._known.get(request_id) is request is not None:
+            self._ledger.weigh(RowKind.REQUEST, request_id, request.kept_bytes + nbytes)
+
+    def hear(self, *request_ids: str) -> None:
+        """Their scheduler says something of these requests, or of none."""
+        caller, now = CONNECTION.get(), self._runner.now
+        self._heard.hear(caller, now)
+        for request_id in request_ids:
+            if request_id in self._known:
+                self._heard.take(request_id, caller, now)
+        self._wait_for_silence()
 
     def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) where what is to be saved finds no place among the news."""
@@ -114,18 +171,52 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if arrival.take is not None or arrival.give is not None:
             state.check_open()
         self._check_news()
-        return _Request(spec)
+        return _Request(spec, caller=CONNECTION.get(), prompt_bytes=prompt_bytes(spec))
 
     def _check_news(self) -> None:
+        self._ledger.check(CONNECTION.get(), 0)
         if len(self.news) >= NEWS_MAX:
             text = f"{len(self.news)} news were not read: say up to which number you have them"
             raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})
+
+    # -- what is kept
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._lead.node.state.ledger
+
+    def _keep_news(self, seq: int, news: News | None) -> None:
+        """What is told is kept until it was read; None: it was."""
+        if news is None:
+            self._ledger.drop(RowKind.NEWS, seq)
+            return
+        request = self._known.get(news.request_id)
+        lists = news.blocks if isinstance(news, LoadEnded | Load | Save) else ()
+        nbytes = NEWS_BYTES + BLOCK_BYTES * sum(map(len, lists))
+        self._ledger.keep(RowKind.NEWS, seq, request.caller if request else "", nbytes)
+
+    def _forgotten(self, request: _Request) -> None:
+        self._ledger.drop(RowKind.REQUEST, request.id)
+        self._heard.forget(request.id)
+
+    def _wait_for_silence(self) -> None:
+        heard = self._heard.last_heard()
+        self._alarm.set(None if heard is None else heard + self._lead.config.limits.request_ttl_s)
+
+    def _end_silent(self) -> None:
+        ttl_s = self._lead.config.limits.request_ttl_s
+        for request_id in self._heard.silent(self._runner.now - ttl_s):
+            self._heard.forget(request_id)  # its transfers may go on
+            self.aborted(request_id, f"its scheduler has said nothing for {ttl_s:g} s")
+        self._wait_for_silence()
 
     # -- what is asked for
 
     def _call(self, request: _Request) -> events.Call:
         principal = SCHEDULER if self._lead.node.state.attached else ANONYMOUS
-        return events.Call(self._runner.next_call_id(), principal, request.spec.traceparent)
+        return events.Call(
+            self._runner.next_call_id(), principal, request.spec.traceparent, on_behalf_of=request.caller
+        )
 
     def _ask(self, event: _Event) -> Any:
         """The node's answer. Raises its refusal."""
@@ -255,6 +346,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
 
     def _begin_anew(self) -> None:
         self._begin_life(self._rules())
+        self._heard = Heard()
         self.news.begin()
 
 

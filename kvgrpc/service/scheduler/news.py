@@ -1,7 +1,7 @@
 """News for a scheduler: kept until it says that it has them, told again until then."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvgrpc.core.policy.values import News, Provisional
 from kvgrpc.errors import Aborted, Reason, invalid
@@ -13,7 +13,9 @@ NEWS_MAX = 65_536
 class NewsLog:
     """The news of one life of the engine; `begin` starts the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Callable[[int, News | None], None] = lambda *_: None) -> None:
+        """`kept` gets each news by its number, and None when it is kept no more."""
+        self._kept = kept
         self._rows: dict[int, News] = {}
         self._last = 0
         self._provisional: dict[str, int] = {}
@@ -28,8 +30,11 @@ class NewsLog:
         """Something happened now."""
         self._last += 1
         self._rows[self._last] = news
+        self._kept(self._last, news)
         if isinstance(news, Provisional):
-            self._rows.pop(self._provisional.get(news.request_id, 0), None)
+            before = self._provisional.get(news.request_id, 0)
+            self._rows.pop(before, None)
+            self._kept(before, None)
             self._provisional[news.request_id] = self._last
         self._wake_all()
 
@@ -39,6 +44,7 @@ class NewsLog:
             raise invalid("after_seq", f"is past the last news, which has number {self._last}")
         while self._rows and (first := next(iter(self._rows))) <= seq:
             news = self._rows.pop(first)
+            self._kept(first, None)
             if self._provisional.get(news.request_id) == first:
                 del self._provisional[news.request_id]
 

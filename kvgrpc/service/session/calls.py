@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.status import next_step

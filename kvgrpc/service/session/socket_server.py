@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
-from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease

@@ -24,6 +24,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.callers import payer
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.delivery import deliver
 from kvgrpc.service.tensors.keeping import Keeping
@@ -135,6 +136,7 @@ class Sending:
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
         asked = Offer(put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count)
+        asked.payer = payer()
         known = table.kept.find(asked)
         if known is None:
             lead.node.state.check_open()

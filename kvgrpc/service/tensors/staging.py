@@ -24,6 +24,7 @@ from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.delivery import give_back
 from kvgrpc.service.tensors.fetching import Fetching
@@ -194,7 +195,7 @@ class Staging:
         store.table.waits.check_room(len(put.tensors))
         ttl_s = put.ttl_s or self._lead.config.limits.registration_timeout_s
         try:
-            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now)
+            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
         finally:
             self._perform()
         numbers = [store.waiting.begin(tensor.id, Purpose.STORED, until) for tensor in put.tensors]
@@ -206,7 +207,7 @@ class Staging:
         """Begins to bring what its source gives. Raises what refuses it."""
         source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
         self._lead.check_dial(source, "grant")
-        tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now)
+        tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace))
 
@@ -334,7 +335,8 @@ class Staging:
         if engine is None or not page_bytes:
             return
         spill_pages = min(config.tensors.spill_bytes // page_bytes, PAGES_MAX)
-        table = TensorTable(config.tensors.limits(spill_pages, config.limits), engine.pool.groups[0].blocks, page_bytes)
+        limits, ledger = config.tensors.limits(spill_pages, config.limits), self._lead.node.state.ledger
+        table = TensorTable(limits, engine.pool.groups[0].blocks, page_bytes, ledger)
         life = Life(self._lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))
         keeping = Keeping(life)

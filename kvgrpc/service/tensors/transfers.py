@@ -29,6 +29,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
+from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 
@@ -160,7 +161,8 @@ class StoreTransfers:
             self._lead.runner.submit(call.id, event, lambda _: None)
 
     def _call(self, trace: str, principal: str = STORE) -> events.Call:
-        return events.Call(self._lead.runner.next_call_id(), principal, trace, connection=CONNECTION.get())
+        number, connection = self._lead.runner.next_call_id(), CONNECTION.get()
+        return events.Call(number, principal, trace, connection=connection, on_behalf_of=payer())
 
     def _ask(self, event: Any) -> Any:
         """The node's answer. Raises its refusal."""

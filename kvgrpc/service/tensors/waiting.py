@@ -8,6 +8,7 @@ from kvgrpc.core.tensors.rows import Offer, Purpose, Tensor, Wait
 from kvgrpc.core.tensors.values import ANY, Expected, TensorId
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.callers import payer
 from kvgrpc.service.runner import copied
 from kvgrpc.service.tensors.life import Life, gone
 
@@ -31,7 +32,7 @@ class Waiting:
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            wait = Wait(number, id_, purpose, until, expected, fetches, caller)
+            wait = Wait(number, id_, purpose, until, expected, fetches, caller, payer())
             self._life.table.ask(wait, self._life.now)
         except KVGrpcError:
             del self._answers[number]

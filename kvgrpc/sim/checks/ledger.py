@@ -16,9 +16,9 @@ from kvgrpc.core.events import (
     ReleaseQuarantine,
 )
 from kvgrpc.core.pool.quarantine import ANSWER_S
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 

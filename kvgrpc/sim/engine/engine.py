@@ -19,12 +19,12 @@ from kvgrpc.core.actions import (
 )
 from kvgrpc.core.events import Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
 from kvgrpc.core.node import TOMBSTONED
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import Limits, granted_ttl
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.engine.jobs import HandOver, Lead, content_of
 from kvgrpc.sim.engine.receiving import Fetches

@@ -12,11 +12,11 @@ from kvgrpc.core.events import (
     PushSource,
     ReserveBlocks,
 )
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.content import claim
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.engine.jobs import Fetch, content_of
 from kvgrpc.sim.engine.requests import Wish

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import Call, FinishedBlocks, WaitsFor
-from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.engine.jobs import HandOver, content_of
 from kvgrpc.sim.engine.requests import Offer, PartPlan

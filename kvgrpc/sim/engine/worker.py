@@ -5,11 +5,11 @@ from collections.abc import Callable
 from random import Random
 
 from kvgrpc.core.events import ReclaimBlocks
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.engine.jobs import Lead

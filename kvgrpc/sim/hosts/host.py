@@ -19,11 +19,11 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.node import Node
 from kvgrpc.core.pool.quarantine import TOO_MUCH
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.sim.checks.audit import Audit
 from kvgrpc.sim.checks.ledger import Ledger
 from kvgrpc.sim.checks.leftovers import check_left

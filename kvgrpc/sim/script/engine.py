@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvgrpc.core.actions import BlocksReturned, Cancelled, EngineNews, Failed, LayersReceived, PartsReturned, Received
 from kvgrpc.core.events import AcknowledgeTransfers, CancelScope, CancelTransfer
-from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import Job
 from kvgrpc.sim.script.line import Named

@@ -7,10 +7,10 @@ import numpy as np
 
 from kvgrpc.core.actions import LayersReceived, Pulling, Received, Reserved
 from kvgrpc.core.events import Call, Destination, GiveDestination, PullBlocks, PushSource, ReserveBlocks
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import largest_use
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import LATER, LOCAL, NOW, Job, Wanted, key_fields

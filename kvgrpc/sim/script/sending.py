@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Reclaimed
 from kvgrpc.core.events import Call, FinishedBlocks, ReclaimBlocks, WaitsFor
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import Job, Part, Terms, key_fields

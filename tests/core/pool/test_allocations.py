@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import SCHEDULER
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
 

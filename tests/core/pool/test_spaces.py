@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.state.engine_status import GroupLoad, engine_status
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import SCHEDULER
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import Exhausted, OutOfRange, Reason
 from tests.core.nodes import (
     KEY,

@@ -7,13 +7,22 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.events import LeaseRef, ReclaimBlocks, ReleaseLease
 from kvgrpc.core.send.reclaiming import LATER_MAX
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NextStep, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.errors import (
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    NextStep,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+)
 from tests.core.nodes import KEY, Lead, access_id, claim, describe, full, hybrid, lists, refused, snapshot
 from tests.core.pairs import MODES, Pair, Writers
 
@@ -272,7 +281,7 @@ def managed() -> Lead:
 
 
 def allocate(lead: Lead, count: int, **fields: Any) -> actions.Allocated:
-    answer = lead.call(lambda c: events.AllocateBlocks(c, ((0, count),), **fields), "router")
+    answer = lead.call(lambda c: events.AllocateBlocks(c, ((0, count),), **fields))
     assert isinstance(answer, actions.Allocated)
     return answer
 
@@ -333,8 +342,20 @@ def test_blocks_that_an_allocation_holds_do_not_come_free_with_their_lease(manag
     assert managed.state.soft_leases.reclaimed == 0
 
 
-def test_anyone_may_reclaim_blocks_of_a_pool_that_the_server_manages(managed: Lead) -> None:
-    assert reclaim(managed, 4, principal="router").enough
+def test_of_the_pool_of_an_attached_engine_no_other_caller_reclaims_blocks(managed: Lead) -> None:
+    with refused(Reason.NOT_OWNER, PermissionDenied):
+        reclaim(managed, 4, principal="router")
+
+
+def test_anyone_reclaims_blocks_of_a_pool_without_an_engine() -> None:
+    described = describe("p", 1, pool=full(blocks=8), pool_kind=PoolKind.SERVER_MANAGED)
+    lead = Lead(described)
+    lead.begin(described, attached=False)
+    allocate(lead, 4)
+    lead.finish(64, (0, 1, 2, 3))
+    lead.call(lambda c: events.FreeBlocks(c, lists((0, 1, 2, 3))))
+    lead.tick(FIRM_S)
+    assert reclaim(lead, 4, principal="router").enough
 
 
 def test_an_engine_gets_back_what_it_has_allocated_itself(managed: Lead) -> None:
@@ -342,4 +363,3 @@ def test_an_engine_gets_back_what_it_has_allocated_itself(managed: Lead) -> None
     answer = reclaim(managed, 6)
     assert answer.enough
     assert answer.freed[0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert not reclaim(managed, 1, principal="router").enough

@@ -7,9 +7,9 @@ import pytest
 
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
 from kvgrpc.core.events import ChecksumBlocks, ConnectPeer, Event, OpenAccess, PullBlocks
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State, Transfer
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Reason
 from kvgrpc.sim.checks.ledger import Ledger
 from kvgrpc.sim.rules import Rule, Violated

@@ -144,7 +144,9 @@ type GetStatusResponse struct {
 	// Time since the movers last made progress, while something is in flight.
 	ProgressAge *durationpb.Duration `protobuf:"bytes,9,opt,name=progress_age,json=progressAge,proto3" json:"progress_age,omitempty"`
 	// Version of the software.
-	Version       string `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
+	// What it keeps beside its pools, in bytes.
+	Kept          *Kept `protobuf:"bytes,11,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -249,6 +251,189 @@ func (x *GetStatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetKept() *Kept {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+// The ledger: bytes that a server keeps of what calls made, without the pools and without what every process takes. They
+// are estimates of memory, and no more than it by a factor of two. What is over a limit is refused with
+// RESOURCE_EXHAUSTED LIMIT_EXCEEDED before it is made.
+type Kept struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of it.
+	TotalBytes uint64 `protobuf:"varint,1,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	// What the calls of all callers made, without the attached engine's.
+	CallerBytes uint64 `protobuf:"varint,2,opt,name=caller_bytes,json=callerBytes,proto3" json:"caller_bytes,omitempty"`
+	// The most that it may be (setting `kept_bytes`); and the most of `peer_bytes`.
+	CallerBytesMax uint64 `protobuf:"varint,3,opt,name=caller_bytes_max,json=callerBytesMax,proto3" json:"caller_bytes_max,omitempty"`
+	// What the calls of peers keep, under the grants that they hold.
+	PeerBytes uint64 `protobuf:"varint,4,opt,name=peer_bytes,json=peerBytes,proto3" json:"peer_bytes,omitempty"`
+	// What the calls of the attached engine's session made.
+	EngineBytes uint64 `protobuf:"varint,5,opt,name=engine_bytes,json=engineBytes,proto3" json:"engine_bytes,omitempty"`
+	// The most that it may be (setting `engine_kept_bytes`).
+	EngineBytesMax uint64 `protobuf:"varint,6,opt,name=engine_bytes_max,json=engineBytesMax,proto3" json:"engine_bytes_max,omitempty"`
+	// The most of one caller, or of one life of a peer (setting `kept_bytes_per_caller`).
+	OneCallerBytesMax uint64 `protobuf:"varint,7,opt,name=one_caller_bytes_max,json=oneCallerBytesMax,proto3" json:"one_caller_bytes_max,omitempty"`
+	// By kind, as "lease" or "transfer"; kinds of which nothing is kept are left out.
+	BytesByKind map[string]uint64 `protobuf:"bytes,8,rep,name=bytes_by_kind,json=bytesByKind,proto3" json:"bytes_by_kind,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Those that keep most, the largest first.
+	LargestCallers []*KeptByCaller `protobuf:"bytes,9,rep,name=largest_callers,json=largestCallers,proto3" json:"largest_callers,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Kept) Reset() {
+	*x = Kept{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Kept) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Kept) ProtoMessage() {}
+
+func (x *Kept) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Kept.ProtoReflect.Descriptor instead.
+func (*Kept) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Kept) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *Kept) GetCallerBytes() uint64 {
+	if x != nil {
+		return x.CallerBytes
+	}
+	return 0
+}
+
+func (x *Kept) GetCallerBytesMax() uint64 {
+	if x != nil {
+		return x.CallerBytesMax
+	}
+	return 0
+}
+
+func (x *Kept) GetPeerBytes() uint64 {
+	if x != nil {
+		return x.PeerBytes
+	}
+	return 0
+}
+
+func (x *Kept) GetEngineBytes() uint64 {
+	if x != nil {
+		return x.EngineBytes
+	}
+	return 0
+}
+
+func (x *Kept) GetEngineBytesMax() uint64 {
+	if x != nil {
+		return x.EngineBytesMax
+	}
+	return 0
+}
+
+func (x *Kept) GetOneCallerBytesMax() uint64 {
+	if x != nil {
+		return x.OneCallerBytesMax
+	}
+	return 0
+}
+
+func (x *Kept) GetBytesByKind() map[string]uint64 {
+	if x != nil {
+		return x.BytesByKind
+	}
+	return nil
+}
+
+func (x *Kept) GetLargestCallers() []*KeptByCaller {
+	if x != nil {
+		return x.LargestCallers
+	}
+	return nil
+}
+
+// What one caller keeps.
+type KeptByCaller struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its principal; where that is anybody, its connection, as gRPC names it. "engine" is the attached engine's session;
+	// a peer is named by its life.
+	Caller string `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	// What its calls made.
+	KeptBytes     uint64 `protobuf:"varint,2,opt,name=kept_bytes,json=keptBytes,proto3" json:"kept_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptByCaller) Reset() {
+	*x = KeptByCaller{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptByCaller) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptByCaller) ProtoMessage() {}
+
+func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptByCaller.ProtoReflect.Descriptor instead.
+func (*KeptByCaller) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *KeptByCaller) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *KeptByCaller) GetKeptBytes() uint64 {
+	if x != nil {
+		return x.KeptBytes
+	}
+	return 0
+}
+
 // What there is, now and since the start of the incarnation.
 type Counts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -284,7 +469,7 @@ type Counts struct {
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +481,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +494,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Counts) GetPendingTransferCount() uint64 {
@@ -418,7 +603,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +615,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +628,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainRequest) GetIdempotencyKey() string {
@@ -488,7 +673,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +685,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +698,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainResponse) GetHeader() *ResponseHeader {
@@ -571,7 +756,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +768,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +781,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -628,7 +813,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +825,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +838,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -692,7 +877,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +889,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +902,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -754,7 +939,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +951,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +964,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -821,7 +1006,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1018,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1031,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -920,7 +1105,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1117,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1130,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -988,7 +1173,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1185,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1198,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1068,7 +1253,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1265,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1278,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -1129,7 +1314,7 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xfd\x03\n" +
+	"\x10GetStatusRequest\"\xa2\x04\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
@@ -1141,7 +1326,27 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x13oldest_transfer_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x11oldestTransferAge\x12<\n" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\x82\x05\n" +
+	" \x01(\tR\aversion\x12#\n" +
+	"\x04kept\x18\v \x01(\v2\x0f.kvgrpc.v1.KeptR\x04kept\"\xd9\x03\n" +
+	"\x04Kept\x12\x1f\n" +
+	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
+	"totalBytes\x12!\n" +
+	"\fcaller_bytes\x18\x02 \x01(\x04R\vcallerBytes\x12(\n" +
+	"\x10caller_bytes_max\x18\x03 \x01(\x04R\x0ecallerBytesMax\x12\x1d\n" +
+	"\n" +
+	"peer_bytes\x18\x04 \x01(\x04R\tpeerBytes\x12!\n" +
+	"\fengine_bytes\x18\x05 \x01(\x04R\vengineBytes\x12(\n" +
+	"\x10engine_bytes_max\x18\x06 \x01(\x04R\x0eengineBytesMax\x12/\n" +
+	"\x14one_caller_bytes_max\x18\a \x01(\x04R\x11oneCallerBytesMax\x12D\n" +
+	"\rbytes_by_kind\x18\b \x03(\v2 .kvgrpc.v1.Kept.BytesByKindEntryR\vbytesByKind\x12@\n" +
+	"\x0flargest_callers\x18\t \x03(\v2\x17.kvgrpc.v1.KeptByCallerR\x0elargestCallers\x1a>\n" +
+	"\x10BytesByKindEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"E\n" +
+	"\fKeptByCaller\x12\x16\n" +
+	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x1d\n" +
+	"\n" +
+	"kept_bytes\x18\x02 \x01(\x04R\tkeptBytes\"\x82\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
 	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
@@ -1240,61 +1445,67 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 2: kvgrpc.v1.GetStatusResponse
-	(*Counts)(nil),                    // 3: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 4: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 5: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 6: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 7: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 8: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 9: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 10: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 11: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 12: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 13: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ResponseHeader)(nil),            // 14: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 15: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 16: google.protobuf.Duration
-	(*Peer)(nil),                      // 17: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 18: kvgrpc.v1.Blocks
+	(*Kept)(nil),                      // 3: kvgrpc.v1.Kept
+	(*KeptByCaller)(nil),              // 4: kvgrpc.v1.KeptByCaller
+	(*Counts)(nil),                    // 5: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 6: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 7: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 8: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 9: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 10: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 11: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 12: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 13: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 14: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 15: kvgrpc.v1.ReleaseQuarantineResponse
+	nil,                               // 16: kvgrpc.v1.Kept.BytesByKindEntry
+	(*ResponseHeader)(nil),            // 17: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 18: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 19: google.protobuf.Duration
+	(*Peer)(nil),                      // 20: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 21: kvgrpc.v1.Blocks
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	14, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	16, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	3,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	16, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	16, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	14, // 6: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 7: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	14, // 8: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 9: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	9,  // 10: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 11: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	16, // 12: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	18, // 13: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	14, // 14: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	10, // 15: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	14, // 16: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 17: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	6,  // 18: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	8,  // 19: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	4,  // 20: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	12, // 21: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	2,  // 22: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	7,  // 23: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	11, // 24: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	5,  // 25: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	13, // 26: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	17, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	19, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	5,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	19, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	19, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	3,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
+	16, // 7: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	4,  // 8: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
+	17, // 9: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 10: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	17, // 11: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 12: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	11, // 13: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 14: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	19, // 15: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	21, // 16: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	17, // 17: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	12, // 18: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	17, // 19: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 20: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	8,  // 21: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	10, // 22: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	6,  // 23: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	14, // 24: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	2,  // 25: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	9,  // 26: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	13, // 27: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	7,  // 28: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	15, // 29: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	25, // [25:30] is the sub-list for method output_type
+	20, // [20:25] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -1304,14 +1515,14 @@ func file_kvgrpc_v1_admin_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvgrpc_v1_admin_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,6 +53,12 @@ const (
 // request are made one after the other; those of different requests need no order. A new life of the engine knows no
 // request of the one before.
 //
+// A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
+// scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
+// spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
+// loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
+// still has. What requests keep is weighed (`kept_bytes`).
+//
 // How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
 // refused with, when the call had no other fault, is told so.
 //
@@ -63,15 +69,16 @@ type SchedulerServiceClient interface {
 	// at its source, and renewed, from now on.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
-	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the prompt names other weights than the engine runs.
-	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: a WRITE grant to take with, or a READ grant as target.
-	// * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
-	// * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, or too many news were not read.
-	// * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
-	// * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
+	//   - INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the prompt names other weights than the engine runs.
+	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: a WRITE grant to take with, or a READ grant as target.
+	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
+	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
+	//     all of them, keep here is at its limit (`kept_bytes`).
+	//   - RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
+	//   - ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
 	RequestArrived(ctx context.Context, in *RequestArrivedRequest, opts ...grpc.CallOption) (*RequestArrivedResponse, error)
 	// How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
 	// like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
@@ -299,6 +306,12 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // request are made one after the other; those of different requests need no order. A new life of the engine knows no
 // request of the one before.
 //
+// A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
+// scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
+// spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
+// loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
+// still has. What requests keep is weighed (`kept_bytes`).
+//
 // How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
 // refused with, when the call had no other fault, is told so.
 //
@@ -309,15 +322,16 @@ type SchedulerServiceServer interface {
 	// at its source, and renewed, from now on.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
-	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the prompt names other weights than the engine runs.
-	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: a WRITE grant to take with, or a READ grant as target.
-	// * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
-	// * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
-	// * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, or too many news were not read.
-	// * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
-	// * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
+	//   - INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the prompt names other weights than the engine runs.
+	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: a WRITE grant to take with, or a READ grant as target.
+	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
+	//   - PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
+	//   - ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
+	//     all of them, keep here is at its limit (`kept_bytes`).
+	//   - RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
+	//   - ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
 	RequestArrived(context.Context, *RequestArrivedRequest) (*RequestArrivedResponse, error)
 	// How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
 	// like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still

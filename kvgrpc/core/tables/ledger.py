@@ -1,0 +1,198 @@
+"""The ledger: how many bytes a lead keeps, of what and for whom.
+
+Every row that stays after its call is entered with an estimate of the memory that it takes, and leaves with the row.
+There are three shares, none of which can use up another: what callers of the public API made, what peers made under
+the grants that they hold, and what the attached engine made by its session. Of the first two no single one may have
+more than a part. What is over is remembered up to a bound of its own for each kind; there the oldest goes, and nobody
+is refused for it.
+"""
+
+from collections.abc import Hashable, Iterator
+from enum import Enum
+
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import ENGINE_SIDE, PEER
+from kvgrpc.errors import Exhausted, Reason
+
+RETRY_DELAY_S = 1.0
+TEXT_BYTES = 64
+"""Of a text beside its characters."""
+
+
+class RowKind(Enum):
+    """Of what rows are."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    LEASE = "lease"
+    """With its blocks, its pin and its content."""
+    TRANSFER = "transfer"
+    MOVE = "move"
+    """A pull, a reservation, or a destination of a push: with the blocks of both sides."""
+    PUSH = "push"
+    """With its parts, its content and all destinations that ever came."""
+    PARTS = "parts"
+    """Parts of a push that its source told a destination."""
+    ACCESS = "access"
+    OPENING = "opening"
+    """A call of a peer whose accesses wait."""
+    ALLOCATION = "allocation"
+    KEY = "key"
+    """An idempotency key, with its reply."""
+    REQUEST = "request"
+    """A scheduler's request, with its prompt."""
+    NEWS = "news"
+    """What a scheduler has not read."""
+    TENSOR = "tensor"
+    """A tensor's description, here or kept for others."""
+    TENSOR_WAIT = "tensor_wait"
+    TENSOR_ENDED = "tensor_ended"
+    ENDED_LEASE = "ended_lease"
+    PAST_TRANSFER = "past_transfer"
+    TOMBSTONE = "tombstone"
+    """Of a transfer key, a grant or a lease."""
+
+
+REMEMBERED = frozenset({RowKind.TENSOR_ENDED, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE})
+"""What is over. It is nobody's."""
+
+
+class Share(Enum):
+    """Whose part of what may be kept."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    CALLERS = "callers"
+    PEERS = "peers"
+    ENGINE = "engine"
+
+
+class Ledger:
+    """The bytes of one life, without those of pools."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._rows: dict[RowKind, dict[Hashable, tuple[str, int]]] = {kind: {} for kind in RowKind}
+        """Who made each row, and what it weighs."""
+        self._shares: dict[str, Share] = {}
+        self.by_kind: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
+        """To be read only, as all that follows."""
+        self.by_share: dict[Share, int] = dict.fromkeys(Share, 0)
+        self.by_payer: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.by_kind.values())
+
+    def limit(self, share: Share) -> int:
+        """Bytes that a share may have."""
+        return self.limits.engine_kept_bytes if share is Share.ENGINE else self.limits.kept_bytes
+
+    def check(self, payer: str, nbytes: int) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for so many more bytes of that caller's."""
+        share = self._shares.get(payer) or share_of(payer)
+        mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
+        if share is not Share.ENGINE and mine + nbytes > most:
+            who = "this caller's calls" if share is Share.CALLERS else "this peer's calls"
+            raise _full(who, mine, nbytes, most)
+        if (all_of_them := self.by_share[share]) + nbytes > (limit := self.limit(share)):
+            raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, limit)
+
+    def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
+        """A row is kept from now on, or weighs something else. There was room for it, or it may not be refused."""
+        rows = self._rows[kind]
+        if name in rows:
+            self.drop(kind, name)
+        rows[name] = payer, nbytes
+        self.by_kind[kind] += nbytes
+        if kind in REMEMBERED:
+            return
+        if payer in self.by_payer:
+            self.by_payer[payer] += nbytes
+        else:
+            self._shares[payer] = share_of(payer)
+            self.by_payer[payer] = nbytes
+        self.by_share[self._shares[payer]] += nbytes
+
+    def enter(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
+        """A row is kept from now on, if there is room. Raises as `check`."""
+        self.check(payer, nbytes)
+        self.keep(kind, name, payer, nbytes)
+
+    def weigh(self, kind: RowKind, name: Hashable, nbytes: int) -> None:
+        """A row weighs something else now."""
+        payer, before = self._rows[kind][name]
+        if nbytes != before:
+            self._rows[kind][name] = payer, nbytes
+            self.by_kind[kind] += nbytes - before
+            self.by_payer[payer] += nbytes - before
+            self.by_share[self._shares[payer]] += nbytes - before
+
+    def drop(self, kind: RowKind, name: Hashable) -> None:
+        """A row is kept no more, if it was."""
+        row = self._rows[kind].pop(name, None)
+        if row is None:
+            return
+        payer, nbytes = row
+        self.by_kind[kind] -= nbytes
+        if kind in REMEMBERED:
+            return
+        self.by_share[self._shares[payer]] -= nbytes
+        self.by_payer[payer] -= nbytes
+        if not self.by_payer[payer]:
+            del self.by_payer[payer], self._shares[payer]
+
+    def forgets(self, kind: RowKind) -> bool:
+        """Whether more of a kind that is over is remembered than may be, and the oldest goes."""
+        return self.by_kind[kind] > self.limits.remembered_bytes
+
+    def nbytes(self, kind: RowKind, name: Hashable) -> int:
+        """What a row weighs; 0 where there is none."""
+        row = self._rows[kind].get(name)
+        return 0 if row is None else row[1]
+
+    def rows(self, kind: RowKind) -> dict[Hashable, int]:
+        """What each row of a kind weighs."""
+        return {name: nbytes for name, (_, nbytes) in self._rows[kind].items()}
+
+    def largest(self, most: int) -> Iterator[tuple[str, int]]:
+        """So many callers with the most bytes, and these."""
+        return iter(sorted(self.by_payer.items(), key=lambda row: (-row[1], row[0]))[:most])
+
+    def check_sums(self) -> None:
+        """Asserts that all sums are those of the rows. For tests and simulators."""
+        by_share, by_payer = dict.fromkeys(Share, 0), dict[str, int]()
+        for kind, rows in self._rows.items():
+            assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
+            for payer, nbytes in rows.values() if kind not in REMEMBERED else ():
+                by_payer[payer] = by_payer.get(payer, 0) + nbytes
+                by_share[share_of(payer)] += nbytes
+        assert (self.by_share, self.by_payer) == (by_share, by_payer)
+
+
+_WHO = {Share.CALLERS: "all callers", Share.PEERS: "all peers", Share.ENGINE: "the attached engine"}
+
+
+def share_of(payer: str) -> Share:
+    """Whose share a caller's rows are in."""
+    if payer in ENGINE_SIDE:
+        return Share.ENGINE
+    return Share.PEERS if payer.startswith(PEER) else Share.CALLERS
+
+
+def texts_bytes(*texts: str | bytes) -> int:
+    """What these weigh, as an estimate: a character may take four bytes and most take one."""
+    return sum([TEXT_BYTES + len(text) for text in texts])
+
+
+def _full(whose: str, kept: int, nbytes: int, limit: int) -> Exhausted:
+    return Exhausted(
+        Reason.LIMIT_EXCEEDED,
+        f"what {whose} made here keeps {kept} bytes; with {nbytes} more it would be over {limit}. What has ended makes "
+        "room: leases, transfers, allocations and requests",
+        retry_delay_s=RETRY_DELAY_S,
+        metadata={"limit": str(limit), "kept_bytes": str(kept)},
+    )

@@ -1,0 +1,98 @@
+"""Many hostile calls of each RPC: what a server keeps of them is little, and no thread and no descriptor is left."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+
+from kvgrpc.v1 import admin_pb2
+from tests.fuzz import inside
+from tests.fuzz.inside import State
+from tests.fuzz.messages import Known, Maker
+from tests.fuzz.target import LIMITS
+from tests.service.conftest import starting
+from tests.service.engines import Engine, wait_until
+from tests.service.footprint import footprint, resident_bytes
+from tests.service.services import SERVICES
+
+FEW = 100
+MANY = 1_000
+AT_ONCE = 25
+CALL_S = 1.0
+"""Calls that wait are given up after it."""
+KEPT_BYTES_MAX = 4 << 20
+"""Beside what the ledger says."""
+BACK_S = 20.0
+METHODS = {
+    f"{service.name}/{method.name}": method
+    for service in SERVICES
+    for method in service.methods
+    if not (method.client_streaming or method.server_streaming)
+}
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, State]]:
+    with starting(tmp_path_factory.mktemp("many")) as start:
+        (engine,) = start(("--listen", "127.0.0.9:0"), settings=LIMITS, **inside.ENVIRONMENT)
+        with closing(State(engine.process.pid)) as state:
+            yield engine, state
+
+
+def flood(engine: Engine, method: MethodDescriptor, count: int) -> None:
+    """So many calls with requests that are made at random, the same in every run."""
+    maker = Maker(Random(method.full_name), Known())
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    call: Any = engine.api.plain.unary_unary(path, request_serializer=None, response_deserializer=None)
+    under_way: list[Any] = []
+    for _ in range(count):
+        under_way.append(call.future(maker.any_of(method.input_type).SerializeToString(), timeout=CALL_S))
+        if len(under_way) == AT_ONCE:
+            ended(under_way)
+    ended(under_way)
+
+
+def ended(calls: list[Any]) -> None:
+    for call in calls:
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            assert error.code() is not grpc.StatusCode.INTERNAL, error.details()  # noqa: PT017 - most are refused
+    calls.clear()
+
+
+def weigh(flooded: tuple[Engine, State]) -> int:
+    """Memory of the server, without what its ledger has."""
+    engine, state = flooded
+    engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
+    state.collect()
+    state.trim()
+    kept = engine.api.admin.GetStatus(admin_pb2.GetStatusRequest()).kept
+    return resident_bytes(engine.process.pid) - kept.total_bytes
+
+
+def check(flooded: tuple[Engine, State], method: MethodDescriptor, count: int) -> None:
+    engine = flooded[0]
+    pid = engine.process.pid
+    flood(engine, method, AT_ONCE)  # what the first ones make is there before
+    before, weight = footprint(pid), weigh(flooded)
+    flood(engine, method, count)
+    wait_until(lambda: footprint(pid).same(before), BACK_S, lambda: (before, footprint(pid)))
+    wait_until(lambda: weigh(flooded) - weight < KEPT_BYTES_MAX, BACK_S, lambda: f"{weigh(flooded) - weight:,} bytes")
+    engine.process.check_log()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_some_calls_of_each_rpc_leave_little(flooded: tuple[Engine, State], name: str) -> None:
+    check(flooded, METHODS[name], FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_many_calls_of_each_rpc_leave_little(flooded: tuple[Engine, State], name: str) -> None:
+    check(flooded, METHODS[name], int(os.environ.get("FLOOD_CALLS", str(MANY))))
