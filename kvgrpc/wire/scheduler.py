@@ -1,12 +1,13 @@
 """What a scheduler says of its requests to the policy's values, and what it is told to messages."""
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvgrpc.core.policy.spec import Offer, RequestSpec, Source, claims_of
+from kvgrpc.core.policy.spec import Offer, RequestSpec, Source, began_at, claims_of
 from kvgrpc.core.policy.values import (
     DROPPED,
     Give,
@@ -30,6 +31,7 @@ from kvgrpc.core.values import content as contents, grants
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text
@@ -142,11 +144,18 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         firm_ttl_s=seconds(intent, "firm_ttl"),
+        request_time_ns=began_at(take, give, intent.request_time_ns, time.time_ns()),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,
         traceparent=text("traceparent", request.traceparent) or trace,
     )
+
+
+def needed_by(request: scheduler_pb2.BlocksNeededRequest) -> RequestTime | None:
+    """The request that blocks are needed for. The owning engine's scheduler is believed."""
+    request_id = text("request_id", request.request_id)
+    return RequestTime(request.request_time_ns, request_id) if request.request_time_ns else None
 
 
 def required_id(request_id: str) -> str:

@@ -243,6 +243,12 @@ class Engine:
     def answer(self, line_id: int) -> Answer:
         return Answer(**{"tokens": [], **self._read(line_id)})
 
+    def answered(self, line_id: int) -> bool:
+        """Whether `answer` has one at once."""
+        if line_id not in self._answers:
+            self._hear(0.01)
+        return line_id in self._answers
+
     def ask(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> Answer:
@@ -296,17 +302,25 @@ class Engine:
     def _read(self, line_id: int, timeout_s: float = WAIT_S) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while line_id not in self._answers:
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                data = self._socket.recv(2**20)
-            except TimeoutError:
-                raise AssertionError(f"engine {self.name} was silent for {timeout_s} s\n{self.log()[-4000:]}") from None
-            assert data, f"engine {self.name} died\n{self.log()[-6000:]}"
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                self._answers[answer.pop("id")] = answer
+            if not self._hear(max(0.001, deadline - time.monotonic())):
+                raise AssertionError(f"engine {self.name} was silent for {timeout_s} s\n{self.log()[-4000:]}")
         return self._answers.pop(line_id)
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Keeps the answers that came. False: none did in that time."""
+        self._socket.settimeout(timeout_s)
+        try:
+            data = self._socket.recv(2**20)
+        except TimeoutError:
+            return False
+        finally:
+            self._socket.settimeout(None)
+        assert data, f"engine {self.name} died\n{self.log()[-6000:]}"
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            self._answers[answer.pop("id")] = answer
+        return True
 
 
 def pushed(key: bytes, source: str = "") -> dict[str, Any]:

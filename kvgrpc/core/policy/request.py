@@ -34,6 +34,10 @@ class Request:
     filled: Lists = ()
     """Blocks that are being filled."""
     take_loss: Loss | None = None
+    yielded: bool = False
+    """What it would take was given up for an older request while it waited: it is computed here, whatever the rules say
+    of losses.
+    """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
     sent: list[int] = field(default_factory=list)

@@ -13,6 +13,7 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import format_incarnation
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import (
     Exhausted,
     NotFound,
@@ -87,7 +88,7 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
-        plan = self._plan(counts) if event.reclaim else None
+        plan = self._plan(counts, event.by) if event.reclaim else None
         taken = state.allocator.choose(counts) if plan is None else ()
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
@@ -102,12 +103,12 @@ class Allocations:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
 
-    def _plan(self, counts: dict[int, int]) -> Plan | None:
+    def _plan(self, counts: dict[int, int], by: RequestTime | None) -> Plan | None:
         """What to reclaim for them, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
         missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
-        plan = self._reclaiming.plan(missing) if missing else None
+        plan = self._reclaiming.plan(missing, by=by) if missing else None
         if missing and plan is None:
             try:
                 state.allocator.choose(counts)

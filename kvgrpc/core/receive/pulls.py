@@ -65,6 +65,7 @@ class Pulls:
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
             counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
+            request_time_ns=event.request_time_ns or claims.request_time_ns,
         )  # fmt: skip
         state.moves.add(pull)
         state.receives[transfer.id] = pull
@@ -105,12 +106,16 @@ class Pulls:
         self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
 
     def cancelled(self, peer: str, row: Closing) -> bool:
-        """The source of a pull says that it was cancelled. False: it is of no pull from that life."""
+        """The source of a pull says that it was cancelled, or that its blocks may be gone: then it is asked at once
+        whether they are. False: it is of no pull from that life.
+        """
         pull = self._state.moves.of_access(row.access_id)
         if type(pull) is not Pull or peer not in (pull.peer, pull.asked_of):
             return False
         if row.outcome is CloseOutcome.CANCELLED and pull.stage is not Stage.ENDED:
             self._cancel(pull, row.message, Side.SOURCE, CloseOutcome.CANCELLED)
+        elif row.outcome is CloseOutcome.FAILED and pull.stage is Stage.OPEN:
+            self._course.renew_by(pull, self._state.now)
         return True
 
     def _cancel(self, pull: Pull, message: str, side: Side, outcome: CloseOutcome) -> None:

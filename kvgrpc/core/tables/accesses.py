@@ -10,7 +10,7 @@
 A verdict is given once and never changes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kvgrpc.core.values.calls import ReadyPart
@@ -80,6 +80,10 @@ class Opening:
     """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
     parts: tuple[ReadyPart, ...] = ()
     """WRITE that the issuer moves: the parts that it may read at once."""
+    waits_for_blocks: bool = False
+    """READ: the opener has no blocks to read into yet."""
+    request_time_ns: int = 0
+    """READ: when the opener's request began; 0: when that of the lease did."""
 
 
 @dataclass(eq=False)
@@ -106,6 +110,11 @@ class Access:
     """What its closing meant, where it was not closed after a success."""
     why: str = ""
     """What was said when it was closed, as text."""
+    waits_for_blocks: bool = field(init=False)
+    """Its opener has not said yet that it has blocks to read into."""
+
+    def __post_init__(self) -> None:
+        self.waits_for_blocks = self.opening.waits_for_blocks
 
     @property
     def id(self) -> bytes:

@@ -231,7 +231,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.AbortRequestResponse(keep=finished.keep)
 
     def _needed(self, request: scheduler_pb2.BlocksNeededRequest, _: str) -> scheduler_pb2.BlocksNeededResponse:
-        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts))
+        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts), wire.needed_by(request))
         incarnation = self._lead.node.state.incarnation
         return scheduler_pb2.BlocksNeededResponse(reclaimed=answers.reclaimed(answer, incarnation))
 

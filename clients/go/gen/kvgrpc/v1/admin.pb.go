@@ -144,9 +144,16 @@ type GetStatusResponse struct {
 	// Time since the movers last made progress, while something is in flight.
 	ProgressAge *durationpb.Duration `protobuf:"bytes,9,opt,name=progress_age,json=progressAge,proto3" json:"progress_age,omitempty"`
 	// Version of the software.
-	Version       string `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Version string `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
+	// Requests of this engine that lack blocks, as far as they were asked for with ReclaimBlocks or AllocateBlocks, in the
+	// order of their times; at most 16.
+	LackingRequests []*LackingRequest `protobuf:"bytes,11,rep,name=lacking_requests,json=lackingRequests,proto3" json:"lacking_requests,omitempty"`
+	// Leases whose readers wait for blocks of their own, oldest claims first; at most 16. Together: who waits for whom.
+	WaitingReaders []*WaitingReader `protobuf:"bytes,12,rep,name=waiting_readers,json=waitingReaders,proto3" json:"waiting_readers,omitempty"`
+	// How many there are.
+	WaitingReaderCount uint32 `protobuf:"varint,13,opt,name=waiting_reader_count,json=waitingReaderCount,proto3" json:"waiting_reader_count,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -249,6 +256,191 @@ func (x *GetStatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetLackingRequests() []*LackingRequest {
+	if x != nil {
+		return x.LackingRequests
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWaitingReaders() []*WaitingReader {
+	if x != nil {
+		return x.WaitingReaders
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWaitingReaderCount() uint32 {
+	if x != nil {
+		return x.WaitingReaderCount
+	}
+	return 0
+}
+
+// A request that lacks blocks here.
+type LackingRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The LLM request's id; empty where it was not said.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// When it began, in nanoseconds since the Unix epoch; 0: not said.
+	RequestTimeNs uint64 `protobuf:"varint,2,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	// For how long it has been asked in vain.
+	Age *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
+	// How many blocks of each group it lacks.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,4,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *LackingRequest) Reset() {
+	*x = LackingRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LackingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LackingRequest) ProtoMessage() {}
+
+func (x *LackingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LackingRequest.ProtoReflect.Descriptor instead.
+func (*LackingRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LackingRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *LackingRequest) GetRequestTimeNs() uint64 {
+	if x != nil {
+		return x.RequestTimeNs
+	}
+	return 0
+}
+
+func (x *LackingRequest) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *LackingRequest) GetGroupBlockCounts() []*GroupBlockCount {
+	if x != nil {
+		return x.GroupBlockCounts
+	}
+	return nil
+}
+
+// A lease, and the reader that waits for blocks of its own to read it into.
+type WaitingReader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lease whose blocks it keeps here.
+	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// How many they are.
+	BlockCount uint32 `protobuf:"varint,2,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// The reader's engine.
+	EngineId string `protobuf:"bytes,3,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// The LLM request's id there.
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// When that request began, in nanoseconds since the Unix epoch.
+	RequestTimeNs uint64 `protobuf:"varint,5,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	// For how long it has waited.
+	Age           *durationpb.Duration `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingReader) Reset() {
+	*x = WaitingReader{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingReader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingReader) ProtoMessage() {}
+
+func (x *WaitingReader) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingReader.ProtoReflect.Descriptor instead.
+func (*WaitingReader) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WaitingReader) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *WaitingReader) GetEngineId() string {
+	if x != nil {
+		return x.EngineId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetRequestTimeNs() uint64 {
+	if x != nil {
+		return x.RequestTimeNs
+	}
+	return 0
+}
+
+func (x *WaitingReader) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
 // What there is, now and since the start of the incarnation.
 type Counts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -278,13 +470,15 @@ type Counts struct {
 	ReclaimedLeaseCount uint64 `protobuf:"varint,12,opt,name=reclaimed_lease_count,json=reclaimedLeaseCount,proto3" json:"reclaimed_lease_count,omitempty"`
 	// Those of them that a consumer came for too late.
 	ReclaimedInVainCount uint64 `protobuf:"varint,13,opt,name=reclaimed_in_vain_count,json=reclaimedInVainCount,proto3" json:"reclaimed_in_vain_count,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Leases that were taken from readers that waited for blocks of their own, for older requests.
+	ReclaimedClaimCount uint64 `protobuf:"varint,14,opt,name=reclaimed_claim_count,json=reclaimedClaimCount,proto3" json:"reclaimed_claim_count,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -296,7 +490,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -309,7 +503,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Counts) GetPendingTransferCount() uint64 {
@@ -403,6 +597,13 @@ func (x *Counts) GetReclaimedInVainCount() uint64 {
 	return 0
 }
 
+func (x *Counts) GetReclaimedClaimCount() uint64 {
+	if x != nil {
+		return x.ReclaimedClaimCount
+	}
+	return 0
+}
+
 // Whether to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -418,7 +619,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +631,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +644,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainRequest) GetIdempotencyKey() string {
@@ -488,7 +689,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +701,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +714,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DrainResponse) GetHeader() *ResponseHeader {
@@ -571,7 +772,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -583,7 +784,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -596,7 +797,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -628,7 +829,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +841,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +854,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -692,7 +893,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +905,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +918,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -754,7 +955,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +967,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +980,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -821,7 +1022,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1034,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1047,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -920,7 +1121,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1133,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1146,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -988,7 +1189,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1201,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1214,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1068,7 +1269,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1281,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1294,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -1128,8 +1329,8 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xfd\x03\n" +
+	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x14kvgrpc/v1/pool.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\xb8\x05\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
@@ -1141,7 +1342,25 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x13oldest_transfer_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x11oldestTransferAge\x12<\n" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\x82\x05\n" +
+	" \x01(\tR\aversion\x12D\n" +
+	"\x10lacking_requests\x18\v \x03(\v2\x19.kvgrpc.v1.LackingRequestR\x0flackingRequests\x12A\n" +
+	"\x0fwaiting_readers\x18\f \x03(\v2\x18.kvgrpc.v1.WaitingReaderR\x0ewaitingReaders\x120\n" +
+	"\x14waiting_reader_count\x18\r \x01(\rR\x12waitingReaderCount\"\xce\x01\n" +
+	"\x0eLackingRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
+	"\x0frequest_time_ns\x18\x02 \x01(\x04R\rrequestTimeNs\x12+\n" +
+	"\x03age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12H\n" +
+	"\x12group_block_counts\x18\x04 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\xdc\x01\n" +
+	"\rWaitingReader\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1f\n" +
+	"\vblock_count\x18\x02 \x01(\rR\n" +
+	"blockCount\x12\x1b\n" +
+	"\tengine_id\x18\x03 \x01(\tR\bengineId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12&\n" +
+	"\x0frequest_time_ns\x18\x05 \x01(\x04R\rrequestTimeNs\x12+\n" +
+	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\"\xb6\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
 	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
@@ -1157,7 +1376,8 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\rreceivedBytes\x12!\n" +
 	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\x122\n" +
 	"\x15reclaimed_lease_count\x18\f \x01(\x04R\x13reclaimedLeaseCount\x125\n" +
-	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\"t\n" +
+	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\x122\n" +
+	"\x15reclaimed_claim_count\x18\x0e \x01(\x04R\x13reclaimedClaimCount\"t\n" +
 	"\fDrainRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +
@@ -1240,61 +1460,69 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 2: kvgrpc.v1.GetStatusResponse
-	(*Counts)(nil),                    // 3: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 4: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 5: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 6: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 7: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 8: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 9: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 10: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 11: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 12: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 13: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ResponseHeader)(nil),            // 14: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 15: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 16: google.protobuf.Duration
-	(*Peer)(nil),                      // 17: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 18: kvgrpc.v1.Blocks
+	(*LackingRequest)(nil),            // 3: kvgrpc.v1.LackingRequest
+	(*WaitingReader)(nil),             // 4: kvgrpc.v1.WaitingReader
+	(*Counts)(nil),                    // 5: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 6: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 7: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 8: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 9: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 10: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 11: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 12: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 13: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 14: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 15: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ResponseHeader)(nil),            // 16: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 17: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 18: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 19: kvgrpc.v1.GroupBlockCount
+	(*Peer)(nil),                      // 20: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 21: kvgrpc.v1.Blocks
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	14, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	16, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	3,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	16, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	16, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	14, // 6: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 7: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	14, // 8: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 9: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	9,  // 10: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 11: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	16, // 12: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	18, // 13: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	14, // 14: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	10, // 15: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	14, // 16: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 17: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	6,  // 18: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	8,  // 19: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	4,  // 20: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	12, // 21: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	2,  // 22: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	7,  // 23: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	11, // 24: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	5,  // 25: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	13, // 26: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	16, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	18, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	5,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	18, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	18, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	3,  // 6: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
+	4,  // 7: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
+	18, // 8: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	19, // 9: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	18, // 10: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	16, // 11: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 12: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	16, // 13: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 14: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	11, // 15: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 16: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	18, // 17: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	21, // 18: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	16, // 19: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	12, // 20: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	16, // 21: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 22: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	8,  // 23: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	10, // 24: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	6,  // 25: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	14, // 26: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	2,  // 27: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	9,  // 28: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	13, // 29: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	7,  // 30: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	15, // 31: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	27, // [27:32] is the sub-list for method output_type
+	22, // [22:27] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -1304,14 +1532,15 @@ func file_kvgrpc_v1_admin_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvgrpc_v1_pool_proto_init()
+	file_kvgrpc_v1_admin_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
