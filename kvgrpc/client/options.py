@@ -68,14 +68,14 @@ class Allocation(Renewal, total=False):
 
     no_expiry: bool
     reclaim: bool
-    request_time_ns: int  # with `reclaim`
+    request_time_us: int  # with `reclaim`
     request_id: str
 
 
 class Reclaiming(Effect, total=False):
     """Of reclaim."""
 
-    request_time_ns: int
+    request_time_us: int
     request_id: str
 
 
@@ -97,7 +97,7 @@ class HandOver(OwnBlocks, total=False):
     after_step: int
     lease_id: str
     priority: int
-    request_time_ns: int
+    request_time_us: int
 
 
 class Part(OwnBlocks, total=False):

@@ -46,10 +46,10 @@ class Defaults:
 
 
 def wanted(
-    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_ns: int = 0, **more: Any
+    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0, **more: Any
 ) -> ScheduledRequest | None:
-    """What a request with these params wants; None: nothing. `arrived_ns`: when its engine heard of it, as by
-    time.time_ns(); 0 is now. `more` are further fields of it.
+    """What a request with these params wants; None: nothing. `arrived_us`: when its engine heard of it, as by
+    time.time_ns() // 1000; 0 is now. `more` are further fields of it.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
     INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
@@ -79,9 +79,9 @@ def wanted(
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
-    arrived_ns = arrived_ns or time.time_ns()
-    began_ns = began_at(fields.get("take"), fields.get("give"), intent.request_time_ns, arrived_ns)
-    fields["request_time_ns"] = began_ns
+    arrived_us = arrived_us or time.time_ns() // 1000
+    began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
+    fields["request_time_us"] = began_us
     return ScheduledRequest(request_id, prompt, **fields)
 
 

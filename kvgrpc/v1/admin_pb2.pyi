@@ -165,13 +165,13 @@ class LackingRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_TIME_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The LLM request's id; empty where it was not said."""
-    request_time_ns: _builtins.int
-    """When it began, in nanoseconds since the Unix epoch; 0: not said."""
+    request_time_us: _builtins.int
+    """When it began, in microseconds since the Unix epoch; 0: not said."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """For how long it has been asked in vain."""
@@ -184,13 +184,13 @@ class LackingRequest(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        request_time_ns: _builtins.int = ...,
+        request_time_us: _builtins.int = ...,
         age: _duration_pb2.Duration | None = ...,
         group_block_counts: _abc.Iterable[_pool_pb2.GroupBlockCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "group_block_counts", b"group_block_counts", "request_id", b"request_id", "request_time_ns", b"request_time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "group_block_counts", b"group_block_counts", "request_id", b"request_id", "request_time_us", b"request_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,7 +206,7 @@ class WaitingReader(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_TIME_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """The lease whose blocks it keeps here."""
@@ -216,8 +216,8 @@ class WaitingReader(_message.Message):
     """The reader's engine."""
     request_id: _builtins.str
     """The LLM request's id there."""
-    request_time_ns: _builtins.int
-    """When that request began, in nanoseconds since the Unix epoch."""
+    request_time_us: _builtins.int
+    """When that request began, in microseconds since the Unix epoch."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """For how long it has waited."""
@@ -229,12 +229,12 @@ class WaitingReader(_message.Message):
         block_count: _builtins.int = ...,
         engine_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        request_time_ns: _builtins.int = ...,
+        request_time_us: _builtins.int = ...,
         age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "engine_id", b"engine_id", "lease_id", b"lease_id", "request_id", b"request_id", "request_time_ns", b"request_time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "engine_id", b"engine_id", "lease_id", b"lease_id", "request_id", b"request_id", "request_time_us", b"request_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

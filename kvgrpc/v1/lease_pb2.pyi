@@ -256,7 +256,7 @@ class GrantLeaseRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
-    REQUEST_TIME_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     consumer_count: _builtins.int
@@ -269,7 +269,7 @@ class GrantLeaseRequest(_message.Message):
     """At least 16 random bytes, or empty: the server then makes a key."""
     validate_only: _builtins.bool
     """See common.proto."""
-    request_time_ns: _builtins.int
+    request_time_us: _builtins.int
     """As in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
@@ -305,11 +305,11 @@ class GrantLeaseRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
-        request_time_ns: _builtins.int = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_ns", b"request_time_ns", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

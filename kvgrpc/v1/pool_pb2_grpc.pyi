@@ -73,7 +73,7 @@ class PoolServiceStub:
     it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
     itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 
-    With `request_time_ns` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+    With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
     claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
     that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
     So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
@@ -144,7 +144,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
     itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 
-    With `request_time_ns` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+    With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
     claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
     that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
     So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
@@ -236,7 +236,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
         itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 
-        With `request_time_ns` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+        With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
         claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
         that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
         So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has

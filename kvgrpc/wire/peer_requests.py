@@ -35,7 +35,7 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
         part_epoch=row.part_epoch,
         parts=_parts(row.parts, limit),
         waits_for_blocks=row.waits_for_blocks,
-        request_time_ns=row.request_time_ns,
+        request_time_us=row.request_time_us,
     )
 
 

@@ -104,7 +104,7 @@ def finished_blocks(
         part_epoch=0 if part is None else part.part_epoch,
         allocation_id=said.blocks.allocation_id,
         firm_ttl_s=seconds(said, "firm_ttl"),
-        request_time_ns=0 if part is not None else request_time_ns(request.for_readers.request_time_ns, call),
+        request_time_us=0 if part is not None else request_time_us(request.for_readers.request_time_us, call),
     )
 
 
@@ -172,7 +172,7 @@ def grant_lease(
         labels=labels,
         allocation_id=request.blocks.allocation_id,
         firm_ttl_s=seconds(request, "firm_ttl"),
-        request_time_ns=request_time_ns(request.request_time_ns, call),
+        request_time_us=request_time_us(request.request_time_us, call),
     )
 
 
@@ -204,7 +204,7 @@ def pull_blocks(
         queue_timeout_s=timeout_s(request, "queue_timeout"),
         transfer_timeout_s=timeout_s(request, "transfer_timeout"),
         validate_only=request.validate_only,
-        request_time_ns=request_time_ns(request.request_time_ns, call) if request.request_time_ns else 0,
+        request_time_us=request_time_us(request.request_time_us, call) if request.request_time_us else 0,
     )
 
 
@@ -307,9 +307,9 @@ def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) ->
     return events.ReclaimBlocks(call, counts, request.validate_only, _by(request, call))
 
 
-def request_time_ns(stated: int, call: events.Call) -> int:
+def request_time_us(stated: int, call: events.Call) -> int:
     """When a request began: what the owning engine says is believed, all others are bounded; 0 is now."""
-    return stated if stated and call.principal == ENGINE else plausible(stated, time.time_ns())
+    return stated if stated and call.principal == ENGINE else plausible(stated, time.time_ns() // 1000)
 
 
 def _by(
@@ -317,9 +317,9 @@ def _by(
 ) -> RequestTime | None:
     """The request that blocks are needed for."""
     request_id = text("request_id", request.request_id)
-    if not request.request_time_ns:
+    if not request.request_time_us:
         return None
-    return RequestTime(request_time_ns(request.request_time_ns, call), request_id)
+    return RequestTime(request_time_us(request.request_time_us, call), request_id)
 
 
 def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, int], ...]:

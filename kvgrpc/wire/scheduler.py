@@ -144,7 +144,7 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         firm_ttl_s=seconds(intent, "firm_ttl"),
-        request_time_ns=began_at(take, give, intent.request_time_ns, time.time_ns()),
+        request_time_us=began_at(take, give, intent.request_time_us, time.time_ns() // 1000),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,
@@ -155,7 +155,7 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
 def needed_by(request: scheduler_pb2.BlocksNeededRequest) -> RequestTime | None:
     """The request that blocks are needed for. The owning engine's scheduler is believed."""
     request_id = text("request_id", request.request_id)
-    return RequestTime(request.request_time_ns, request_id) if request.request_time_ns else None
+    return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def required_id(request_id: str) -> str:

@@ -69,7 +69,7 @@ def never(*timers: Timer) -> Make:
 
 def anyone(younger: Any) -> Any:
     """Every request is taken for the oldest one."""
-    return lambda self, asking: younger(self, asking._replace(time_ns=0))
+    return lambda self, asking: younger(self, asking._replace(time_us=0))
 
 
 def settled_at_once(settle: Any) -> Any:

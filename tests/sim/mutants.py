@@ -163,9 +163,7 @@ MUTANTS = (
         "readers that wait yield to younger requests", weak_claims.WeakClaims, "younger", bugs.anyone, Rule.R2,
         rings=True
     ),
-    Mutant("readers that read yield", weak_claims.WeakClaims, "reading", bugs.always(None), Rule.R2, 120),
-    Mutant("a reader that waits is not told of its loss", PendingCloses, "reader_lost", bugs.always(None), Rule.R13,
-        rings=True),
+    Mutant("readers that read yield", weak_claims.WeakClaims, "reading", bugs.always(None), Rule.R2, rings=True),
     Mutant("a reclaimed lease vouches", reclaiming.Reclaiming, "carry_out", bugs.reclaimed_and_live, Rule.R5),
     Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),

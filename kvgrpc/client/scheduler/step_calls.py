@@ -111,13 +111,13 @@ def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
 
 
 def blocks_needed(
-    counts: int | Mapping[int, int], *, request_time_ns: int = 0, request_id: str = ""
+    counts: int | Mapping[int, int], *, request_time_us: int = 0, request_id: str = ""
 ) -> BlocksNeededRequest:
-    """The scheduler lacks so many blocks of the one group, or {group: count}. `request_time_ns`, `request_id`: the
+    """The scheduler lacks so many blocks of the one group, or {group: count}. `request_time_us`, `request_id`: the
     oldest request that waits for blocks.
     """
     return BlocksNeededRequest(
-        group_block_counts=block_counts(counts), request_time_ns=request_time_ns, request_id=request_id
+        group_block_counts=block_counts(counts), request_time_us=request_time_us, request_id=request_id
     )
 
 

@@ -60,7 +60,7 @@ class FinishedBlocks:
     """The allocation that all blocks are of; empty: not checked."""
     firm_ttl_s: float | None = None
     """How long the lease is not taken back though nobody claims it; None: the default."""
-    request_time_ns: int = 0
+    request_time_us: int = 0
     """When its request began; 0: not known."""
     stands_for: tuple[str, ...] = ()
     """Live leases for one consumer each, whose blocks these are: when they are read here, they are read there."""
@@ -149,7 +149,7 @@ class PullBlocks:
     queue_timeout_s: float | None = None
     transfer_timeout_s: float | None = None
     validate_only: bool = False
-    request_time_ns: int = 0
+    request_time_us: int = 0
     """When its request began; 0: when the one began that handed over."""
 
 

@@ -52,7 +52,7 @@ class RequestSpec(ABC, Generic[Name]):
     ttl_s: float | None = None
     firm_ttl_s: float | None = None
     priority: int = 0
-    request_time_ns: int = field(default=0, compare=False)
+    request_time_us: int = field(default=0, compare=False)
     """See `began_at`; 0: when it hands over, and of a pull when the request began that handed over."""
     needs_all_outputs: bool = False
     traceparent: str = field(default="", compare=False)
@@ -107,15 +107,15 @@ class RequestSpec(ABC, Generic[Name]):
         return Arrival(self.request_id, tokens, take, self.give, self.needs_all_outputs, whole, wanted=self)
 
 
-def began_at(take: Offer | Source | None, give: Give | None, stated_ns: int, arrived_ns: int) -> int:
-    """When a request began that its engine hears of at `arrived_ns`: as stated, or with the prefill of what it decodes.
+def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arrived_us: int) -> int:
+    """When a request began that its engine hears of at `arrived_us`: as stated, or with the prefill of what it decodes.
     A next turn, which takes what it goes on from, began later than that.
     """
     decodes = isinstance(take, Offer) and (give is None or not give.prefill)
-    if decodes and not stated_ns:
+    if decodes and not stated_us:
         assert isinstance(take, Offer)
-        stated_ns = read_claims(take.grant).request_time_ns
-    return plausible(stated_ns, arrived_ns)
+        stated_us = read_claims(take.grant).request_time_us
+    return plausible(stated_us, arrived_us)
 
 
 def claims_of(grant: bytes, access: Access) -> Claims:

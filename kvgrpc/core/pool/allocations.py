@@ -88,11 +88,17 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
-        plan = self._plan(counts, event.by) if event.reclaim else None
-        taken = state.allocator.choose(counts) if plan is None else ()
+        try:
+            plan = self._plan(counts, event.by) if event.reclaim else None
+            taken = state.allocator.choose(counts) if plan is None else ()
+        except Exhausted:
+            if not event.validate_only:
+                self._reclaiming.asked(event.by, counts, enough=False)
+            raise
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
+        self._reclaiming.asked(event.by, counts, enough=True)
         if plan is not None:
             self._reclaiming.carry_out(plan)
             taken = state.allocator.choose(counts)

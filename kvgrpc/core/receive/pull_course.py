@@ -93,5 +93,5 @@ class PullCourse(Course[P]):
         move.opened_without_blocks = move.destination is None
         return Opening(
             move.access_id, move.token, move.claim, move.transfer_id, request_id, paths,
-            waits_for_blocks=move.opened_without_blocks, request_time_ns=move.request_time_ns,
+            waits_for_blocks=move.opened_without_blocks, request_time_us=move.request_time_us,
         )  # fmt: skip

@@ -65,7 +65,7 @@ class Pulls:
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
             counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
-            request_time_ns=event.request_time_ns or claims.request_time_ns,
+            request_time_us=event.request_time_us or claims.request_time_us,
         )  # fmt: skip
         state.moves.add(pull)
         state.receives[transfer.id] = pull

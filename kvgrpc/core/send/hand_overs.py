@@ -98,7 +98,7 @@ class HandOvers:
             request_id=event.request_id,
             trace=event.call.trace,
             after_step=event.after_step,
-            request_time_ns=event.request_time_ns,
+            request_time_us=event.request_time_us,
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             labels=event.labels,
             stands_for=event.stands_for,
@@ -323,7 +323,7 @@ class HandOvers:
         claims = Claims(
             AccessKind.READ, pool.engine_id, self._state.incarnation, pool.address, lease.id, key, lease.ttl_s,
             sum(len(ids) for ids in lease.blocks), lease.content.tokens, lease.on_abort,
-            request_time_ns=lease.request_time_ns,
+            request_time_us=lease.request_time_us,
         )  # fmt: skip
         return mint(claims, self._state.grant_key)
 

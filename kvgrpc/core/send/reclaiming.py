@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from kvgrpc.core.actions import Later, Reclaimed, ReclaimedLease
+from kvgrpc.core.actions import BlocksLacking, Later, Reclaimed, ReclaimedLease
 from kvgrpc.core.events import ReclaimBlocks
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.hand_overs import HandOvers
@@ -31,6 +31,8 @@ from kvgrpc.errors import PreconditionFailed, Reason
 
 LATER_MAX = 16
 """Leases that an answer names which would be soft later."""
+READERS_TOLD_MAX = 3
+"""Readers that the log names."""
 LEASES_LISTED_MAX = 1_000
 """Ended leases that an answer names."""
 
@@ -66,6 +68,8 @@ class Reclaiming:
         plan = self.plan(needed, mine=mine, by=event.by)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)
+        if not event.validate_only:
+            self.asked(event.by, dict(event.counts), enough=plan is not None)
         leases, freed = (plan.leases, plan.freed) if plan else ((), ())
         rows = tuple(ReclaimedLease(lease.id, lease.transfer_id, lease.request_id) for lease in leases)
         later, claimed = self.later(mine=mine), plan.claimed if plan else 0
@@ -121,6 +125,20 @@ class Reclaiming:
             self._hand_overs.end(lease, LeaseState.RECLAIMED)
             for access in readers:
                 self._closes.reader_lost(access, "an older request needed its blocks", lease.trace)
+
+    def asked(self, by: RequestTime | None, counts: Mapping[int, int], *, enough: bool) -> None:
+        """Blocks were asked for in the name of a request: who waits for whom can be seen, and is said at times."""
+        state = self._state
+        state.lacking.asked(by, counts, state.now, enough=enough)
+        if by is None or enough:
+            return
+        readers = [
+            (access.consumer, access.opening.request_id, sum(map(len, lease.blocks)))
+            for lease, access in self._weak_claims.waiting()
+        ]
+        if readers and state.lacking.tells(state.now):
+            shown = tuple(readers[:READERS_TOLD_MAX])
+            state.emit(BlocksLacking(by.request_id, sum(counts.values()), shown, len(readers)))
 
     def later(self, *, mine: bool = False) -> tuple[Later, ...]:
         """What will be soft next if nobody claims it, with the blocks that would come free with each lease alone."""

@@ -43,12 +43,12 @@ class WeakClaims:
     def time_of(self, lease: Lease, access: Access) -> RequestTime:
         """When the request of a reader began."""
         opening = access.opening
-        return RequestTime(max(opening.request_time_ns, lease.request_time_ns), opening.request_id)
+        return RequestTime(max(opening.request_time_us, lease.request_time_us), opening.request_id)
 
     def _yields(self, lease: Lease) -> RequestTime | None:
         """The oldest request that claims it, if that is weak; None: it yields to nobody, or is soft."""
         state = self._state
-        if lease.pushed or lease.waiting or not lease.request_time_ns:
+        if lease.pushed or lease.waiting or not lease.request_time_us:
             return None
         if lease.kept_until > state.now or lease.id in state.soft_leases:
             return None
@@ -57,4 +57,4 @@ class WeakClaims:
         if any(not access.waits_for_blocks or access.since > opened_before for access in readers):
             return None
         claims = (self.time_of(lease, access) for access in readers)
-        return min(claims, default=RequestTime(lease.request_time_ns, lease.request_id))
+        return min(claims, default=RequestTime(lease.request_time_us, lease.request_id))

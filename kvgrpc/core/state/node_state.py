@@ -39,6 +39,7 @@ from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Mirrors, Prefetch, P
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
+from kvgrpc.core.tables.lacking import LackingRequests
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
@@ -146,6 +147,7 @@ class NodeState:
         """Tombstones: leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
         self.steps = RankSteps(description)
+        self.lacking = LackingRequests()
         self.soft_leases = SoftLeases()
         self.bytes_received = 0
         self.bytes_sent = 0

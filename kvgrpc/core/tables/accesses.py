@@ -82,7 +82,7 @@ class Opening:
     """WRITE that the issuer moves: the parts that it may read at once."""
     waits_for_blocks: bool = False
     """READ: the opener has no blocks to read into yet."""
-    request_time_ns: int = 0
+    request_time_us: int = 0
     """READ: when the opener's request began; 0: when that of the lease did."""
 
 

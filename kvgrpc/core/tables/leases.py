@@ -86,7 +86,7 @@ class Lease:
     request_id: str = ""
     trace: str = ""
     after_step: int = 0
-    request_time_ns: int = 0
+    request_time_us: int = 0
     """When the request that handed over began; 0: not known."""
     kept_until: float = 0.0
     """Until then not even an older request takes it: as `firm_until`, but for renewals."""

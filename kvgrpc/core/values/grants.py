@@ -62,7 +62,7 @@ class Claims:
     token_count: int
     on_abort: OnAbort = OnAbort.RELEASE
     tenant: str = ""
-    request_time_ns: int = 0
+    request_time_us: int = 0
     """When the request of a hand-over began; 0: not stated."""
 
 
@@ -73,9 +73,9 @@ def signing_key(secret: bytes) -> bytes:
 
 def mint(claims: Claims, key: bytes) -> bytes:
     """The token of `claims`. Raises InvalidRequest when ids and address are too long for one."""
-    time_ns = claims.request_time_ns
+    time_us = claims.request_time_us
     head = _HEAD.pack(
-        _TIMED if time_ns else _VERSION,
+        _TIMED if time_us else _VERSION,
         claims.access,
         claims.on_abort,
         claims.incarnation,
@@ -88,7 +88,7 @@ def mint(claims: Claims, key: bytes) -> bytes:
     if any(len(field) > 255 for field in fields):
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
     payload = (
-        head + (_TIME.pack(time_ns) if time_ns else b"") + b"".join(bytes([len(field)]) + field for field in fields)
+        head + (_TIME.pack(time_us) if time_us else b"") + b"".join(bytes([len(field)]) + field for field in fields)
     )
     token = payload + hmac.digest(key, payload, "sha256")
     message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
@@ -107,9 +107,9 @@ def read_claims(token: bytes) -> Claims:
     payload = token[:-_MAC_BYTES]
     try:
         version, access, on_abort, incarnation, ttl_ms, blocks, tokens = _HEAD.unpack_from(payload)
-        fields, at, time_ns = [], _HEAD.size, 0
+        fields, at, time_us = [], _HEAD.size, 0
         if version == _TIMED:
-            (time_ns,) = _TIME.unpack_from(payload, at)
+            (time_us,) = _TIME.unpack_from(payload, at)
             at += _TIME.size
         for _ in range(5):
             end = at + 1 + payload[at]
@@ -120,7 +120,7 @@ def read_claims(token: bytes) -> Claims:
         engine_id, address, lease_id, tenant = (field.decode() for field in fields[:4])
         return Claims(
             Access(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
-            OnAbort(on_abort), tenant, time_ns,
+            OnAbort(on_abort), tenant, time_us,
         )  # fmt: skip
     except (struct.error, IndexError, ValueError) as error:
         raise InvalidRequest(

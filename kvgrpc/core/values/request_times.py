@@ -7,7 +7,7 @@ compare the same ones.
 
 from typing import NamedTuple
 
-REQUEST_AGE_MAX_NS = 600 * 10**9
+REQUEST_AGE_MAX_US = 600 * 10**6
 """No request is taken for older than this by the engine that first hears its time from others: whoever invents one
 gets no further ahead.
 """
@@ -16,12 +16,12 @@ gets no further ahead.
 class RequestTime(NamedTuple):
     """A request's place in that order; the greater one is younger."""
 
-    time_ns: int
+    time_us: int
     """Since the Unix epoch."""
     request_id: str
-    """Tells apart those of the same nanosecond."""
+    """Tells apart those of the same microsecond."""
 
 
-def plausible(time_ns: int, wall_ns: int) -> int:
-    """The time that is taken for the one stated at the wall clock's `wall_ns`; 0, not known, is now."""
-    return min(max(time_ns, wall_ns - REQUEST_AGE_MAX_NS), wall_ns) if time_ns else wall_ns
+def plausible(time_us: int, wall_us: int) -> int:
+    """The time that is taken for the one stated at the wall clock's `wall_us`; 0, not known, is now."""
+    return min(max(time_us, wall_us - REQUEST_AGE_MAX_US), wall_us) if time_us else wall_us

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.values.layout import GroupKind
-from kvgrpc.integrations.vllm.prompts import arrived_ns
+from kvgrpc.integrations.vllm.prompts import arrived_us
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -49,12 +49,12 @@ class Pressure:
 
     def arrived(self, request: "Request") -> None:
         """A request is there."""
-        self._began[request.request_id] = arrived_ns(request)
+        self._began[request.request_id] = arrived_us(request)
         self._waiting.add(request.request_id)
 
-    def began(self, request_id: str, time_ns: int) -> None:
+    def began(self, request_id: str, time_us: int) -> None:
         """It began before its engine heard of it."""
-        self._began[request_id] = time_ns
+        self._began[request_id] = time_us
 
     def left(self, request_id: str) -> None:
         """It is over."""
@@ -83,9 +83,9 @@ class Pressure:
         if lacking <= 0 or now < self._ask_at:
             return
         grows = self._of_next_step(output) > free
-        request_id, began_ns = self._oldest(output.num_scheduled_tokens if grows else ())
+        request_id, began_us = self._oldest(output.num_scheduled_tokens if grows else ())
         found = self._scheduler.blocks_needed(
-            min(lacking, pool.num_gpu_blocks), request_time_ns=began_ns, request_id=request_id
+            min(lacking, pool.num_gpu_blocks), request_time_us=began_us, request_id=request_id
         )
         if not found.enough:
             soon_s = found.later[0].in_s if found.later else LONGEST_S

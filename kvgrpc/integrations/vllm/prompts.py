@@ -15,9 +15,9 @@ COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 """How a request ends that has its prompt's KV as a whole."""
 
 
-def arrived_ns(request: "Request") -> int:
-    """When its engine heard of it, as by time.time_ns()."""
-    return int(request.arrival_time * 1e9)
+def arrived_us(request: "Request") -> int:
+    """When its engine heard of it, as by time.time_ns() // 1000."""
+    return int(request.arrival_time * 1e6)
 
 
 def named_prompt(request: "Request") -> Sequence[int]:

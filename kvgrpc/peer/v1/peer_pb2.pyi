@@ -158,7 +158,7 @@ class AccessOpening(_message.Message):
     PART_EPOCH_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_BLOCKS_FIELD_NUMBER: _builtins.int
-    REQUEST_TIME_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required. 16 random bytes, never used before."""
     token: _builtins.bytes
@@ -178,8 +178,8 @@ class AccessOpening(_message.Message):
     the issuer may take the blocks back for a request that began earlier, once its firm time is over: it closes the
     access at its opener as FAILED then, and every later answer is LEASE_RECLAIMED.
     """
-    request_time_ns: _builtins.int
-    """READ: when the opener's request began, in nanoseconds since the Unix epoch; 0, and anything before the request that
+    request_time_us: _builtins.int
+    """READ: when the opener's request began, in microseconds since the Unix epoch; 0, and anything before the request that
     handed over: when that one did.
     """
     @_builtins.property
@@ -216,11 +216,11 @@ class AccessOpening(_message.Message):
         part_epoch: _builtins.int = ...,
         parts: _abc.Iterable[Global___ReadyPart] | None = ...,
         waits_for_blocks: _builtins.bool = ...,
-        request_time_ns: _builtins.int = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "push_content", b"push_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "parts", b"parts", "push_content", b"push_content", "request_id", b"request_id", "request_time_ns", b"request_time_ns", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id", "waits_for_blocks", b"waits_for_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "parts", b"parts", "push_content", b"push_content", "request_id", b"request_id", "request_time_us", b"request_time_us", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id", "waits_for_blocks", b"waits_for_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,7 +153,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
                 self._call(request), spec.offer.grant,
                 spec.named.with_digest(use or read_claims(spec.offer.grant).token_count),
                 os.urandom(ACCESS_ID_BYTES), use, request_id=spec.label, priority=spec.priority,
-                request_time_ns=spec.request_time_ns,
+                request_time_us=spec.request_time_us,
             )
         )  # fmt: skip
         return _id(answer.transfer)
@@ -181,7 +181,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             events.FinishedBlocks(
                 self._call(request), spec.transfer_key, block_ids(task.blocks), request.given, spec.ttl_s,
                 spec.consumers, spec.on_abort, spec.label, spec.priority, task.after_step, firm_ttl_s=spec.kept_s,
-                request_time_ns=spec.request_time_ns,
+                request_time_us=spec.request_time_us,
             )
         )  # fmt: skip
         request.grant = answer.token

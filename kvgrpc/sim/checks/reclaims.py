@@ -103,7 +103,7 @@ class ReclaimAudit:
         lease, opening = self._state.leases.find(access.lease_id), access.opening
         if lease is None or event.by is None or access.state is not AccessState.OPEN or access.id in self._reading:
             return False
-        younger = (max(opening.request_time_ns, lease.request_time_ns), opening.request_id) > event.by
+        younger = (max(opening.request_time_us, lease.request_time_us), opening.request_id) > event.by
         return younger and now >= access.since + self._state.limits.firm_ttl_s - SLACK_S
 
     def _accesses_on(self, lease: Lease) -> list[Access]:

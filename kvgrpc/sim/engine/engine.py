@@ -196,7 +196,7 @@ class Engine:
             sum(len(ids) for ids in made.blocks),
             len(offer.prompt.tokens),
             offer.on_abort,
-            request_time_ns=offer.request_time_ns,
+            request_time_us=offer.request_time_us,
         )
         return grants.mint(claims, grants.signing_key(self._secret))
 
@@ -217,7 +217,7 @@ class Engine:
                 priority=offer.priority,
                 lease_id=made.lease_id,
                 firm_ttl_s=offer.firm_ttl_s,
-                request_time_ns=offer.request_time_ns,
+                request_time_us=offer.request_time_us,
             )
 
         key = {"key": made.lease_id, "method": "FinishedBlocks"}

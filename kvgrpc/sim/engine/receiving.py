@@ -68,7 +68,7 @@ class Fetches:
                 request_id=wish.request_id,
                 after_step=step,
                 priority=wish.priority,
-                request_time_ns=wish.request_time_ns,
+                request_time_us=wish.request_time_us,
             )
 
         self._plant.lead.call(ask, ENGINE, lambda result: self._pulling(fetch, result))

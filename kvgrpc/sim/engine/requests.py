@@ -24,14 +24,14 @@ class Offer:
     priority: int = 0
     in_step: bool = False
     """It is handed over before the step that computes it is over."""
-    request_time_ns: int = 0
+    request_time_us: int = 0
     in_line: bool = False
     """It waits for its turn to get blocks: the oldest of those in line is first."""
 
     @property
     def by(self) -> RequestTime | None:
         """In whose name it asks for blocks."""
-        return RequestTime(self.request_time_ns, self.request_id) if self.request_time_ns else None
+        return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Wish:
     priority: int = 0
     in_step: bool = False
     """A step that runs still touches the blocks."""
-    request_time_ns: int = 0
+    request_time_us: int = 0
     in_line: bool = False
     """As in Offer."""
 
     @property
     def by(self) -> RequestTime | None:
         """As in Offer."""
-        return RequestTime(self.request_time_ns, self.request_id) if self.request_time_ns else None
+        return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kvgrpc.sim.world.surroundings import Surroundings, Watcher
 
 IDLE_AFTER_S = 3_600.0
 """By then every bound of the protocol is over."""
-EPOCH_NS = 1_700_000_000 * 10**9
+EPOCH_US = 1_700_000_000 * 10**6
 AUDIT_STEPS = 100
 """After so many events everything is compared with everything."""
 
@@ -66,9 +66,9 @@ class World:
         return self._around.steps
 
     @property
-    def wall_ns(self) -> int:
+    def wall_us(self) -> int:
         """The time of day at every engine."""
-        return EPOCH_NS + int(self.agenda.now * 1e9)
+        return EPOCH_US + int(self.agenda.now * 1e6)
 
     @property
     def closing(self) -> bool:

@@ -75,14 +75,14 @@ class _Request:
         self._ring, self._number, self._rng = ring, number, rng
         self._source, self._destination = hosts[number % len(hosts)], hosts[(number + 1) % len(hosts)]
         self._prompt = Prompt(tokens(rng, rng.choice((48, 64, 96))))
-        self._time_ns = 0
+        self._time_us = 0
 
     def begin(self) -> None:
         self._ring.came(self._number)
         self._after(self._number * 1e-3, self._prefill)
 
     def _prefill(self) -> None:
-        self._time_ns = self._ring.world.wall_ns
+        self._time_us = self._ring.world.wall_us
         self._again(lambda: self._hand_over(self._source, self._destination, None))
 
     def _hand_over(self, source: Host, to: Host, firm_ttl_s: float | None) -> bool:
@@ -111,7 +111,7 @@ class _Request:
         ring.answered(self._number)
         if host is self._destination and self._rng.random() < ring.turns:
             self._number += ring.requests
-            self._time_ns = ring.world.wall_ns
+            self._time_us = ring.world.wall_us
             ring.came(self._number)
             if not self._hand_over(self._destination, self._source, 0.0):
                 self._again(lambda: self._compute(self._source))
@@ -119,13 +119,13 @@ class _Request:
     def _offer(self, firm_ttl_s: float | None) -> Offer:
         """With a firm time of 0: for its next turn, of what is here already."""
         return Offer(
-            self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_ns=self._time_ns,
+            self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us,
             in_line=firm_ttl_s is None,
         )  # fmt: skip
 
     def _wish(self) -> Wish:
         return Wish(
-            self._name, self._prompt, self._rng.randbytes(16), blocks_after_s=AGAIN_S, request_time_ns=self._time_ns,
+            self._name, self._prompt, self._rng.randbytes(16), blocks_after_s=AGAIN_S, request_time_us=self._time_us,
             in_line=True,
         )  # fmt: skip
 

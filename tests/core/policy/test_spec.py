@@ -4,9 +4,9 @@ from kvgrpc.core.policy.spec import Offer, Source, began_at
 from kvgrpc.core.policy.values import Give, Mode
 from tests.core.nodes import describe, grant
 
-NOW = 2_000_000_000_000_000_000
+NOW = 2_000_000_000_000_000
 PREFILLED = NOW - 5_000
-TIMED = Offer(grant(describe("p", 1), request_time_ns=PREFILLED))
+TIMED = Offer(grant(describe("p", 1), request_time_us=PREFILLED))
 PREFILLS, OFFERS = Give(Mode.PULL), Give(Mode.PULL, prefill=False)
 
 

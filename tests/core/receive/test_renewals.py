@@ -139,12 +139,12 @@ def at(lead: Lead, seconds: float) -> SendRenew | None:
 
 
 def test_the_source_learns_that_a_pull_waits_for_blocks_and_when_its_request_began(lead: Lead) -> None:
-    lead.pull(TOKEN, request_time_ns=7)
+    lead.pull(TOKEN, request_time_us=7)
     opening = lead.one(SendOpen).opening
-    assert (opening.waits_for_blocks, opening.request_time_ns) == (True, 7)
-    lead.pull(timed := grant(P, request_time_ns=5), 32, range(2), number=2)
+    assert (opening.waits_for_blocks, opening.request_time_us) == (True, 7)
+    lead.pull(timed := grant(P, request_time_us=5), 32, range(2), number=2)
     opening = lead.one(SendOpen).opening
-    assert (opening.token, opening.waits_for_blocks, opening.request_time_ns) == (timed, False, 5)
+    assert (opening.token, opening.waits_for_blocks, opening.request_time_us) == (timed, False, 5)
 
 
 def test_a_pull_that_has_waited_says_at_once_that_it_reads(lead: Lead) -> None:

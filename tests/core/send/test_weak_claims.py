@@ -7,6 +7,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.events import AllocateBlocks, CloseOutcome, LeaseRef, ReclaimBlocks, RenewLeases
 from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.lacking import FORGOTTEN_S, KEPT, TOLD_EVERY_S
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
@@ -30,7 +31,7 @@ def lead() -> Lead:
 
 def hand_over(lead: Lead, number: int, *blocks: int, **fields: Any) -> Any:
     """Request `number` began so much later than the old one."""
-    more = {"request_time_ns": T0 + number, "request_id": f"r{number}", **fields}
+    more = {"request_time_us": T0 + number, "request_id": f"r{number}", **fields}
     return lead.finish(16 * len(blocks), blocks, key=number.to_bytes(16, "big"), **more)
 
 
@@ -141,11 +142,11 @@ def test_a_reader_that_asks_again_with_blocks_does_not_yield(lead: Lead) -> None
 
 def test_of_several_readers_all_wait_and_all_are_younger_or_none_yields(lead: Lead) -> None:
     made = hand_over(lead, 5, 0, 1, consumers=2)
-    waits(lead, 1, made, request_time_ns=T0 + 9)
-    waits(lead, 2, made, E, request_time_ns=T0 + 7)
+    waits(lead, 1, made, request_time_us=T0 + 9)
+    waits(lead, 2, made, E, request_time_us=T0 + 7)
     lead.tick(FIRM_S)
     assert not reclaim(lead, 1, RequestTime(T0 + 8, "x")).enough
-    lead.opened(E, Opening(access_id(2), made.token, claim(32), request_time_ns=T0 + 7))
+    lead.opened(E, Opening(access_id(2), made.token, claim(32), request_time_us=T0 + 7))
     assert not reclaim(lead, 1).enough
     lead.close(E, 2, outcome=CloseOutcome.FAILED)
     answer = reclaim(lead, 1, RequestTime(T0 + 8, "x"))
@@ -154,8 +155,8 @@ def test_of_several_readers_all_wait_and_all_are_younger_or_none_yields(lead: Le
 
 def test_a_reader_is_as_old_as_it_says_but_no_older_than_what_it_reads(lead: Lead) -> None:
     early, late = hand_over(lead, 10, 0, 1), hand_over(lead, 11, 2, 3)
-    waits(lead, 1, early, request_time_ns=1)
-    waits(lead, 2, late, request_time_ns=T0 + 50)
+    waits(lead, 1, early, request_time_us=1)
+    waits(lead, 2, late, request_time_us=T0 + 50)
     lead.tick(FIRM_S)
     assert ended(reclaim(lead, 1, RequestTime(T0 + 40, "x"))) == ["r11"]
     assert not reclaim(lead, 1, RequestTime(T0 + 10, "x")).enough
@@ -173,7 +174,7 @@ def test_what_renewals_alone_keep_yields(lead: Lead) -> None:
 def test_what_is_not_opened_yet_or_has_no_time_does_not_yield(lead: Lead) -> None:
     stepping = hand_over(lead, 1, 0, 1, after_step=5, firm_ttl_s=0.0)
     lead.open(D, opening(1, stepping))
-    timeless = hand_over(lead, 2, 2, 3, request_time_ns=0)
+    timeless = hand_over(lead, 2, 2, 3, request_time_us=0)
     waits(lead, 2, timeless)
     lead.tick(FIRM_S)
     assert not reclaim(lead, 1).enough
@@ -219,6 +220,63 @@ def test_an_allocation_reclaims_from_readers_that_wait_for_an_older_request() ->
     lead.tick(FIRM_S)
     with refused(Reason.POOL_EXHAUSTED):
         lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True), "router")
+    younger = RequestTime(T0 + 5, "younger")
+    for validate_only in (True, False):
+        assert lead.state.lacking.rows(lead.now) == []
+        with refused(Reason.POOL_EXHAUSTED):
+            lead.call(
+                lambda c, v=validate_only: AllocateBlocks(c, ((0, 2),), reclaim=True, validate_only=v, by=younger),
+                "router",
+            )
+    assert [row.by for row in lead.state.lacking.rows(lead.now)] == [younger]
     got = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True, by=OLD), "router")
     assert len(got.blocks[0]) == 2
     assert lead.state.leases.get(made.lease.id).state is LeaseState.RECLAIMED
+
+
+# ---- who waits for whom
+
+
+def test_who_lacks_blocks_and_for_how_long_is_known_until_nobody_asks_any_more(lead: Lead) -> None:
+    full_of_readers(lead, (0, 1))
+    reclaim(lead, 5)
+    lead.tick(1.0)
+    reclaim(lead, 4)
+    reclaim(lead, 3, RequestTime(T0 - 1, "older"))
+    (older, old) = lead.state.lacking.rows(lead.now)
+    assert (older.by.request_id, older.counts, lead.now - older.since) == ("older", {0: 3}, 0.0)
+    assert (old.by, old.counts, lead.now - old.since) == (OLD, {0: 4}, 1.0)
+    reclaim(lead, 1)
+    assert [row.by.request_id for row in lead.state.lacking.rows(lead.now)] == ["older"]
+    lead.tick(FORGOTTEN_S)
+    assert lead.state.lacking.rows(lead.now) == []
+    reclaim(lead, 3, RequestTime(T0 - 1, "older"))
+    assert lead.state.lacking.rows(lead.now)[0].since == lead.now
+
+
+def test_of_many_that_lack_blocks_those_are_known_that_asked_last(lead: Lead) -> None:
+    for number in range(KEPT + 4):
+        reclaim(lead, 1, RequestTime(T0 + number, "r"))
+    assert [row.by.time_us - T0 for row in lead.state.lacking.rows(lead.now)] == [*range(4, KEPT + 4)]
+
+
+def test_what_is_only_asked_for_a_look_or_for_no_request_is_not_known(lead: Lead) -> None:
+    lead.call(lambda c: ReclaimBlocks(c, ((0, 1),), validate_only=True, by=OLD))
+    reclaim(lead, 1, None)
+    assert lead.state.lacking.rows(lead.now) == []
+
+
+def test_who_waits_for_whom_is_told_once_a_second_at_most(lead: Lead) -> None:
+    reclaim(lead, 5)
+    assert lead.seen(actions.BlocksLacking) == []
+    full_of_readers(lead, (0, 1), (2, 3), (4, 5), (6, 7))
+    reclaim(lead, 16)
+    told = lead.one(actions.BlocksLacking)
+    assert (told.request_id, told.blocks, told.reader_count) == ("old", 16, 4)
+    assert told.readers == (("d", "r1", 2), ("d", "r2", 2), ("d", "r3", 2))
+    lead.tick(TOLD_EVERY_S - 0.01)
+    reclaim(lead, 16)
+    assert lead.seen(actions.BlocksLacking) == []
+    lead.tick(0.01)
+    reclaim(lead, 16)
+    assert lead.one(actions.BlocksLacking)

@@ -1,8 +1,8 @@
 """Request times: the order in which requests are that wait for each other, and how much of it callers may say."""
 
-from kvgrpc.core.values.request_times import REQUEST_AGE_MAX_NS, RequestTime, plausible
+from kvgrpc.core.values.request_times import REQUEST_AGE_MAX_US, RequestTime, plausible
 
-NOW = 2_000_000_000_000_000_000
+NOW = 2_000_000_000_000_000
 
 
 def test_who_began_later_is_younger_and_of_two_at_once_the_later_name() -> None:
@@ -16,5 +16,5 @@ def test_a_time_that_is_not_known_is_now() -> None:
 
 def test_no_request_begins_in_the_future_or_long_ago() -> None:
     assert plausible(NOW + 1, NOW) == NOW
-    assert plausible(1, NOW) == NOW - REQUEST_AGE_MAX_NS
+    assert plausible(1, NOW) == NOW - REQUEST_AGE_MAX_US
     assert plausible(NOW - 5, NOW) == NOW - 5

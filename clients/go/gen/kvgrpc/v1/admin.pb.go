@@ -282,8 +282,8 @@ type LackingRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The LLM request's id; empty where it was not said.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// When it began, in nanoseconds since the Unix epoch; 0: not said.
-	RequestTimeNs uint64 `protobuf:"varint,2,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	// When it began, in microseconds since the Unix epoch; 0: not said.
+	RequestTimeUs uint64 `protobuf:"varint,2,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	// For how long it has been asked in vain.
 	Age *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
 	// How many blocks of each group it lacks.
@@ -329,9 +329,9 @@ func (x *LackingRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *LackingRequest) GetRequestTimeNs() uint64 {
+func (x *LackingRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -361,8 +361,8 @@ type WaitingReader struct {
 	EngineId string `protobuf:"bytes,3,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// The LLM request's id there.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// When that request began, in nanoseconds since the Unix epoch.
-	RequestTimeNs uint64 `protobuf:"varint,5,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	// When that request began, in microseconds since the Unix epoch.
+	RequestTimeUs uint64 `protobuf:"varint,5,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	// For how long it has waited.
 	Age           *durationpb.Duration `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -427,9 +427,9 @@ func (x *WaitingReader) GetRequestId() string {
 	return ""
 }
 
-func (x *WaitingReader) GetRequestTimeNs() uint64 {
+func (x *WaitingReader) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -1349,7 +1349,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x0eLackingRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
-	"\x0frequest_time_ns\x18\x02 \x01(\x04R\rrequestTimeNs\x12+\n" +
+	"\x0frequest_time_us\x18\x02 \x01(\x04R\rrequestTimeUs\x12+\n" +
 	"\x03age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12H\n" +
 	"\x12group_block_counts\x18\x04 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\xdc\x01\n" +
 	"\rWaitingReader\x12\x19\n" +
@@ -1359,7 +1359,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\tengine_id\x18\x03 \x01(\tR\bengineId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12&\n" +
-	"\x0frequest_time_ns\x18\x05 \x01(\x04R\rrequestTimeNs\x12+\n" +
+	"\x0frequest_time_us\x18\x05 \x01(\x04R\rrequestTimeUs\x12+\n" +
 	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\"\xb6\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +

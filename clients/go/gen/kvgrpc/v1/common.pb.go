@@ -1562,9 +1562,9 @@ type Intent struct {
 	Peer *PeerAddress `protobuf:"bytes,8,opt,name=peer,proto3" json:"peer,omitempty"`
 	// How long the source keeps the blocks in any case, though no consumer has come; as in HandOver.
 	FirmTtl *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
-	// When the request began, in nanoseconds since the Unix epoch, as in HandOver; 0: when the engine heard of it. Each
+	// When the request began, in microseconds since the Unix epoch, as in HandOver; 0: when the engine heard of it. Each
 	// engine clamps it to the last 10 minutes before it hears of it.
-	RequestTimeNs uint64 `protobuf:"varint,10,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1662,9 +1662,9 @@ func (x *Intent) GetFirmTtl() *durationpb.Duration {
 	return nil
 }
 
-func (x *Intent) GetRequestTimeNs() uint64 {
+func (x *Intent) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -1882,8 +1882,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\bon_abort\x18\a \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12*\n" +
 	"\x04peer\x18\b \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\x124\n" +
 	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
-	"\x0frequest_time_ns\x18\n" +
-	" \x01(\x04R\rrequestTimeNs\"D\n" +
+	"\x0frequest_time_us\x18\n" +
+	" \x01(\x04R\rrequestTimeUs\"D\n" +
 	"\vPeerAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
 	"\tengine_id\x18\x02 \x01(\tR\bengineId\"\xf5\x01\n" +

@@ -189,10 +189,10 @@ type HandOver struct {
 	// How long the lease is firm; see Lease.soft_in. Unset takes the default; 0: not at all, as for an offer that may be of
 	// use or not; negative is refused; above the cap it is clamped.
 	FirmTtl *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
-	// When the request began, in nanoseconds since the Unix epoch: the one order in which all engines put requests that
+	// When the request began, in microseconds since the Unix epoch: the one order in which all engines put requests that
 	// wait for each other (ReclaimBlocks). The grant carries it. 0, and a time to come: now; a time more than 10 minutes
 	// ago: 10 minutes ago, unless the owning engine's session says it.
-	RequestTimeNs uint64 `protobuf:"varint,10,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,9 +290,9 @@ func (x *HandOver) GetFirmTtl() *durationpb.Duration {
 	return nil
 }
 
-func (x *HandOver) GetRequestTimeNs() uint64 {
+func (x *HandOver) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -603,7 +603,7 @@ type PullBlocksRequest struct {
 	Wait *TransferWait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
 	// When the request that pulls began, as in HandOver; 0: when the one began that handed over, as its grant says. For a
 	// next turn, which began later. The source does not take it for older than the one that handed over.
-	RequestTimeNs uint64 `protobuf:"varint,15,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,15,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -747,9 +747,9 @@ func (x *PullBlocksRequest) GetWait() *TransferWait {
 	return nil
 }
 
-func (x *PullBlocksRequest) GetRequestTimeNs() uint64 {
+func (x *PullBlocksRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -1276,8 +1276,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\blease_id\x18\a \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bpriority\x18\b \x01(\x05R\bpriority\x124\n" +
 	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
-	"\x0frequest_time_ns\x18\n" +
-	" \x01(\x04R\rrequestTimeNs\"\xd4\x03\n" +
+	"\x0frequest_time_us\x18\n" +
+	" \x01(\x04R\rrequestTimeUs\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +
@@ -1321,7 +1321,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
 	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnly\x12+\n" +
 	"\x04wait\x18\x0e \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\x12&\n" +
-	"\x0frequest_time_ns\x18\x0f \x01(\x04R\rrequestTimeNsB\x06\n" +
+	"\x0frequest_time_us\x18\x0f \x01(\x04R\rrequestTimeUsB\x06\n" +
 	"\x04pull\"]\n" +
 	"\x0fPullDestination\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +

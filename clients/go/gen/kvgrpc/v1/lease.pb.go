@@ -403,7 +403,7 @@ type GrantLeaseRequest struct {
 	// As in FinishedBlocks.
 	FirmTtl *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	// As in FinishedBlocks.
-	RequestTimeNs uint64 `protobuf:"varint,12,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -515,9 +515,9 @@ func (x *GrantLeaseRequest) GetFirmTtl() *durationpb.Duration {
 	return nil
 }
 
-func (x *GrantLeaseRequest) GetRequestTimeNs() uint64 {
+func (x *GrantLeaseRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -1324,7 +1324,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\rvalidate_only\x18\n" +
 	" \x01(\bR\fvalidateOnly\x124\n" +
 	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
-	"\x0frequest_time_ns\x18\f \x01(\x04R\rrequestTimeNs\x1a9\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +

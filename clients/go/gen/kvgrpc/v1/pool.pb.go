@@ -189,7 +189,7 @@ type AllocateBlocksRequest struct {
 	// Where too few blocks are free, take them back from soft leases, as ReclaimBlocks does, and allocate them.
 	Reclaim bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
 	// As in ReclaimBlocks; for `reclaim`.
-	RequestTimeNs uint64 `protobuf:"varint,8,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,8,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	// As in ReclaimBlocks.
 	RequestId     string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -275,9 +275,9 @@ func (x *AllocateBlocksRequest) GetReclaim() bool {
 	return false
 }
 
-func (x *AllocateBlocksRequest) GetRequestTimeNs() uint64 {
+func (x *AllocateBlocksRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -509,11 +509,11 @@ type ReclaimBlocksRequest struct {
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
 	// See common.proto: the answer names the leases that would end.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// When the oldest request began that waits for these blocks, in nanoseconds since the Unix epoch; 0: only soft leases
+	// When the oldest request began that waits for these blocks, in microseconds since the Unix epoch; 0: only soft leases
 	// are taken back. A time to come is now; one more than 10 minutes ago is 10 minutes ago, unless the owning engine's
 	// session says it.
-	RequestTimeNs uint64 `protobuf:"varint,4,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
-	// The LLM request's id: of two that began in the same nanosecond it says which one is older.
+	RequestTimeUs uint64 `protobuf:"varint,4,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// The LLM request's id: of two that began in the same microsecond it says which one is older.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -570,9 +570,9 @@ func (x *ReclaimBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
-func (x *ReclaimBlocksRequest) GetRequestTimeNs() uint64 {
+func (x *ReclaimBlocksRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -1287,7 +1287,7 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\tno_expiry\x18\x05 \x01(\bR\bnoExpiry\x12#\n" +
 	"\rvalidate_only\x18\x06 \x01(\bR\fvalidateOnly\x12\x18\n" +
 	"\areclaim\x18\a \x01(\bR\areclaim\x12&\n" +
-	"\x0frequest_time_ns\x18\b \x01(\x04R\rrequestTimeNs\x12\x1d\n" +
+	"\x0frequest_time_us\x18\b \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\t \x01(\tR\trequestId\"k\n" +
 	"\x0eReclaimedLease\x12\x19\n" +
@@ -1311,7 +1311,7 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
 	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12#\n" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12&\n" +
-	"\x0frequest_time_ns\x18\x04 \x01(\x04R\rrequestTimeNs\x12\x1d\n" +
+	"\x0frequest_time_us\x18\x04 \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"~\n" +
 	"\x15ReclaimBlocksResponse\x121\n" +

@@ -71,7 +71,7 @@ type PoolServiceClient interface {
 	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
 	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 	//
-	// With `request_time_ns` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+	// With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
 	// claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
 	// that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
 	// So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
@@ -206,7 +206,7 @@ type PoolServiceServer interface {
 	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
 	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 	//
-	// With `request_time_ns` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+	// With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
 	// claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
 	// that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
 	// So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has

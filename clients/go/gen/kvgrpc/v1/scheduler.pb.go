@@ -1038,7 +1038,7 @@ type BlocksNeededRequest struct {
 	// Required. How many of each group shall come free that are not.
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,1,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
 	// As in ReclaimBlocks: of the oldest request that waits for blocks, the first one in the queue or one behind it.
-	RequestTimeNs uint64 `protobuf:"varint,2,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,2,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	// As in ReclaimBlocks.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1082,9 +1082,9 @@ func (x *BlocksNeededRequest) GetGroupBlockCounts() []*GroupBlockCount {
 	return nil
 }
 
-func (x *BlocksNeededRequest) GetRequestTimeNs() uint64 {
+func (x *BlocksNeededRequest) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -2913,7 +2913,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xa6\x01\n" +
 	"\x13BlocksNeededRequest\x12H\n" +
 	"\x12group_block_counts\x18\x01 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12&\n" +
-	"\x0frequest_time_ns\x18\x02 \x01(\x04R\rrequestTimeNs\x12\x1d\n" +
+	"\x0frequest_time_us\x18\x02 \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"}\n" +
 	"\x14BlocksNeededResponse\x121\n" +

@@ -279,9 +279,9 @@ type AccessOpening struct {
 	// the issuer may take the blocks back for a request that began earlier, once its firm time is over: it closes the
 	// access at its opener as FAILED then, and every later answer is LEASE_RECLAIMED.
 	WaitsForBlocks bool `protobuf:"varint,11,opt,name=waits_for_blocks,json=waitsForBlocks,proto3" json:"waits_for_blocks,omitempty"`
-	// READ: when the opener's request began, in nanoseconds since the Unix epoch; 0, and anything before the request that
+	// READ: when the opener's request began, in microseconds since the Unix epoch; 0, and anything before the request that
 	// handed over: when that one did.
-	RequestTimeNs uint64 `protobuf:"varint,12,opt,name=request_time_ns,json=requestTimeNs,proto3" json:"request_time_ns,omitempty"`
+	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -393,9 +393,9 @@ func (x *AccessOpening) GetWaitsForBlocks() bool {
 	return false
 }
 
-func (x *AccessOpening) GetRequestTimeNs() uint64 {
+func (x *AccessOpening) GetRequestTimeUs() uint64 {
 	if x != nil {
-		return x.RequestTimeNs
+		return x.RequestTimeUs
 	}
 	return 0
 }
@@ -2417,7 +2417,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x05parts\x18\n" +
 	" \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\x12(\n" +
 	"\x10waits_for_blocks\x18\v \x01(\bR\x0ewaitsForBlocks\x12&\n" +
-	"\x0frequest_time_ns\x18\f \x01(\x04R\rrequestTimeNs\"d\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\"d\n" +
 	"\fContentClaim\x12\x1f\n" +
 	"\vtoken_count\x18\x01 \x01(\rR\n" +
 	"tokenCount\x12\x16\n" +
