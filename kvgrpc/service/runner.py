@@ -13,6 +13,7 @@ told, which begins the next life.
 import asyncio
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -313,6 +314,11 @@ def copied(error: KVGrpcError) -> KVGrpcError:
         retry_delay_s=error.retry_delay_s,
         metadata=error.metadata,
     )
+
+
+def wall_us() -> int:
+    """The time of day, in microseconds since the Unix epoch. The node's own clock is another one."""
+    return time.time_ns() // 1000
 
 
 def _tell_lacking(action: actions.BlocksLacking) -> None:

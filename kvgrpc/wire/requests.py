@@ -2,15 +2,13 @@
 
 import hashlib
 import os
-import time
 from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
 from kvgrpc.core import events
-from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.request_times import RequestTime, plausible
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import invalid, note
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
@@ -104,7 +102,7 @@ def finished_blocks(
         part_epoch=0 if part is None else part.part_epoch,
         allocation_id=said.blocks.allocation_id,
         firm_ttl_s=seconds(said, "firm_ttl"),
-        request_time_us=0 if part is not None else request_time_us(request.for_readers.request_time_us, call),
+        request_time_us=0 if part is not None else request.for_readers.request_time_us,
     )
 
 
@@ -172,7 +170,7 @@ def grant_lease(
         labels=labels,
         allocation_id=request.blocks.allocation_id,
         firm_ttl_s=seconds(request, "firm_ttl"),
-        request_time_us=request_time_us(request.request_time_us, call),
+        request_time_us=request.request_time_us,
     )
 
 
@@ -204,7 +202,7 @@ def pull_blocks(
         queue_timeout_s=timeout_s(request, "queue_timeout"),
         transfer_timeout_s=timeout_s(request, "transfer_timeout"),
         validate_only=request.validate_only,
-        request_time_us=request_time_us(request.request_time_us, call) if request.request_time_us else 0,
+        request_time_us=request.request_time_us,
     )
 
 
@@ -297,29 +295,20 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
         request.no_expiry,
         request.reclaim,
         request.validate_only,
-        _by(request, call),
+        _by(request),
     )
 
 
 def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) -> events.ReclaimBlocks:
     """ReclaimBlocks."""
     counts = block_counts(request.group_block_counts)
-    return events.ReclaimBlocks(call, counts, request.validate_only, _by(request, call))
+    return events.ReclaimBlocks(call, counts, request.validate_only, _by(request))
 
 
-def request_time_us(stated: int, call: events.Call) -> int:
-    """When a request began: what the owning engine says is believed, all others are bounded; 0 is now."""
-    return stated if stated and call.principal == ENGINE else plausible(stated, time.time_ns() // 1000)
-
-
-def _by(
-    request: pool_pb2.AllocateBlocksRequest | pool_pb2.ReclaimBlocksRequest, call: events.Call
-) -> RequestTime | None:
+def _by(request: pool_pb2.AllocateBlocksRequest | pool_pb2.ReclaimBlocksRequest) -> RequestTime | None:
     """The request that blocks are needed for."""
     request_id = text("request_id", request.request_id)
-    if not request.request_time_us:
-        return None
-    return RequestTime(request_time_us(request.request_time_us, call), request_id)
+    return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,6 @@
 """What a scheduler says of its requests to the policy's values, and what it is told to messages."""
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -124,8 +123,10 @@ def named(value: common_pb2.Content, weights: str) -> Named | None:
     return Named(whole, kept, weights)
 
 
-def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str) -> NamedRequest:
-    """RequestArrived. Raises KVGrpcError."""
+def arrived(
+    request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str, arrived_us: int = 0
+) -> NamedRequest:
+    """RequestArrived, which came at `arrived_us`. Raises KVGrpcError."""
     intent = request.intent
     give, take, key = _give(request), _take(request), intent.transfer_key
     if give is not None or isinstance(take, Source):
@@ -144,7 +145,7 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         firm_ttl_s=seconds(intent, "firm_ttl"),
-        request_time_us=began_at(take, give, intent.request_time_us, time.time_ns() // 1000),
+        request_time_us=began_at(take, give, intent.request_time_us, arrived_us),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.client import SyncClient, connect_sync
+from tests.vllm.processes import command_line, end, runs, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 240.0
@@ -82,36 +83,6 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, 
     while not condition():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
         time.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there, and not only waits to be counted."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
-
-
-def tree_of(root: int) -> list[int]:
-    """A process that runs, and all that it started."""
-    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
-    parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
-    found = [root] if root in parents else []
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
-
-
-def end(pids: Sequence[int]) -> None:
-    """Those that are left of them, at once."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass

@@ -49,9 +49,6 @@ from kvgrpc.core.policy.values import (
 )
 from kvgrpc.errors import AlreadyExists, Exhausted, NextStep, Reason, invalid
 
-QUEUE = "queue"
-"""The phase of a pull that waits for blocks: what is taken from it there an older request needed."""
-
 
 class Policy:
     """The policy of one engine's scheduler."""
@@ -114,7 +111,7 @@ class Policy:
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.OPEN:
             return Match(0)
-        if request.take_loss is not None and (request.yielded or self.rules.on_loss is OnLoss.RECOMPUTE):
+        if request.take_loss is not None and (request.taken_back or self.rules.on_loss is OnLoss.RECOMPUTE):
             return Match(0)
         missing = request.use_tokens - computed_tokens
         worth = self.rules.recompute_threshold_tokens if request.prefills else 1
@@ -242,8 +239,8 @@ class Policy:
         elif request.take_loss is None and request.take in (Stage.OPEN, Stage.BUSY):
             request.take_loss = loss
             if request.take is Stage.OPEN:
-                request.yielded = loss.reason is Reason.LEASE_RECLAIMED and loss.phase == QUEUE
-                on_loss = OnLoss.RECOMPUTE if request.yielded else self.rules.on_loss
+                request.taken_back = loss.reason is Reason.LEASE_RECLAIMED
+                on_loss = OnLoss.RECOMPUTE if request.taken_back else self.rules.on_loss
                 self._told.append(TakeLost(request_id, loss, on_loss))
 
     def returned(self, request_id: str, side: Side) -> None:

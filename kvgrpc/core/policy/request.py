@@ -34,9 +34,9 @@ class Request:
     filled: Lists = ()
     """Blocks that are being filled."""
     take_loss: Loss | None = None
-    yielded: bool = False
-    """What it would take was given up for an older request while it waited: it is computed here, whatever the rules say
-    of losses.
+    taken_back: bool = False
+    """Its source needed the blocks before this one had any to read into: that is no failure of a load, and it is
+    computed here whatever the rules say of losses.
     """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None

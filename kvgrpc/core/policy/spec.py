@@ -8,7 +8,7 @@ from kvgrpc.core.policy.request import without_backoff
 from kvgrpc.core.policy.values import Arrival, Give, Mode, Rules, Take
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.core.values.request_times import plausible
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
 Name = TypeVar("Name")
@@ -115,7 +115,7 @@ def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arr
     if decodes and not stated_us:
         assert isinstance(take, Offer)
         stated_us = read_claims(take.grant).request_time_us
-    return plausible(stated_us, arrived_us)
+    return heard(stated_us, arrived_us, own=False)
 
 
 def claims_of(grant: bytes, access: Access) -> Claims:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks
-from kvgrpc.core.send.reclaiming import Plan, Reclaiming
+from kvgrpc.core.send.reclaiming import Plan, Reclaiming, named_by
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S
@@ -88,17 +88,18 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
+        by = named_by(event)
         try:
-            plan = self._plan(counts, event.by) if event.reclaim else None
+            plan = self._plan(counts, by) if event.reclaim else None
             taken = state.allocator.choose(counts) if plan is None else ()
         except Exhausted:
             if not event.validate_only:
-                self._reclaiming.asked(event.by, counts, enough=False)
+                self._reclaiming.asked(by, counts, enough=False)
             raise
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
-        self._reclaiming.asked(event.by, counts, enough=True)
+        self._reclaiming.asked(by, counts, enough=True)
         if plan is not None:
             self._reclaiming.carry_out(plan)
             taken = state.allocator.choose(counts)

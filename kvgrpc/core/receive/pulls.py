@@ -13,12 +13,13 @@ from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.checks import check_destination, check_key, check_pull
 from kvgrpc.core.receive.pull_course import PullCourse
 from kvgrpc.core.receive.pull_ends import PullEnds
-from kvgrpc.core.state import NodeState
+from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.state.move import Stage
 from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.limits import granted_timeout
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
 
 
@@ -65,7 +66,7 @@ class Pulls:
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
             counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
-            request_time_us=event.request_time_us or claims.request_time_us,
+            request_time_us=self._began(event, claims.request_time_us),
         )  # fmt: skip
         state.moves.add(pull)
         state.receives[transfer.id] = pull
@@ -74,6 +75,11 @@ class Pulls:
             self._course.take(pull, taken, event.after_step)
         state.reply(event.call.id, Pulling(transfer))
         self._course.connect(pull, connection)
+
+    def _began(self, event: PullBlocks, handed_over_us: int) -> int:
+        if not event.request_time_us:
+            return handed_over_us
+        return heard(event.request_time_us, event.call.wall_us, own=event.call.principal == ENGINE)
 
     def give(self, event: GiveDestination) -> None:
         """PullBlocks by transfer id: the blocks of an earlier pull."""

@@ -24,6 +24,7 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
 from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -98,7 +99,7 @@ class HandOvers:
             request_id=event.request_id,
             trace=event.call.trace,
             after_step=event.after_step,
-            request_time_us=event.request_time_us,
+            request_time_us=heard(event.request_time_us, event.call.wall_us, own=event.call.principal == ENGINE),
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             labels=event.labels,
             stands_for=event.stands_for,

@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 
 from kvgrpc.core.actions import BlocksLacking, Later, Reclaimed, ReclaimedLease
-from kvgrpc.core.events import ReclaimBlocks
+from kvgrpc.core.events import AllocateBlocks, ReclaimBlocks
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.weak_claims import WeakClaims
@@ -26,7 +26,7 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import Counts, PinKind
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.core.values.request_times import RequestTime
+from kvgrpc.core.values.request_times import RequestTime, heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
 LATER_MAX = 16
@@ -47,6 +47,14 @@ class Plan:
     """How many of them have readers that wait."""
 
 
+def named_by(event: ReclaimBlocks | AllocateBlocks) -> RequestTime | None:
+    """The request in whose name blocks are asked for, no older than it can be."""
+    if event.by is None:
+        return None
+    own = event.call.principal == ENGINE
+    return event.by._replace(time_us=heard(event.by.time_us, event.call.wall_us, own=own))
+
+
 class Reclaiming:
     """ReclaimBlocks, and AllocateBlocks that may reclaim."""
 
@@ -65,11 +73,12 @@ class Reclaiming:
             )
         needed = by_space(check_counts(event.counts, state), state)
         mine = event.call.principal == ENGINE
-        plan = self.plan(needed, mine=mine, by=event.by)
+        by = named_by(event)
+        plan = self.plan(needed, mine=mine, by=by)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)
         if not event.validate_only:
-            self.asked(event.by, dict(event.counts), enough=plan is not None)
+            self.asked(by, dict(event.counts), enough=plan is not None)
         leases, freed = (plan.leases, plan.freed) if plan else ((), ())
         rows = tuple(ReclaimedLease(lease.id, lease.transfer_id, lease.request_id) for lease in leases)
         later, claimed = self.later(mine=mine), plan.claimed if plan else 0

@@ -26,6 +26,8 @@ class Call:
     """The life of this engine that the request's block ids are of; 0 where it does not say."""
     connection: str = ""
     """Over which the call came; empty for what this engine itself asks for."""
+    wall_us: int = 0
+    """When it came, in microseconds since the Unix epoch, to bound what it says of times; 0: not known."""
 
 
 @dataclass(frozen=True, eq=False)

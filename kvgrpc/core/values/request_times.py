@@ -22,6 +22,13 @@ class RequestTime(NamedTuple):
     """Tells apart those of the same microsecond."""
 
 
+def heard(stated_us: int, wall_us: int, *, own: bool) -> int:
+    """The time that a lead takes for the one stated in a call; `own`: by the engine itself, which is believed. Where it
+    is not known when the call came (0), what is stated stays.
+    """
+    return stated_us if not wall_us or (own and stated_us) else plausible(stated_us, wall_us)
+
+
 def plausible(time_us: int, wall_us: int) -> int:
     """The time that is taken for the one stated at the wall clock's `wall_us`; 0, not known, is now."""
     return min(max(time_us, wall_us - REQUEST_AGE_MAX_US), wall_us) if time_us else wall_us

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
+from kvgrpc.service.runner import wall_us
 from kvgrpc.service.scheduler.hooks import Scheduling
 from kvgrpc.service.session.calls import refusal
 from kvgrpc.service.status import status_code
@@ -182,7 +183,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
         self._lead.node.state.check_life(request.incarnation)
-        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace))
+        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace, wall_us()))
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
     def _match(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:

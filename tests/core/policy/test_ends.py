@@ -166,11 +166,10 @@ def test_nothing_comes_any_more_to_a_request_that_has_left() -> None:
     assert made.take_told() == []
 
 
-def test_what_a_request_would_take_and_an_older_one_needed_is_computed_whatever_the_rules_say() -> None:
-    for phase, tokens, on_loss in (("queue", 0, OnLoss.RECOMPUTE), ("open", 64, OnLoss.FAIL)):
-        made = policy(on_loss=OnLoss.FAIL)
-        made.arrived(decode())
-        lost = Loss(Reason.LEASE_RECLAIMED, "an older request needed the blocks", NextStep.RECOMPUTE, phase)
-        made.failed(R, Side.TAKE, lost)
-        assert made.take_told() == [TakeLost(R, lost, on_loss)]
-        assert made.match(R, 0) == Match(tokens)
+def test_what_a_source_took_back_before_blocks_were_there_is_computed_whatever_the_rules_say() -> None:
+    made = policy(on_loss=OnLoss.FAIL)
+    made.arrived(decode())
+    lost = Loss(Reason.LEASE_RECLAIMED, "an older request needed the blocks", NextStep.RECOMPUTE)
+    made.failed(R, Side.TAKE, lost)
+    assert made.take_told() == [TakeLost(R, lost, OnLoss.RECOMPUTE)]
+    assert made.match(R, 0) == Match(0)

@@ -6,14 +6,17 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.events import AllocateBlocks, CloseOutcome, LeaseRef, ReclaimBlocks, RenewLeases
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.lacking import FORGOTTEN_S, KEPT, TOLD_EVERY_S
 from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.values.calls import Call
+from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.request_times import RequestTime
+from kvgrpc.core.values.request_times import REQUEST_AGE_MAX_US, RequestTime
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, access_id, claim, describe, full, key_of, refused
+from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, key_of, refused
 
 D, E = describe("d", 2), describe("e", 3)
 FIRM_S = Limits().firm_ttl_s
@@ -280,3 +283,34 @@ def test_who_waits_for_whom_is_told_once_a_second_at_most(lead: Lead) -> None:
     lead.tick(0.01)
     reclaim(lead, 16)
     assert lead.one(actions.BlocksLacking)
+
+
+# ---- what is said of times
+
+
+def test_a_caller_that_invents_a_time_is_no_older_than_it_can_be(lead: Lead) -> None:
+    wall_us = 2 * REQUEST_AGE_MAX_US
+    call = {"wall_us": wall_us}
+    early = lead.finish(32, [0, 1], key=bytes(16), request_time_us=7, principal="router", call=call)
+    assert read_claims(early.token).request_time_us == wall_us - REQUEST_AGE_MAX_US
+    own = lead.finish(32, [2, 3], key=bytes(15) + b"1", request_time_us=7, call=call)
+    assert read_claims(own.token).request_time_us == 7
+    waits(lead, 1, early)
+    waits(lead, 2, own)
+    lead.tick(FIRM_S)
+    asking = RequestTime(1, "x")
+    answer = lead.call(lambda c: ReclaimBlocks(c, ((0, 1),), by=asking), wall_us=wall_us)
+    assert answer.claimed == 1
+
+
+def test_a_pull_is_as_old_as_its_caller_can_say(lead: Lead) -> None:
+    wall_us, token = 2 * REQUEST_AGE_MAX_US, grant(D, request_time_us=3)
+    for number, (stated, principal, taken) in enumerate(
+        ((0, "router", 3), (5, "router", wall_us - REQUEST_AGE_MAX_US), (5, ENGINE, 5))
+    ):
+        ask = events.PullBlocks(
+            Call(90 + number, principal, wall_us=wall_us), token, content(32), access_id(40 + number),
+            request_time_us=stated,
+        )  # fmt: skip
+        lead.feed(ask)
+        assert lead.one(actions.SendOpen).opening.request_time_us == taken

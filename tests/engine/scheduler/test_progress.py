@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from kvgrpc.engine import BlocksReturned, Event, Failed, HandOver, Pull, Received, content
@@ -81,8 +80,8 @@ class Scheduler:
                 self._decode(request, blocks)
         if self.queue:
             oldest = min(self.queue, key=lambda waiting: waiting.began_us)
-            by = {"request_time_us": oldest.began_us, "request_id": oldest.name} if self._orders else {}
-            self.side.engine.reclaim(NEEDED - len(self.free), **by)
+            began_us = oldest.began_us if self._orders else 0
+            self.side.engine.reclaim(NEEDED - len(self.free), request_time_us=began_us, request_id=oldest.name)
 
     def _prefill(self, request: Request, blocks: list[int]) -> None:
         self.side.fill(blocks, request.number)
@@ -122,6 +121,7 @@ class Scheduler:
             case BlocksReturned(transfer) if transfer in self._lent:
                 self.free += self._lent.pop(transfer)
             case Received(transfer):
+                assert isinstance(transfer, Pull)
                 self._answer(self._taking.pop(transfer))
             case Failed(transfer) if transfer in self._taking:
                 assert (event.reason, event.next) == (Reason.LEASE_RECLAIMED, NextStep.RECOMPUTE)
@@ -161,8 +161,6 @@ def play(leads: list[Lead], within_s: float, *, orders: bool = True) -> list[Req
         while not all(request.answered for request in requests) and time.monotonic() < deadline:
             for engine in engines:
                 engine.step()
-        if all(request.answered for request in requests):
-            assert all(lead.at_rest() for lead in leads) or True
         return requests
 
 
@@ -177,4 +175,4 @@ def test_engines_that_wait_for_each_other_answer_all_requests(ring: list[Lead], 
 def test_engines_that_do_not_say_for_whom_they_need_blocks_wait_for_each_other(ring: list[Lead]) -> None:
     requests = play(ring[:2], 2.0, orders=False)
     assert not any(request.answered for request in requests)
-    assert np.any([request.took is not None for request in requests])
+    assert any(request.took is not None for request in requests)
