@@ -1,5 +1,6 @@
 """Readers that wait for blocks of their own yield to older requests that need the blocks which they keep."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -227,10 +228,8 @@ def test_an_allocation_reclaims_from_readers_that_wait_for_an_older_request() ->
     for validate_only in (True, False):
         assert lead.state.lacking.rows(lead.now) == []
         with refused(Reason.POOL_EXHAUSTED):
-            lead.call(
-                lambda c, v=validate_only: AllocateBlocks(c, ((0, 2),), reclaim=True, validate_only=v, by=younger),
-                "router",
-            )
+            ask = partial(AllocateBlocks, counts=((0, 2),), reclaim=True, validate_only=validate_only, by=younger)
+            lead.call(ask, "router")
     assert [row.by for row in lead.state.lacking.rows(lead.now)] == [younger]
     got = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True, by=OLD), "router")
     assert len(got.blocks[0]) == 2
