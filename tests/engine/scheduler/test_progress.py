@@ -1,7 +1,7 @@
 """Engines that hand over to each other, all at once and with too few blocks: every request gets its answer."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -142,8 +142,10 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lead]]:
         yield [lead.wait_ready() for lead in leads]
 
 
-def play(leads: list[Lead], within_s: float, *, orders: bool = True) -> list[Request]:
-    """All requests at once, from each engine to the next one."""
+def play(
+    leads: list[Lead], within_s: float, *, orders: bool = True, then: Callable[[list[Scheduler]], object] = len
+) -> list[Request]:
+    """All requests at once, from each engine to the next one; `then` looks at what is left."""
     with ExitStack() as stack:
         engines = []
         for lead in leads:
@@ -161,6 +163,7 @@ def play(leads: list[Lead], within_s: float, *, orders: bool = True) -> list[Req
         while not all(request.answered for request in requests) and time.monotonic() < deadline:
             for engine in engines:
                 engine.step()
+        then(engines)
         return requests
 
 
@@ -173,6 +176,17 @@ def test_engines_that_wait_for_each_other_answer_all_requests(ring: list[Lead], 
 
 
 def test_engines_that_do_not_say_for_whom_they_need_blocks_wait_for_each_other(ring: list[Lead]) -> None:
-    requests = play(ring[:2], 2.0, orders=False)
+    def look(engines: list[Scheduler]) -> None:
+        first, second = engines
+        first.side.engine.reclaim(NEEDED, request_time_us=time.time_ns() // 1000, request_id="the youngest")
+        status = first.side.lead.status()
+        (lacking,) = status.lacking_requests
+        assert (lacking.request_id, lacking.group_block_counts[0].block_count) == ("the youngest", NEEDED)
+        waiting = status.waiting_readers
+        assert len(waiting) == status.waiting_reader_count == BLOCKS // NEEDED
+        assert {(row.engine_id, row.block_count) for row in waiting} == {(second.side.engine.engine_id, NEEDED)}
+        assert {row.request_id for row in waiting} <= {request.name for request in second.queue}
+
+    requests = play(ring[:2], 2.0, orders=False, then=look)
     assert not any(request.answered for request in requests)
     assert any(request.took is not None for request in requests)
