@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from tests.vllm.engines import MAX_TOKENS, runs
+from tests.vllm.engines import MAX_TOKENS
+from tests.vllm.processes import runs
 from tests.vllm.servers import MODEL, Server
 
 Prompt = list[int]

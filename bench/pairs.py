@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.legs import Pair
 from bench.result import KVGRPC, NIXL
-from tests.vllm.engines import START_S, Engines, end, free_port, runs, tree_of, wait_until
+from tests.vllm.engines import START_S, Engines, free_port, wait_until
+from tests.vllm.processes import end, runs, tree_of
 from tests.vllm.servers import Server, arguments, bound_to, healthy, new_server, ours, usual_router
 
 FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "16")

@@ -11,7 +11,8 @@ from bench.storm.options import KVGRPC, PUSH
 from bench.storm.schedule import ANSWER_TOKENS_MAX, PROMPT_TOKENS_MAX
 from kvgrpc.client import connect_sync
 from kvgrpc.errors import KVGrpcError
-from tests.vllm.engines import BLOCK_TOKENS, CHUNK_TOKENS, SEQUENCES, START_S, Engines, end, runs, tree_of, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, CHUNK_TOKENS, SEQUENCES, START_S, Engines, wait_until
+from tests.vllm.processes import end, runs, tree_of
 from tests.vllm.servers import Server, example_router, healthy, new_server, ours, usual_router
 
 FLAGS = (

@@ -35,6 +35,7 @@ class Kind:
     unlike: bool = False
     mirrors: bool = False
     collective: bool = False
+    rings: bool = False
     digest: bool = False
 
     def setup(self, seed: int) -> "Setup":
@@ -42,8 +43,9 @@ class Kind:
         from kvgrpc.sim import drawn
 
         return drawn(
-            seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective
-        )
+            seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors,
+            collective=self.collective, rings=self.rings,
+        )  # fmt: skip
 
 
 @dataclass
@@ -81,6 +83,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     collective: Annotated[
         bool, typer.Option("--collective", help="In each world bytes move only when the source's rank sends, too.")
     ] = False,
+    rings: Annotated[
+        bool, typer.Option("--rings", help="In each world engines prefill for each other, and wait for blocks.")
+    ] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
     ] = False,
@@ -101,7 +106,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     in answers, in requests and unasked. Every rule holds for all others. With --unlike the engines of a world have 1, 2
     or 4 ranks each, of a model with two heads, some of them in two pipeline stages, and what they exchange is bridged.
     With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only. With
-    --collective, which goes with all, ranks of sources send, each time that the destination's lead asks theirs.
+    --collective, which goes with all, ranks of sources send, each time that the destination's lead asks theirs. With
+    --rings, which goes alone, each engine of a world prefills for the next one, all requests come at once, and no pool
+    has room for all: every request gets its answer, the oldest of all within a bounded time.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
@@ -109,7 +116,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         raise typer.Exit(_replay_scenario(scenario))
     if liars and unlike:
         raise typer.BadParameter("not with --liars", param_hint="--unlike")
-    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, digest=digest)
+    if rings and (liars or unlike or mirrors or collective):
+        raise typer.BadParameter("goes alone", param_hint="--rings")
+    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, rings=rings, digest=digest)
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -322,6 +331,7 @@ def _replay_command(violation: "Violation", kind: Kind) -> str:
         " --unlike": kind.unlike,
         " --mirrors": kind.mirrors,
         " --collective": kind.collective,
+        " --rings": kind.rings,
     }
     more = "".join(flag for flag, given in flags.items() if given)
     return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{more} --trace"

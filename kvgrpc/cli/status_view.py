@@ -1,5 +1,6 @@
 """What `kvgrpc status` shows, and how. Imported when the command runs: every start of a server would pay for it."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -74,6 +75,7 @@ def show(address: str, seen: dict[str, Any]) -> None:
     if seen["pool"] is not None:
         spaces = _spaces(seen["description"], len(seen["pool"].groups))
         _show_pool(console, seen["pool"], spaces, seen["pins"])
+    _show_waits(console, state)
     _show_leases(console, seen["leases"].leases if seen["leases"] else [])
     _show_transfers(console, seen["transfers"].transfers if seen["transfers"] else [])
     _show_peers(console, seen["peers"].peers if seen["peers"] else [])
@@ -146,6 +148,25 @@ def _map(groups: list[int], blocks: int, pins: admin_pb2.ListPinsResponse) -> st
     cells = ["." if not strength else _CELLS[_STRONGER[strength - 1]] for strength in rank]
     lines = ["".join(cells[i : i + MAP_COLUMNS]) for i in range(0, len(cells), MAP_COLUMNS)]
     return "\n".join(lines)
+
+
+def _show_waits(console: Console, state: admin_pb2.GetStatusResponse) -> None:
+    """Who waits for whom."""
+    lacking = Table("lacks blocks", "began", "blocks", "for", box=None)
+    for request in state.lacking_requests:
+        blocks = sum(row.block_count for row in request.group_block_counts)
+        lacking.add_row(request.request_id, _began(request.request_time_us), str(blocks), _s(request.age))
+    _print(console, "requests that lack blocks", lacking)
+    readers = Table("lease", "blocks", "reader", "request", "began", "for", box=None)
+    for row in state.waiting_readers:
+        readers.add_row(
+            row.lease_id, str(row.block_count), row.engine_id, row.request_id, _began(row.request_time_us), _s(row.age)
+        )
+    _print(console, "readers that wait for blocks of their own", readers)
+
+
+def _began(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%H:%M:%S.%f")[:-3] if time_us else ""
 
 
 def _show_leases(console: Console, leases: list[lease_pb2.Lease]) -> None:

@@ -174,10 +174,11 @@ class Client(HandoffCalls):
         return await self._call.change(self._pool.AllocateBlocks, request, options)
 
     async def reclaim(
-        self, counts: int | Mapping[int, int], **options: Unpack[opt.Effect]
+        self, counts: int | Mapping[int, int], **options: Unpack[opt.Reclaiming]
     ) -> pool_pb2.ReclaimBlocksResponse:
         """Takes blocks back from hand-overs that nobody has claimed in their firm time, all or none: so many of the one
-        group, or {group: count}.
+        group, or {group: count}. With `request_time_us`, when the request that waits for them began, also from readers
+        that are younger and wait for blocks of their own.
         """
         request = pool_pb2.ReclaimBlocksRequest(group_block_counts=block_counts(counts), **fields(options))
         return await self._call.change(self._pool.ReclaimBlocks, request, options)

@@ -68,6 +68,15 @@ class Allocation(Renewal, total=False):
 
     no_expiry: bool
     reclaim: bool
+    request_time_us: int  # with `reclaim`
+    request_id: str
+
+
+class Reclaiming(Effect, total=False):
+    """Of reclaim."""
+
+    request_time_us: int
+    request_id: str
 
 
 class Renewing(Trial, total=False):
@@ -88,6 +97,7 @@ class HandOver(OwnBlocks, total=False):
     after_step: int
     lease_id: str
     priority: int
+    request_time_us: int
 
 
 class Part(OwnBlocks, total=False):

@@ -49,6 +49,7 @@ from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.send.reclaiming import Reclaiming
+from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move, Stage
 from kvgrpc.core.state.pull import Pull
@@ -86,8 +87,9 @@ class Node:
         pull_course = PullCourse(state, self._handshakes, self._liveness, pull_ends)
         reservation_course = ReservationCourse(state, self._handshakes, self._liveness, reservation_ends)
         self._firmness = Firmness(state)
-        self._hand_overs = HandOvers(state, self._firmness)
-        self._reclaiming = Reclaiming(state, self._hand_overs)
+        self.weak_claims = WeakClaims(state)
+        self._hand_overs = HandOvers(state, self._firmness, self.weak_claims)
+        self._reclaiming = Reclaiming(state, self._hand_overs, self.weak_claims, self._closes)
         self._push_ends = PushEnds(state, self._closes, self._hand_overs, self._firmness)
         self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._hand_overs)
         courses: dict[type[Move], Course[Any]] = {

@@ -18,6 +18,7 @@ none of them:
   follows then. What remains is `close` on this object and on every Rank, and a new Engine with new Ranks.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -28,6 +29,7 @@ from kvgrpc.core.values.content import largest_use
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import Limits, granted_firm_ttl, granted_ttl
+from kvgrpc.core.values.request_times import plausible
 from kvgrpc.engine.session.connection import Connection
 from kvgrpc.engine.session.launch import LeadProcess
 from kvgrpc.engine.session.lead_restart import COMES_BACK_S
@@ -166,41 +168,33 @@ class Engine:
         consumers: int = 1,
         on_abort: grants.OnAbort = grants.OnAbort.RELEASE,
         after_step: int = 0,
+        request_time_us: int = 0,
         traceparent: str = "",
     ) -> HandOver:
         """Hands finished blocks over to readers. No round trip: the grant is minted here.
 
         The blocks belong to the hand-over until BlocksReturned: until its readers are done, or `ttl_s` is over, or,
-        while none has come, `reclaim` takes them back, which it does not for `firm_ttl_s`. What the lead refuses
-        arrives as Failed and BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
+        while none has come, `reclaim` takes them back, which it does not for `firm_ttl_s`. `request_time_us`: when the
+        request began, in microseconds since the Unix epoch; 0 is now. What the lead refuses arrives as Failed and
+        BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
+        began_us = plausible(request_time_us, time.time_ns() // 1000)
         granted_firm_ttl(firm_ttl_s, self.limits)
         key, own, lease_id = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
-            access=grants.Access.READ,
-            engine_id=self.engine_id,
-            incarnation=self.incarnation,
-            address=self.address,
-            lease_id=lease_id,
-            transfer_key=transfer_key,
-            ttl_s=ttl_s,
-            block_count=sum(sum(row.runs.counts) for row in own.groups),
-            token_count=content.tokens,
-            on_abort=on_abort,
-        )
+            access=grants.Access.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
+            lease_id=lease_id, transfer_key=transfer_key, ttl_s=ttl_s,
+            block_count=sum(sum(row.runs.counts) for row in own.groups), token_count=content.tokens,
+            on_abort=on_abort, request_time_us=began_us,
+        )  # fmt: skip
         token = grants.mint(claims, key)
         job = handoff_pb2.HandOver(
-            blocks=own,
-            content=content.message,
-            ttl=duration(ttl_s),
-            consumer_count=consumers,
-            on_abort=ON_ABORT[on_abort],
-            after_step=after_step,
-            lease_id=lease_id,
-            firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s),
-        )
+            blocks=own, content=content.message, ttl=duration(ttl_s), consumer_count=consumers,
+            on_abort=ON_ABORT[on_abort], after_step=after_step, lease_id=lease_id,
+            firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s), request_time_us=began_us,
+        )  # fmt: skip
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
         ask, page = self._lives.ask, self._lives.page
         made = HandOver(ask=ask, request_id=request_id, grant=token, lease_id=lease_id, page=page)
@@ -216,9 +210,12 @@ class Engine:
         request_id: str = "",
         use_tokens: int = 0,
         priority: int = 0,
+        request_time_us: int = 0,
         traceparent: str = "",
     ) -> Pull:
-        """Pulls what a grant offers: holds and renews it from now on; `Pull.start` gives the blocks.
+        """Pulls what a grant offers: holds and renews it from now on; `Pull.start` gives the blocks. `request_time_us`:
+        when the request that takes it began; 0: when the one began that handed over. Until there are blocks the source
+        may take the offer back for an older request: Failed, with LEASE_RECLAIMED.
 
         Raises InvalidRequest (GRANT_INVALID) for what is no grant; everything else arrives as Failed.
         """
@@ -230,6 +227,7 @@ class Engine:
             request_id=request_id,
             use_tokens=use_tokens,
             priority=priority,
+            request_time_us=request_time_us,
         )
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
         pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable, incarnation=self.incarnation)
@@ -322,14 +320,21 @@ class Engine:
         """
         self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=named_blocks(blocks, self.incarnation)))
 
-    def reclaim(self, count: int, group: int = 0) -> Reclaimed:
+    def reclaim(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "") -> Reclaimed:
         """Takes `count` blocks back from hand-overs that nobody has claimed in their firm time, all or none; waits for
         the answer. Failed (LEASE_RECLAIMED) and BlocksReturned of what ended come with the next `poll`.
+
+        `request_time_us`, `request_id`: the oldest request that waits for them, to which hand-overs yield whose readers
+        are younger and wait for blocks of their own; 0: none do. An engine that hands over and takes says it always:
+        else two of them may wait for each other until the leases end.
 
         Raises InvalidRequest, or OutOfRange for more than the pool has.
         """
         counts = [pool_pb2.GroupBlockCount(group=group, block_count=count)]
-        answer = self._lives.wait(reclaim_blocks=pool_pb2.ReclaimBlocksRequest(group_block_counts=counts))
+        request = pool_pb2.ReclaimBlocksRequest(
+            group_block_counts=counts, request_time_us=request_time_us, request_id=request_id
+        )
+        answer = self._lives.wait(reclaim_blocks=request)
         return reclaimed_from_proto(answer.reclaim_blocks.reclaimed, len(self.pool.groups))
 
     def call(self, traceparent: str = "", **request: Any) -> int:

@@ -8,12 +8,14 @@ and the name that newer routers give a push (`transfer_id`). All other fields ar
 import base64
 import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
+from kvgrpc.core.policy.spec import began_at
 from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
@@ -44,9 +46,10 @@ class Defaults:
 
 
 def wanted(
-    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, **more: Any
+    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0, **more: Any
 ) -> ScheduledRequest | None:
-    """What a request with these params wants; None: nothing. `more` are further fields of it.
+    """What a request with these params wants; None: nothing. `arrived_us`: when its engine heard of it, as by
+    time.time_ns() // 1000; 0 is now. `more` are further fields of it.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
     INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
@@ -76,6 +79,9 @@ def wanted(
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
+    arrived_us = arrived_us or time.time_ns() // 1000
+    began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
+    fields["request_time_us"] = began_us
     return ScheduledRequest(request_id, prompt, **fields)
 
 

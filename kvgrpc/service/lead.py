@@ -1,6 +1,7 @@
 """The lead: what the RPC services share. Holds no rules: those are the node's."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +17,7 @@ from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.places import CONNECTION
-from kvgrpc.service.runner import Runner
+from kvgrpc.service.runner import Runner, wall_us
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import text
@@ -111,6 +112,7 @@ class Lead:
         again there may be later changes, or another life. Raises KVGrpcError.
         """
         call = make_call(self.runner.next_call_id(), PRINCIPAL.get(), trace, method, request, CONNECTION.get())
+        call = replace(call, wall_us=wall_us())
         event, header = convert(call), self.header()
         reply = await self.runner.ask(call.id, event)
         assert isinstance(reply.answer, kind)

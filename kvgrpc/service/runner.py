@@ -13,6 +13,7 @@ told, which begins the next life.
 import asyncio
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,6 +146,7 @@ class Runner:
             actions.AnswerSend: ranks.answer_send,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
+            actions.BlocksLacking: _tell_lacking,
             actions.WeightsUnknown: lambda action: _log.warning(
                 "neither this engine nor peer %s states its weights: they are not compared", action.peer
             ),
@@ -312,3 +314,19 @@ def copied(error: KVGrpcError) -> KVGrpcError:
         retry_delay_s=error.retry_delay_s,
         metadata=error.metadata,
     )
+
+
+def wall_us() -> int:
+    """The time of day, in microseconds since the Unix epoch. The node's own clock is another one."""
+    return time.time_ns() // 1000
+
+
+def _tell_lacking(action: actions.BlocksLacking) -> None:
+    """Who waits for whom."""
+    named = ", ".join(f"{request} of engine {engine} ({count} here)" for engine, request, count in action.readers)
+    more = action.reader_count - len(action.readers)
+    _log.warning(
+        "request %s lacks %d blocks; %d readers keep some here while they wait for blocks of their own: %s%s; older "
+        "requests go first",
+        action.request_id, action.blocks, action.reader_count, named, f" and {more} more" if more else "",
+    )  # fmt: skip

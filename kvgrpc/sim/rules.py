@@ -36,6 +36,8 @@ class Rule(StrEnum):
     """Same inputs, same outputs."""
     R11 = "R11"
     """KV is used for nothing but what it was computed from."""
+    R13 = "R13"
+    """Among requests that wait for each other the oldest goes on."""
     END = "END"
     """Everything comes to its end, and nothing is held then."""
 

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 from kvgrpc.v1 import handshake_pb2 as kvgrpc_dot_v1_dot_handshake__pb2
+from kvgrpc.v1 import pool_pb2 as kvgrpc_dot_v1_dot_pool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\"\x12\n\x10GetStatusRequest\"\x9d\x03\n\x11GetStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\tadmission\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x65ngine_attached\x18\x05 \x01(\x08\x12!\n\x06\x63ounts\x18\x06 \x01(\x0b\x32\x11.kvgrpc.v1.Counts\x12\x1a\n\x12oldest_transfer_id\x18\x07 \x01(\t\x12\x36\n\x13oldest_transfer_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprogress_age\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07version\x18\n \x01(\t\x12\x1d\n\x04kept\x18\x0b \x01(\x0b\x32\x0f.kvgrpc.v1.Kept\"\xcc\x02\n\x04Kept\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x63\x61ller_bytes\x18\x02 \x01(\x04\x12\x18\n\x10\x63\x61ller_bytes_max\x18\x03 \x01(\x04\x12\x12\n\npeer_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x65ngine_bytes\x18\x05 \x01(\x04\x12\x18\n\x10\x65ngine_bytes_max\x18\x06 \x01(\x04\x12\x1c\n\x14one_caller_bytes_max\x18\x07 \x01(\x04\x12\x37\n\rbytes_by_kind\x18\x08 \x03(\x0b\x32 .kvgrpc.v1.Kept.BytesByKindEntry\x12\x30\n\x0flargest_callers\x18\t \x03(\x0b\x32\x17.kvgrpc.v1.KeptByCaller\x1a\x32\n\x10\x42ytesByKindEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"2\n\x0cKeptByCaller\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x12\n\nkept_bytes\x18\x02 \x01(\x04\"\x85\x03\n\x06\x43ounts\x12\x1e\n\x16pending_transfer_count\x18\x01 \x01(\x04\x12\x1d\n\x15\x61\x63tive_transfer_count\x18\x02 \x01(\x04\x12 \n\x18succeeded_transfer_count\x18\x03 \x01(\x04\x12\x1d\n\x15\x66\x61iled_transfer_count\x18\x04 \x01(\x04\x12 \n\x18\x63\x61ncelled_transfer_count\x18\x05 \x01(\x04\x12\x13\n\x0blease_count\x18\x06 \x01(\x04\x12\x19\n\x11open_access_count\x18\x07 \x01(\x04\x12\x1a\n\x12pinned_block_count\x18\x08 \x01(\x04\x12\x1f\n\x17quarantined_block_count\x18\t \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x64\x65\x66\x65\x63t_count\x18\x0b \x01(\x04\x12\x1d\n\x15reclaimed_lease_count\x18\x0c \x01(\x04\x12\x1f\n\x17reclaimed_in_vain_count\x18\r \x01(\x04\"N\n\x0c\x44rainRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\xcd\x01\n\rDrainResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\tadmission\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x16\n\x0etransfer_count\x18\x03 \x01(\r\x12\x13\n\x0blease_count\x18\x04 \x01(\r\x12\x1f\n\x17quarantined_block_count\x18\x05 \x01(\r\x12\x1a\n\x12oldest_transfer_id\x18\x06 \x01(\t\"9\n\x10ListPeersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"w\n\x11ListPeersResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1e\n\x05peers\x18\x02 \x03(\x0b\x32\x0f.kvgrpc.v1.Peer\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"k\n\x0fListPinsRequest\x12\'\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.BlockRefH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\tB\x08\n\x06_block\"(\n\x08\x42lockRef\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\"\xd6\x01\n\x03Pin\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.kvgrpc.v1.PinKind\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x16\n\x0epeer_engine_id\x18\x04 \x01(\t\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x15\n\rmissing_proof\x18\x07 \x01(\t\x12\x10\n\x08trace_id\x18\x08 \x01(\t\"t\n\x10ListPinsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1c\n\x04pins\x18\x02 \x03(\x0b\x32\x0e.kvgrpc.v1.Pin\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\x80\x01\n\x18ReleaseQuarantineRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x14\n\x0ctransfer_ids\x18\x04 \x03(\t\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"\x99\x01\n\x19ReleaseQuarantineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1c\n\x14released_block_count\x18\x02 \x01(\x04\x12\x18\n\x10left_block_count\x18\x03 \x01(\x04\x12\x19\n\x11memory_generation\x18\x04 \x01(\r*z\n\x07PinKind\x12\x18\n\x14PIN_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n\x13PIN_KIND_QUARANTINE\x10\x04\x32\x98\x03\n\x0c\x41\x64minService\x12K\n\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n\x08ListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n\x05\x44rain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12\x63\n\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02\x42G\n\rdev.kvgrpc.v1B\nAdminProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x14kvgrpc/v1/pool.proto\"\x12\n\x10GetStatusRequest\"\xa3\x04\n\x11GetStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\tadmission\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x03 \x01(\t\x12)\n\x06uptime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x65ngine_attached\x18\x05 \x01(\x08\x12!\n\x06\x63ounts\x18\x06 \x01(\x0b\x32\x11.kvgrpc.v1.Counts\x12\x1a\n\x12oldest_transfer_id\x18\x07 \x01(\t\x12\x36\n\x13oldest_transfer_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cprogress_age\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07version\x18\n \x01(\t\x12\x1d\n\x04kept\x18\x0b \x01(\x0b\x32\x0f.kvgrpc.v1.Kept\x12\x33\n\x10lacking_requests\x18\x0c \x03(\x0b\x32\x19.kvgrpc.v1.LackingRequest\x12\x31\n\x0fwaiting_readers\x18\r \x03(\x0b\x32\x18.kvgrpc.v1.WaitingReader\x12\x1c\n\x14waiting_reader_count\x18\x0e \x01(\r\"\x9d\x01\n\x0eLackingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0frequest_time_us\x18\x02 \x01(\x04\x12&\n\x03\x61ge\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x12group_block_counts\x18\x04 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\"\x9e\x01\n\rWaitingReader\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\x12\x11\n\tengine_id\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x17\n\x0frequest_time_us\x18\x05 \x01(\x04\x12&\n\x03\x61ge\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcc\x02\n\x04Kept\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x14\n\x0c\x63\x61ller_bytes\x18\x02 \x01(\x04\x12\x18\n\x10\x63\x61ller_bytes_max\x18\x03 \x01(\x04\x12\x12\n\npeer_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x65ngine_bytes\x18\x05 \x01(\x04\x12\x18\n\x10\x65ngine_bytes_max\x18\x06 \x01(\x04\x12\x1c\n\x14one_caller_bytes_max\x18\x07 \x01(\x04\x12\x37\n\rbytes_by_kind\x18\x08 \x03(\x0b\x32 .kvgrpc.v1.Kept.BytesByKindEntry\x12\x30\n\x0flargest_callers\x18\t \x03(\x0b\x32\x17.kvgrpc.v1.KeptByCaller\x1a\x32\n\x10\x42ytesByKindEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"2\n\x0cKeptByCaller\x12\x0e\n\x06\x63\x61ller\x18\x01 \x01(\t\x12\x12\n\nkept_bytes\x18\x02 \x01(\x04\"\xa4\x03\n\x06\x43ounts\x12\x1e\n\x16pending_transfer_count\x18\x01 \x01(\x04\x12\x1d\n\x15\x61\x63tive_transfer_count\x18\x02 \x01(\x04\x12 \n\x18succeeded_transfer_count\x18\x03 \x01(\x04\x12\x1d\n\x15\x66\x61iled_transfer_count\x18\x04 \x01(\x04\x12 \n\x18\x63\x61ncelled_transfer_count\x18\x05 \x01(\x04\x12\x13\n\x0blease_count\x18\x06 \x01(\x04\x12\x19\n\x11open_access_count\x18\x07 \x01(\x04\x12\x1a\n\x12pinned_block_count\x18\x08 \x01(\x04\x12\x1f\n\x17quarantined_block_count\x18\t \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x64\x65\x66\x65\x63t_count\x18\x0b \x01(\x04\x12\x1d\n\x15reclaimed_lease_count\x18\x0c \x01(\x04\x12\x1f\n\x17reclaimed_in_vain_count\x18\r \x01(\x04\x12\x1d\n\x15reclaimed_claim_count\x18\x0e \x01(\x04\"N\n\x0c\x44rainRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ncel\x18\x02 \x01(\x08\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\xcd\x01\n\rDrainResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\tadmission\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x16\n\x0etransfer_count\x18\x03 \x01(\r\x12\x13\n\x0blease_count\x18\x04 \x01(\r\x12\x1f\n\x17quarantined_block_count\x18\x05 \x01(\r\x12\x1a\n\x12oldest_transfer_id\x18\x06 \x01(\t\"9\n\x10ListPeersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"w\n\x11ListPeersResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1e\n\x05peers\x18\x02 \x03(\x0b\x32\x0f.kvgrpc.v1.Peer\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"k\n\x0fListPinsRequest\x12\'\n\x05\x62lock\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.BlockRefH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\tB\x08\n\x06_block\"(\n\x08\x42lockRef\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\"\xd6\x01\n\x03Pin\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.kvgrpc.v1.PinKind\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x16\n\x0epeer_engine_id\x18\x04 \x01(\t\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x15\n\rmissing_proof\x18\x07 \x01(\t\x12\x10\n\x08trace_id\x18\x08 \x01(\t\"t\n\x10ListPinsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1c\n\x04pins\x18\x02 \x03(\x0b\x32\x0e.kvgrpc.v1.Pin\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\x80\x01\n\x18ReleaseQuarantineRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x14\n\x0ctransfer_ids\x18\x04 \x03(\t\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\"\x99\x01\n\x19ReleaseQuarantineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1c\n\x14released_block_count\x18\x02 \x01(\x04\x12\x18\n\x10left_block_count\x18\x03 \x01(\x04\x12\x19\n\x11memory_generation\x18\x04 \x01(\r*z\n\x07PinKind\x12\x18\n\x14PIN_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n\x13PIN_KIND_QUARANTINE\x10\x04\x32\x98\x03\n\x0c\x41\x64minService\x12K\n\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n\x08ListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n\x05\x44rain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12\x63\n\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02\x42G\n\rdev.kvgrpc.v1B\nAdminProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,40 +48,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMINSERVICE'].methods_by_name['Drain']._serialized_options = b'\220\002\002'
   _globals['_ADMINSERVICE'].methods_by_name['ReleaseQuarantine']._loaded_options = None
   _globals['_ADMINSERVICE'].methods_by_name['ReleaseQuarantine']._serialized_options = b'\220\002\002'
-  _globals['_PINKIND']._serialized_start=2575
-  _globals['_PINKIND']._serialized_end=2697
-  _globals['_GETSTATUSREQUEST']._serialized_start=119
-  _globals['_GETSTATUSREQUEST']._serialized_end=137
-  _globals['_GETSTATUSRESPONSE']._serialized_start=140
-  _globals['_GETSTATUSRESPONSE']._serialized_end=553
-  _globals['_KEPT']._serialized_start=556
-  _globals['_KEPT']._serialized_end=888
-  _globals['_KEPT_BYTESBYKINDENTRY']._serialized_start=838
-  _globals['_KEPT_BYTESBYKINDENTRY']._serialized_end=888
-  _globals['_KEPTBYCALLER']._serialized_start=890
-  _globals['_KEPTBYCALLER']._serialized_end=940
-  _globals['_COUNTS']._serialized_start=943
-  _globals['_COUNTS']._serialized_end=1332
-  _globals['_DRAINREQUEST']._serialized_start=1334
-  _globals['_DRAINREQUEST']._serialized_end=1412
-  _globals['_DRAINRESPONSE']._serialized_start=1415
-  _globals['_DRAINRESPONSE']._serialized_end=1620
-  _globals['_LISTPEERSREQUEST']._serialized_start=1622
-  _globals['_LISTPEERSREQUEST']._serialized_end=1679
-  _globals['_LISTPEERSRESPONSE']._serialized_start=1681
-  _globals['_LISTPEERSRESPONSE']._serialized_end=1800
-  _globals['_LISTPINSREQUEST']._serialized_start=1802
-  _globals['_LISTPINSREQUEST']._serialized_end=1909
-  _globals['_BLOCKREF']._serialized_start=1911
-  _globals['_BLOCKREF']._serialized_end=1951
-  _globals['_PIN']._serialized_start=1954
-  _globals['_PIN']._serialized_end=2168
-  _globals['_LISTPINSRESPONSE']._serialized_start=2170
-  _globals['_LISTPINSRESPONSE']._serialized_end=2286
-  _globals['_RELEASEQUARANTINEREQUEST']._serialized_start=2289
-  _globals['_RELEASEQUARANTINEREQUEST']._serialized_end=2417
-  _globals['_RELEASEQUARANTINERESPONSE']._serialized_start=2420
-  _globals['_RELEASEQUARANTINERESPONSE']._serialized_end=2573
-  _globals['_ADMINSERVICE']._serialized_start=2700
-  _globals['_ADMINSERVICE']._serialized_end=3108
+  _globals['_PINKIND']._serialized_start=3083
+  _globals['_PINKIND']._serialized_end=3205
+  _globals['_GETSTATUSREQUEST']._serialized_start=141
+  _globals['_GETSTATUSREQUEST']._serialized_end=159
+  _globals['_GETSTATUSRESPONSE']._serialized_start=162
+  _globals['_GETSTATUSRESPONSE']._serialized_end=709
+  _globals['_LACKINGREQUEST']._serialized_start=712
+  _globals['_LACKINGREQUEST']._serialized_end=869
+  _globals['_WAITINGREADER']._serialized_start=872
+  _globals['_WAITINGREADER']._serialized_end=1030
+  _globals['_KEPT']._serialized_start=1033
+  _globals['_KEPT']._serialized_end=1365
+  _globals['_KEPT_BYTESBYKINDENTRY']._serialized_start=1315
+  _globals['_KEPT_BYTESBYKINDENTRY']._serialized_end=1365
+  _globals['_KEPTBYCALLER']._serialized_start=1367
+  _globals['_KEPTBYCALLER']._serialized_end=1417
+  _globals['_COUNTS']._serialized_start=1420
+  _globals['_COUNTS']._serialized_end=1840
+  _globals['_DRAINREQUEST']._serialized_start=1842
+  _globals['_DRAINREQUEST']._serialized_end=1920
+  _globals['_DRAINRESPONSE']._serialized_start=1923
+  _globals['_DRAINRESPONSE']._serialized_end=2128
+  _globals['_LISTPEERSREQUEST']._serialized_start=2130
+  _globals['_LISTPEERSREQUEST']._serialized_end=2187
+  _globals['_LISTPEERSRESPONSE']._serialized_start=2189
+  _globals['_LISTPEERSRESPONSE']._serialized_end=2308
+  _globals['_LISTPINSREQUEST']._serialized_start=2310
+  _globals['_LISTPINSREQUEST']._serialized_end=2417
+  _globals['_BLOCKREF']._serialized_start=2419
+  _globals['_BLOCKREF']._serialized_end=2459
+  _globals['_PIN']._serialized_start=2462
+  _globals['_PIN']._serialized_end=2676
+  _globals['_LISTPINSRESPONSE']._serialized_start=2678
+  _globals['_LISTPINSRESPONSE']._serialized_end=2794
+  _globals['_RELEASEQUARANTINEREQUEST']._serialized_start=2797
+  _globals['_RELEASEQUARANTINEREQUEST']._serialized_end=2925
+  _globals['_RELEASEQUARANTINERESPONSE']._serialized_start=2928
+  _globals['_RELEASEQUARANTINERESPONSE']._serialized_end=3081
+  _globals['_ADMINSERVICE']._serialized_start=3208
+  _globals['_ADMINSERVICE']._serialized_end=3616
 # @@protoc_insertion_point(module_scope)

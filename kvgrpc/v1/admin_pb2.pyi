@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
 from kvgrpc.v1 import handshake_pb2 as _handshake_pb2
+from kvgrpc.v1 import pool_pb2 as _pool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -88,6 +89,9 @@ class GetStatusResponse(_message.Message):
     PROGRESS_AGE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    LACKING_REQUESTS_FIELD_NUMBER: _builtins.int
+    WAITING_READERS_FIELD_NUMBER: _builtins.int
+    WAITING_READER_COUNT_FIELD_NUMBER: _builtins.int
     admission: _handshake_pb2.Admission.ValueType
     """Whether it takes work."""
     admission_reason: _builtins.str
@@ -98,6 +102,8 @@ class GetStatusResponse(_message.Message):
     """The oldest transfer that is not over."""
     version: _builtins.str
     """Version of the software."""
+    waiting_reader_count: _builtins.int
+    """How many there are."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -122,6 +128,16 @@ class GetStatusResponse(_message.Message):
     def kept(self) -> Global___Kept:
         """What it keeps beside its pools, in bytes."""
 
+    @_builtins.property
+    def lacking_requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LackingRequest]:
+        """Requests of this engine that lack blocks, as far as they were asked for with ReclaimBlocks or AllocateBlocks, in the
+        order of their times; at most 16.
+        """
+
+    @_builtins.property
+    def waiting_readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingReader]:
+        """Leases whose readers wait for blocks of their own, oldest claims first; at most 16. Together: who waits for whom."""
+
     def __init__(
         self,
         *,
@@ -136,14 +152,99 @@ class GetStatusResponse(_message.Message):
         progress_age: _duration_pb2.Duration | None = ...,
         version: _builtins.str = ...,
         kept: Global___Kept | None = ...,
+        lacking_requests: _abc.Iterable[Global___LackingRequest] | None = ...,
+        waiting_readers: _abc.Iterable[Global___WaitingReader] | None = ...,
+        waiting_reader_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "progress_age", b"progress_age", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "kept", b"kept", "lacking_requests", b"lacking_requests", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "uptime", b"uptime", "version", b"version", "waiting_reader_count", b"waiting_reader_count", "waiting_readers", b"waiting_readers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class LackingRequest(_message.Message):
+    """A request that lacks blocks here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The LLM request's id; empty where it was not said."""
+    request_time_us: _builtins.int
+    """When it began, in microseconds since the Unix epoch; 0: not said."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """For how long it has been asked in vain."""
+
+    @_builtins.property
+    def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.GroupBlockCount]:
+        """How many blocks of each group it lacks."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        request_time_us: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        group_block_counts: _abc.Iterable[_pool_pb2.GroupBlockCount] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "group_block_counts", b"group_block_counts", "request_id", b"request_id", "request_time_us", b"request_time_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LackingRequest: _TypeAlias = LackingRequest  # noqa: Y015
+
+@_typing.final
+class WaitingReader(_message.Message):
+    """A lease, and the reader that waits for blocks of its own to read it into."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    """The lease whose blocks it keeps here."""
+    block_count: _builtins.int
+    """How many they are."""
+    engine_id: _builtins.str
+    """The reader's engine."""
+    request_id: _builtins.str
+    """The LLM request's id there."""
+    request_time_us: _builtins.int
+    """When that request began, in microseconds since the Unix epoch."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """For how long it has waited."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        block_count: _builtins.int = ...,
+        engine_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        request_time_us: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "engine_id", b"engine_id", "lease_id", b"lease_id", "request_id", b"request_id", "request_time_us", b"request_time_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingReader: _TypeAlias = WaitingReader  # noqa: Y015
 
 @_typing.final
 class Kept(_message.Message):
@@ -273,6 +374,7 @@ class Counts(_message.Message):
     DEFECT_COUNT_FIELD_NUMBER: _builtins.int
     RECLAIMED_LEASE_COUNT_FIELD_NUMBER: _builtins.int
     RECLAIMED_IN_VAIN_COUNT_FIELD_NUMBER: _builtins.int
+    RECLAIMED_CLAIM_COUNT_FIELD_NUMBER: _builtins.int
     pending_transfer_count: _builtins.int
     """Transfers that wait."""
     active_transfer_count: _builtins.int
@@ -299,6 +401,8 @@ class Counts(_message.Message):
     """Leases that were reclaimed."""
     reclaimed_in_vain_count: _builtins.int
     """Those of them that a consumer came for too late."""
+    reclaimed_claim_count: _builtins.int
+    """Leases that were taken from readers that waited for blocks of their own, for older requests."""
     def __init__(
         self,
         *,
@@ -315,10 +419,11 @@ class Counts(_message.Message):
         defect_count: _builtins.int = ...,
         reclaimed_lease_count: _builtins.int = ...,
         reclaimed_in_vain_count: _builtins.int = ...,
+        reclaimed_claim_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "reclaimed_in_vain_count", b"reclaimed_in_vain_count", "reclaimed_lease_count", b"reclaimed_lease_count", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "reclaimed_claim_count", b"reclaimed_claim_count", "reclaimed_in_vain_count", b"reclaimed_in_vain_count", "reclaimed_lease_count", b"reclaimed_lease_count", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -959,6 +959,7 @@ class Intent(_message.Message):
     ON_ABORT_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
     """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel."""
     request_id: _builtins.str
@@ -971,6 +972,10 @@ class Intent(_message.Message):
     """Higher goes first. 0 is normal."""
     on_abort: Global___OnAbort.ValueType
     """What a consumer's abort means."""
+    request_time_us: _builtins.int
+    """When the request began, in microseconds since the Unix epoch, as in HandOver; 0: when the engine heard of it. Each
+    engine clamps it to the last 10 minutes before it hears of it.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Lease duration to ask for."""
@@ -995,10 +1000,11 @@ class Intent(_message.Message):
         on_abort: Global___OnAbort.ValueType = ...,
         peer: Global___PeerAddress | None = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "peer", b"peer", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_count", b"consumer_count", "firm_ttl", b"firm_ttl", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_count", b"consumer_count", "firm_ttl", b"firm_ttl", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

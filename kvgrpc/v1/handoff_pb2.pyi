@@ -89,6 +89,7 @@ class HandOver(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     consumer_count: _builtins.int
     """How many consumers will come. 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
@@ -101,6 +102,11 @@ class HandOver(_message.Message):
     """Lease id minted by the caller from its session's secret; empty lets the server mint one."""
     priority: _builtins.int
     """Higher goes first."""
+    request_time_us: _builtins.int
+    """When the request began, in microseconds since the Unix epoch: the one order in which all engines put requests that
+    wait for each other (ReclaimBlocks). The grant carries it. 0, and a time to come: now; a time more than 10 minutes
+    ago: 10 minutes ago, unless the owning engine's session says it.
+    """
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. All blocks that the content needs, in token order: of a group with a window those that its last tokens lie
@@ -135,10 +141,11 @@ class HandOver(_message.Message):
         lease_id: _builtins.str = ...,
         priority: _builtins.int = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +315,7 @@ class PullBlocksRequest(_message.Message):
     TRANSFER_TIMEOUT_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_id: _builtins.str
@@ -329,6 +337,10 @@ class PullBlocksRequest(_message.Message):
     """Engine step that touches the destination blocks last. 0 asserts that no queued work touches them."""
     validate_only: _builtins.bool
     """See common.proto. The reply has a transfer only with `transfer_id`: that one, as it is."""
+    request_time_us: _builtins.int
+    """When the request that pulls began, as in HandOver; 0: when the one began that handed over, as its grant says. For a
+    next turn, which began later. The source does not take it for older than the one that handed over.
+    """
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
         """A new one."""
@@ -373,10 +385,11 @@ class PullBlocksRequest(_message.Message):
         transfer_timeout: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
         wait: _transfer_pb2.TransferWait | None = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "destination", b"destination", "grant", b"grant", "pull", b"pull", "queue_timeout", b"queue_timeout", "transfer_id", b"transfer_id", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_pull: _TypeAlias = _typing.Literal["grant", "transfer_id"]  # noqa: Y015
     _WhichOneofArgType_pull: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015

@@ -256,6 +256,7 @@ class GrantLeaseRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     consumer_count: _builtins.int
@@ -268,6 +269,8 @@ class GrantLeaseRequest(_message.Message):
     """At least 16 random bytes, or empty: the server then makes a key."""
     validate_only: _builtins.bool
     """See common.proto."""
+    request_time_us: _builtins.int
+    """As in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. The blocks, in token order."""
@@ -302,10 +305,11 @@ class GrantLeaseRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,6 +361,7 @@ class RenewLeasesRequest(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     FOR_ACCESS_FIELD_NUMBER: _builtins.int
+    READING_ACCESS_IDS_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     """See common.proto: the rows are those of the leases as they are."""
     for_access: _builtins.bool
@@ -373,6 +378,12 @@ class RenewLeasesRequest(_message.Message):
         the lease does leaves it as it is.
         """
 
+    @_builtins.property
+    def reading_access_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Accesses, of those for which it is said, that were opened with `waits_for_blocks` and under which bytes are read by
+        now: no other request takes their blocks any more.
+        """
+
     def __init__(
         self,
         *,
@@ -380,10 +391,11 @@ class RenewLeasesRequest(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         validate_only: _builtins.bool = ...,
         for_access: _builtins.bool = ...,
+        reading_access_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_access", b"for_access", "leases", b"leases", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_access", b"for_access", "leases", b"leases", "reading_access_ids", b"reading_access_ids", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

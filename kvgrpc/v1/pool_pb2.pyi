@@ -107,6 +107,8 @@ class AllocateBlocksRequest(_message.Message):
     NO_EXPIRY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     RECLAIM_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     allocation_id: _builtins.str
@@ -117,6 +119,10 @@ class AllocateBlocksRequest(_message.Message):
     """See common.proto."""
     reclaim: _builtins.bool
     """Where too few blocks are free, take them back from soft leases, as ReclaimBlocks does, and allocate them."""
+    request_time_us: _builtins.int
+    """As in ReclaimBlocks; for `reclaim`."""
+    request_id: _builtins.str
+    """As in ReclaimBlocks."""
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
         """Required. How many from each group; at most 256 rows."""
@@ -135,10 +141,12 @@ class AllocateBlocksRequest(_message.Message):
         no_expiry: _builtins.bool = ...,
         validate_only: _builtins.bool = ...,
         reclaim: _builtins.bool = ...,
+        request_time_us: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "reclaim", b"reclaim", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "reclaim", b"reclaim", "request_id", b"request_id", "request_time_us", b"request_time_us", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,10 +225,13 @@ class Reclaimed(_message.Message):
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
     FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     LATER_LEASES_FIELD_NUMBER: _builtins.int
+    CLAIMED_LEASE_COUNT_FIELD_NUMBER: _builtins.int
     enough: _builtins.bool
     """As many blocks came free as were asked for. Else no lease was ended."""
     lease_count: _builtins.int
     """How many they are."""
+    claimed_lease_count: _builtins.int
+    """How many of the leases that ended were claimed."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReclaimedLease]:
         """The leases that ended, oldest first; of many the first 1,000."""
@@ -241,10 +252,11 @@ class Reclaimed(_message.Message):
         lease_count: _builtins.int = ...,
         freed_blocks: _common_pb2.Blocks | None = ...,
         later_leases: _abc.Iterable[Global___SoftLater] | None = ...,
+        claimed_lease_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enough", b"enough", "freed_blocks", b"freed_blocks", "later_leases", b"later_leases", "lease_count", b"lease_count", "leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimed_lease_count", b"claimed_lease_count", "enough", b"enough", "freed_blocks", b"freed_blocks", "later_leases", b"later_leases", "lease_count", b"lease_count", "leases", b"leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,10 +271,19 @@ class ReclaimBlocksRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     validate_only: _builtins.bool
     """See common.proto: the answer names the leases that would end."""
+    request_time_us: _builtins.int
+    """When the oldest request began that waits for these blocks, in microseconds since the Unix epoch; 0: only soft leases
+    are taken back. A time to come is now; one more than 10 minutes ago is 10 minutes ago, unless the owning engine's
+    session says it.
+    """
+    request_id: _builtins.str
+    """The LLM request's id: of two that began in the same microsecond it says which one is older."""
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
         """Required. How many of each group shall come free that are not; at most 256 rows."""
@@ -273,10 +294,12 @@ class ReclaimBlocksRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         group_block_counts: _abc.Iterable[Global___GroupBlockCount] | None = ...,
         validate_only: _builtins.bool = ...,
+        request_time_us: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "request_id", b"request_id", "request_time_us", b"request_time_us", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -534,6 +534,12 @@ class BlocksNeededRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_time_us: _builtins.int
+    """As in ReclaimBlocks: of the oldest request that waits for blocks, the first one in the queue or one behind it."""
+    request_id: _builtins.str
+    """As in ReclaimBlocks."""
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.GroupBlockCount]:
         """Required. How many of each group shall come free that are not."""
@@ -542,10 +548,12 @@ class BlocksNeededRequest(_message.Message):
         self,
         *,
         group_block_counts: _abc.Iterable[_pool_pb2.GroupBlockCount] | None = ...,
+        request_time_us: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_block_counts", b"group_block_counts", "request_id", b"request_id", "request_time_us", b"request_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

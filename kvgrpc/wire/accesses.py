@@ -28,6 +28,8 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
         data_paths=[data_path(name) for name in opening.data_paths],
         reverse_access_id=opening.reverse_access_id,
         part_epoch=opening.part_epoch,
+        waits_for_blocks=opening.waits_for_blocks,
+        request_time_us=opening.request_time_us,
     )
     _put_parts(opening.parts, row.parts)
     if opening.push_content is not None:

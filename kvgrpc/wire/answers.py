@@ -166,6 +166,7 @@ def reclaimed(value: Reclaimed, incarnation: int) -> pool_pb2.Reclaimed:
             )
             for row in value.later
         ],
+        claimed_lease_count=value.claimed,
     )
 
 

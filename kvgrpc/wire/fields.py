@@ -87,7 +87,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
     Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments spans CudaVmmEndpoint.allocations"),
     Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
-    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
+    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids"),
     Bound(Kind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
     Bound(
         Kind.ROWS, bounds.SEND_VALUES_MAX,
@@ -114,8 +114,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
         Kind.BYTES, bounds.SECRET_BYTES_MAX,
-        "GroupValue.value access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket "
-        "content_digest device_uuid proof proofs",
+        "GroupValue.value access_id reverse_access_id reading_access_ids token digest opaque_id transfer_key nonce "
+        "ticket rank_ticket content_digest device_uuid proof proofs",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
@@ -131,7 +131,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.NUMBER, INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
-        "cancelled_call_ids sequence released_count source_released_count",
+        "cancelled_call_ids sequence released_count source_released_count "
+        "request_time_us",
     ),
     Bound(
         Kind.FREE, 0,

@@ -34,6 +34,8 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
         push_content=push_content(row.push_content) if row.HasField("push_content") else None,
         part_epoch=row.part_epoch,
         parts=_parts(row.parts, limit),
+        waits_for_blocks=row.waits_for_blocks,
+        request_time_us=row.request_time_us,
     )
 
 

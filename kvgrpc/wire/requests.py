@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from kvgrpc.core import events
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import invalid, note
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
@@ -103,6 +104,7 @@ def finished_blocks(
         part_epoch=0 if part is None else part.part_epoch,
         allocation_id=said.blocks.allocation_id,
         firm_ttl_s=seconds(said, "firm_ttl"),
+        request_time_us=0 if part is not None else request.for_readers.request_time_us,
     )
 
 
@@ -170,6 +172,7 @@ def grant_lease(
         labels=labels,
         allocation_id=request.blocks.allocation_id,
         firm_ttl_s=seconds(request, "firm_ttl"),
+        request_time_us=request.request_time_us,
     )
 
 
@@ -201,6 +204,7 @@ def pull_blocks(
         queue_timeout_s=timeout_s(request, "queue_timeout"),
         transfer_timeout_s=timeout_s(request, "transfer_timeout"),
         validate_only=request.validate_only,
+        request_time_us=request.request_time_us,
     )
 
 
@@ -236,7 +240,11 @@ def renew_leases(
     ttl_s = seconds(request, "ttl")
     if isinstance(request, lease_pb2.KeepAliveRequest):
         return events.RenewLeases(call, refs, ttl_s)
-    return events.RenewLeases(call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only)
+    reading = tuple(request.reading_access_ids) if request.for_access else ()
+    check_count("reading_access_ids", len(reading), limit)
+    return events.RenewLeases(
+        call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only, reading=reading
+    )
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
@@ -289,12 +297,20 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
         request.no_expiry,
         request.reclaim,
         request.validate_only,
+        _by(request),
     )
 
 
 def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) -> events.ReclaimBlocks:
     """ReclaimBlocks."""
-    return events.ReclaimBlocks(call, block_counts(request.group_block_counts), request.validate_only)
+    counts = block_counts(request.group_block_counts)
+    return events.ReclaimBlocks(call, counts, request.validate_only, _by(request))
+
+
+def _by(request: pool_pb2.AllocateBlocksRequest | pool_pb2.ReclaimBlocksRequest) -> RequestTime | None:
+    """The request that blocks are needed for."""
+    request_id = text("request_id", request.request_id)
+    return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvgrpc.core.policy.spec import Offer, RequestSpec, Source, claims_of
+from kvgrpc.core.policy.spec import Offer, RequestSpec, Source, began_at, claims_of
 from kvgrpc.core.policy.values import (
     DROPPED,
     Give,
@@ -30,6 +30,7 @@ from kvgrpc.core.values import content as contents, grants
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text
@@ -122,8 +123,10 @@ def named(value: common_pb2.Content, weights: str) -> Named | None:
     return Named(whole, kept, weights)
 
 
-def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str) -> NamedRequest:
-    """RequestArrived. Raises KVGrpcError."""
+def arrived(
+    request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str, arrived_us: int = 0
+) -> NamedRequest:
+    """RequestArrived, which came at `arrived_us`. Raises KVGrpcError."""
     intent = request.intent
     give, take, key = _give(request), _take(request), intent.transfer_key
     if give is not None or isinstance(take, Source):
@@ -142,11 +145,18 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         firm_ttl_s=seconds(intent, "firm_ttl"),
+        request_time_us=began_at(take, give, intent.request_time_us, arrived_us),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,
         traceparent=text("traceparent", request.traceparent) or trace,
     )
+
+
+def needed_by(request: scheduler_pb2.BlocksNeededRequest) -> RequestTime | None:
+    """The request that blocks are needed for. The owning engine's scheduler is believed."""
+    request_id = text("request_id", request.request_id)
+    return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def required_id(request_id: str) -> str:

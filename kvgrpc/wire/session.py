@@ -76,6 +76,7 @@ def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Recl
         value.lease_count,
         tuple(freed.get(group, np.empty(0, dtype=np.int64)) for group in range(groups)),
         tuple(later),
+        value.claimed_lease_count,
     )
 
 

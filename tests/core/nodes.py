@@ -124,12 +124,12 @@ def access_id(number: int = 1) -> bytes:
 
 def grant(
     source: EngineDescription, *, tokens: int = 32, key: bytes = KEY, on_abort: OnAbort = OnAbort.RELEASE,
-    access: Access = Access.READ, lease_id: str = "l-1", secret: bytes = SECRET,
+    access: Access = Access.READ, lease_id: str = "l-1", secret: bytes = SECRET, request_time_us: int = 0,
 ) -> bytes:  # fmt: skip
     """A grant of a source that is played by the test."""
     claims = Claims(
         access, source.engine_id, source.incarnation, source.address, lease_id, key, 30.0, -(-tokens // 16), tokens,
-        on_abort,
+        on_abort, request_time_us=request_time_us,
     )  # fmt: skip
     return mint(claims, signing_key(secret))
 

@@ -67,6 +67,11 @@ def never(*timers: Timer) -> Make:
     return lambda set_: lambda self, kind, name, when: None if kind in timers else set_(self, kind, name, when)
 
 
+def anyone(younger: Any) -> Any:
+    """Every request is taken for the oldest one."""
+    return lambda self, asking: younger(self, asking._replace(time_us=0))
+
+
 def settled_at_once(settle: Any) -> Any:
     return lambda steps, pull: (settle(steps, pull), steps.settled(pull))
 

@@ -23,7 +23,7 @@ from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import quarantine
 from kvgrpc.core.receive import pull_course, pull_ends, pulls
 from kvgrpc.core.receive.reservations import Reservations
-from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming
+from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming, weak_claims
 from kvgrpc.core.send.mirroring import Mirroring
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
@@ -62,12 +62,15 @@ class Mutant:
     """In worlds in which engines have mirrors."""
     collective: bool = False
     """In worlds in which ranks of sources have to send."""
+    rings: bool = False
+    """In worlds in which engines wait for each other."""
 
     def world(self, seed: int) -> Setup:
         """The world of a seed in which it is looked for."""
         return drawn(
-            seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective
-        )
+            seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective,
+            rings=self.rings,
+        )  # fmt: skip
 
 
 MUTANTS = (
@@ -154,6 +157,13 @@ MUTANTS = (
     Mutant(
         "a lease is reclaimed under our own write", firmness.Firmness, "is_claimed", bugs.postings_unheeded, Rule.R1
     ),
+    Mutant("readers that wait yield to nobody", weak_claims.WeakClaims, "younger", bugs.always([]), Rule.R13,
+        rings=True),
+    Mutant(
+        "readers that wait yield to younger requests", weak_claims.WeakClaims, "younger", bugs.anyone, Rule.R2,
+        rings=True
+    ),
+    Mutant("readers that read yield", weak_claims.WeakClaims, "reading", bugs.always(None), Rule.R2, rings=True),
     Mutant("a reclaimed lease vouches", reclaiming.Reclaiming, "carry_out", bugs.reclaimed_and_live, Rule.R5),
     Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),

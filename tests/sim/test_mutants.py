@@ -16,6 +16,7 @@ WORLDS = {
     "mirrors": {"mirrors": True},
     "sends": {"collective": True},
     "sends, with a liar": {"collective": True, "liars": True},
+    "rings": {"rings": True},
 }
 
 

@@ -3,6 +3,7 @@
 vLLM's own block pool is there; its requests and steps are stand-ins with the fields that are read.
 """
 
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,7 @@ def request_of(name: str, params: Any, **fields: Any) -> Any:
         request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
         cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
         status=RequestStatus.FINISHED_ABORTED, abort_immediately=False, prompt_embeds=None, mm_features=[],
+        arrival_time=time.time(),
     )  # fmt: skip
     vars(made).update(fields)
     return made

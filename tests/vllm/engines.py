@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.client import SyncClient, connect_sync
+from tests.vllm.processes import command_line, end, runs, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 240.0
@@ -82,36 +83,6 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, 
     while not condition():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
         time.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there, and not only waits to be counted."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
-
-
-def tree_of(root: int) -> list[int]:
-    """A process that runs, and all that it started."""
-    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
-    parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
-    found = [root] if root in parents else []
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
-
-
-def end(pids: Sequence[int]) -> None:
-    """Those that are left of them, at once."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass
@@ -243,6 +214,12 @@ class Engine:
     def answer(self, line_id: int) -> Answer:
         return Answer(**{"tokens": [], **self._read(line_id)})
 
+    def answered(self, line_id: int) -> bool:
+        """Whether `answer` has one at once."""
+        if line_id not in self._answers:
+            self._hear(0.01)
+        return line_id in self._answers
+
     def ask(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> Answer:
@@ -296,17 +273,25 @@ class Engine:
     def _read(self, line_id: int, timeout_s: float = WAIT_S) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while line_id not in self._answers:
-            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                data = self._socket.recv(2**20)
-            except TimeoutError:
-                raise AssertionError(f"engine {self.name} was silent for {timeout_s} s\n{self.log()[-4000:]}") from None
-            assert data, f"engine {self.name} died\n{self.log()[-6000:]}"
-            *lines, self._unread = (self._unread + data).split(b"\n")
-            for line in lines:
-                answer = json.loads(line)
-                self._answers[answer.pop("id")] = answer
+            if not self._hear(max(0.001, deadline - time.monotonic())):
+                raise AssertionError(f"engine {self.name} was silent for {timeout_s} s\n{self.log()[-4000:]}")
         return self._answers.pop(line_id)
+
+    def _hear(self, timeout_s: float) -> bool:
+        """Keeps the answers that came. False: none did in that time."""
+        self._socket.settimeout(timeout_s)
+        try:
+            data = self._socket.recv(2**20)
+        except TimeoutError:
+            return False
+        finally:
+            self._socket.settimeout(None)
+        assert data, f"engine {self.name} died\n{self.log()[-6000:]}"
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            self._answers[answer.pop("id")] = answer
+        return True
 
 
 def pushed(key: bytes, source: str = "") -> dict[str, Any]:

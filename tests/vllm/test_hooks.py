@@ -12,7 +12,8 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.vllm.scheduling import blocks_of
 from tests.vllm.cores import PROMPT, Core, Cores, request_of, scheduled
-from tests.vllm.engines import PREFILL, pushed, runs, wait_until
+from tests.vllm.engines import PREFILL, pushed, wait_until
+from tests.vllm.processes import runs
 
 MODE_PUSH = {"kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}
 

@@ -129,12 +129,19 @@ class Scheduler:
         return await self._ask(self._stub.AbortRequest, step_calls.abort_request(request_id, message), options)
 
     async def blocks_needed(
-        self, counts: int | Mapping[int, int], **options: Unpack[opt.Call]
+        self,
+        counts: int | Mapping[int, int],
+        *,
+        request_time_us: int = 0,
+        request_id: str = "",
+        **options: Unpack[opt.Call],
     ) -> pb.BlocksNeededResponse:
         """The scheduler lacks so many blocks of the one group, or {group: count}: those of hand-overs that nobody has
-        claimed come back, all or none.
+        claimed come back, all or none. `request_time_us`, `request_id`: the oldest request that waits for blocks; then
+        hand-overs yield, too, whose readers are younger and wait for blocks of their own.
         """
-        return await self._ask(self._stub.BlocksNeeded, step_calls.blocks_needed(counts), options)
+        request = step_calls.blocks_needed(counts, request_time_us=request_time_us, request_id=request_id)
+        return await self._ask(self._stub.BlocksNeeded, request, options)
 
     # ---- news, and steps
 

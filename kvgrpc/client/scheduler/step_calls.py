@@ -110,9 +110,15 @@ def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
     return AbortRequestRequest(request_id=request_id, message=message)
 
 
-def blocks_needed(counts: int | Mapping[int, int]) -> BlocksNeededRequest:
-    """The scheduler lacks so many blocks of the one group, or {group: count}."""
-    return BlocksNeededRequest(group_block_counts=block_counts(counts))
+def blocks_needed(
+    counts: int | Mapping[int, int], *, request_time_us: int = 0, request_id: str = ""
+) -> BlocksNeededRequest:
+    """The scheduler lacks so many blocks of the one group, or {group: count}. `request_time_us`, `request_id`: the
+    oldest request that waits for blocks.
+    """
+    return BlocksNeededRequest(
+        group_block_counts=block_counts(counts), request_time_us=request_time_us, request_id=request_id
+    )
 
 
 def in_step(call: StepCall) -> ScheduleCall:

@@ -115,6 +115,7 @@ class AccessOpenings:
                 access = self._new(peer, opening)
             else:
                 _check_same(access, peer, opening)
+                access.waits_for_blocks &= opening.waits_for_blocks
         except KVGrpcError as error:
             self._answer_row(call, row, error)
             return

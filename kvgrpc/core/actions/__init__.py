@@ -35,6 +35,7 @@ from kvgrpc.core.actions.answers import (
     Widened,
 )
 from kvgrpc.core.actions.news import (
+    BlocksLacking,
     BlocksReturned,
     EngineNews,
     Failed,
@@ -77,6 +78,7 @@ Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
     | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | SendChecksums
     | SendPostSend | Send | AnswerSend | TransferChanged | TellEngine | WeightsUnknown
+    | BlocksLacking
 )  # fmt: skip
 
 __all__ = [
@@ -86,6 +88,7 @@ __all__ = [
     "Answer",
     "AnswerSend",
     "AwaitEnd",
+    "BlocksLacking",
     "BlocksReturned",
     "Cancelled",
     "Checksums",

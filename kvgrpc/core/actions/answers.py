@@ -199,6 +199,8 @@ class Reclaimed:
     freed: Blocks
     later: tuple[Later, ...]
     """In the order of time; the first ones of many."""
+    claimed: int = 0
+    """How many of the leases had readers that waited."""
 
 
 @keeping("freed")

@@ -79,6 +79,19 @@ EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned | 
 
 
 @dataclass(frozen=True)
+class BlocksLacking:
+    """A request of this engine waits for blocks that leases keep whose readers wait for blocks of their own."""
+
+    request_id: str
+    blocks: int
+    """So many it lacks."""
+    readers: tuple[tuple[str, str, int], ...]
+    """Engine and request of each reader, with the blocks that it keeps here; the first ones of many."""
+    reader_count: int
+    """All of them."""
+
+
+@dataclass(frozen=True)
 class WeightsUnknown:
     """For the log: this life of a peer was admitted although neither side states its weights."""
 

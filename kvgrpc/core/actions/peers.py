@@ -120,3 +120,5 @@ class SendRenew:
 
     peer: str
     rows: tuple[tuple[str, bytes], ...]
+    reading: tuple[bytes, ...] = ()
+    """Accesses that were opened without blocks, and under which bytes are read by now."""

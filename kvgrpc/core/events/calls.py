@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.core.values.request_times import RequestTime
 
 
 class WaitsFor(Enum):
@@ -59,6 +60,8 @@ class FinishedBlocks:
     """The allocation that all blocks are of; empty: not checked."""
     firm_ttl_s: float | None = None
     """How long the lease is not taken back though nobody claims it; None: the default."""
+    request_time_us: int = 0
+    """When its request began; 0: not known."""
     stands_for: tuple[str, ...] = ()
     """Live leases for one consumer each, whose blocks these are: when they are read here, they are read there."""
 
@@ -146,6 +149,8 @@ class PullBlocks:
     queue_timeout_s: float | None = None
     transfer_timeout_s: float | None = None
     validate_only: bool = False
+    request_time_us: int = 0
+    """When its request began; 0: when the one began that handed over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +184,8 @@ class RenewLeases:
     """The caller has an access open on each of them, which is its claim; the renewal is none beside it."""
     validate_only: bool = False
     """The rows are those of the leases as they are."""
+    reading: tuple[bytes, ...] = ()
+    """Accesses under which the caller reads by now."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +247,8 @@ class AllocateBlocks:
     reclaim: bool = False
     """Soft leases end where too few blocks are free."""
     validate_only: bool = False
+    by: RequestTime | None = None
+    """As in ReclaimBlocks."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +259,8 @@ class ReclaimBlocks:
     counts: tuple[tuple[int, int], ...]
     validate_only: bool = False
     """The answer names the leases that would end."""
+    by: RequestTime | None = None
+    """The oldest request that waits for them, to which weak claims of younger ones yield; None: none does."""
 
 
 @dataclass(frozen=True, eq=False)

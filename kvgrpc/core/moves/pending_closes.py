@@ -58,6 +58,11 @@ class PendingCloses:
         closing = Closing(access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message)
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
+    def reader_lost(self, access: Access, message: str, trace: str) -> None:
+        """Tells the lead that opened an access here that its blocks are gone: it asks by renewing."""
+        closing = Closing(access.id, CloseOutcome.FAILED, quiesced=True, token=access.opening.token, message=message)
+        self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
+
     def peer_ready(self, address: str, peer: Peer) -> None:
         """The issuer at an address is connected."""
         for send in self._closes.unsent.pop(address, {}).values():

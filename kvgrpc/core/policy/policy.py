@@ -111,7 +111,7 @@ class Policy:
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.OPEN:
             return Match(0)
-        if request.take_loss is not None and self.rules.on_loss is OnLoss.RECOMPUTE:
+        if request.take_loss is not None and (request.taken_back or self.rules.on_loss is OnLoss.RECOMPUTE):
             return Match(0)
         missing = request.use_tokens - computed_tokens
         worth = self.rules.recompute_threshold_tokens if request.prefills else 1
@@ -239,7 +239,9 @@ class Policy:
         elif request.take_loss is None and request.take in (Stage.OPEN, Stage.BUSY):
             request.take_loss = loss
             if request.take is Stage.OPEN:
-                self._told.append(TakeLost(request_id, loss, self.rules.on_loss))
+                request.taken_back = loss.reason is Reason.LEASE_RECLAIMED
+                on_loss = OnLoss.RECOMPUTE if request.taken_back else self.rules.on_loss
+                self._told.append(TakeLost(request_id, loss, on_loss))
 
     def returned(self, request_id: str, side: Side) -> None:
         """Nothing of a transfer that is over uses its blocks any more."""

@@ -34,6 +34,10 @@ class Request:
     filled: Lists = ()
     """Blocks that are being filled."""
     take_loss: Loss | None = None
+    taken_back: bool = False
+    """Its source needed the blocks before this one had any to read into: that is no failure of a load, and it is
+    computed here whatever the rules say of losses.
+    """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
     sent: list[int] = field(default_factory=list)

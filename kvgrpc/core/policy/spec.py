@@ -8,6 +8,7 @@ from kvgrpc.core.policy.request import without_backoff
 from kvgrpc.core.policy.values import Arrival, Give, Mode, Rules, Take
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
 Name = TypeVar("Name")
@@ -51,6 +52,8 @@ class RequestSpec(ABC, Generic[Name]):
     ttl_s: float | None = None
     firm_ttl_s: float | None = None
     priority: int = 0
+    request_time_us: int = field(default=0, compare=False)
+    """See `began_at`; 0: when it hands over, and of a pull when the request began that handed over."""
     needs_all_outputs: bool = False
     traceparent: str = field(default="", compare=False)
 
@@ -102,6 +105,17 @@ class RequestSpec(ABC, Generic[Name]):
             check_transfer_key(self.transfer_key)
         tokens, whole = self.prompt_tokens, self.whole_units
         return Arrival(self.request_id, tokens, take, self.give, self.needs_all_outputs, whole, wanted=self)
+
+
+def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arrived_us: int) -> int:
+    """When a request began that its engine hears of at `arrived_us`: as stated, or with the prefill of what it decodes.
+    A next turn, which takes what it goes on from, began later than that.
+    """
+    decodes = isinstance(take, Offer) and (give is None or not give.prefill)
+    if decodes and not stated_us:
+        assert isinstance(take, Offer)
+        stated_us = read_claims(take.grant).request_time_us
+    return heard(stated_us, arrived_us, own=False)
 
 
 def claims_of(grant: bytes, access: Access) -> Claims:

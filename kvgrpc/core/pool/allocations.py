@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks, GiveAllocation
-from kvgrpc.core.send.reclaiming import Plan, Reclaiming
+from kvgrpc.core.send.reclaiming import Plan, Reclaiming, named_by
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S
@@ -14,6 +14,7 @@ from kvgrpc.core.values.ids import mint_id
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ENGINE, Kind, Thing, Verb, may
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import (
     Exhausted,
     NotFound,
@@ -101,11 +102,18 @@ class Allocations:
                 metadata={"limit": str(state.limits.allocations)},
             )
         state.ledger.check(event.call.payer, ALLOCATION_BYTES)
-        plan = self._plan(counts) if event.reclaim else None
-        taken = state.allocator.choose(counts) if plan is None else ()
+        by = named_by(event)
+        try:
+            plan = self._plan(counts, by) if event.reclaim else None
+            taken = state.allocator.choose(counts) if plan is None else ()
+        except Exhausted:
+            if not event.validate_only:
+                self._reclaiming.asked(by, counts, enough=False)
+            raise
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
+        self._reclaiming.asked(by, counts, enough=True)
         if plan is not None:
             self._reclaiming.carry_out(plan)
             taken = state.allocator.choose(counts)
@@ -116,12 +124,12 @@ class Allocations:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
 
-    def _plan(self, counts: dict[int, int]) -> Plan | None:
+    def _plan(self, counts: dict[int, int], by: RequestTime | None) -> Plan | None:
         """What to reclaim for them, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
         missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
-        plan = self._reclaiming.plan(missing) if missing else None
+        plan = self._reclaiming.plan(missing, by=by) if missing else None
         if missing and plan is None:
             try:
                 state.allocator.choose(counts)

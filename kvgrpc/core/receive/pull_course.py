@@ -57,6 +57,17 @@ class PullCourse(Course[P]):
         else:
             self._post_when_ready(move)
 
+    def renew_by(self, pull: P, when: float) -> None:
+        """The next renewal of its lease is no later than that."""
+        self._renewals.due_by(pull, when)
+
+    def _post(self, move: P) -> None:
+        """Its source leaves a reader that waits alone for a firm time: before that it is told that it reads."""
+        super()._post(move)
+        if move.opened_without_blocks and move.stage is Stage.WIRE:
+            soon = move.opened_at + self._state.limits.firm_ttl_s / 2
+            self.renew_by(move, max(soon, self._state.now))
+
     def settled(self, move: P) -> None:
         """The source's lease held throughout the read."""
         self.ends.succeed(move)
@@ -77,7 +88,12 @@ class PullCourse(Course[P]):
             state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, move.claim.tokens))
             state.timers.clear(Timer.QUEUE, move.name)
             state.timers.set(Timer.BLOCKS, move.name, transfer.created + state.limits.lease_cap_s)
+        move.opened_at = state.now
         self._renewals.start(move)
 
     def _opening(self, move: P, request_id: str, paths: tuple[str, ...]) -> Opening:
-        return Opening(move.access_id, move.token, move.claim, move.transfer_id, request_id, paths)
+        move.opened_without_blocks = move.destination is None
+        return Opening(
+            move.access_id, move.token, move.claim, move.transfer_id, request_id, paths,
+            waits_for_blocks=move.opened_without_blocks, request_time_us=move.request_time_us,
+        )  # fmt: skip

@@ -20,7 +20,8 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.core.values.owners import Verb
+from kvgrpc.core.values.owners import ENGINE_SIDE, Verb
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
 
 
@@ -70,6 +71,7 @@ class Pulls:
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
             payer=event.call.payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
+            request_time_us=self._began(event, claims.request_time_us),
         )  # fmt: skip
         state.moves.add(pull)
         state.receives[transfer.id] = pull
@@ -78,6 +80,11 @@ class Pulls:
             self._course.take(pull, taken, event.after_step)
         state.reply(event.call.id, Pulling(transfer))
         self._course.connect(pull, connection)
+
+    def _began(self, event: PullBlocks, handed_over_us: int) -> int:
+        if not event.request_time_us:
+            return handed_over_us
+        return heard(event.request_time_us, event.call.wall_us, own=event.call.principal in ENGINE_SIDE)
 
     def give(self, event: GiveDestination) -> None:
         """PullBlocks by transfer id: the blocks of an earlier pull."""
@@ -112,12 +119,16 @@ class Pulls:
         self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
 
     def cancelled(self, peer: str, row: Closing) -> bool:
-        """The source of a pull says that it was cancelled. False: it is of no pull from that life."""
+        """The source of a pull says that it was cancelled, or that its blocks may be gone: then it is asked at once
+        whether they are. False: it is of no pull from that life.
+        """
         pull = self._state.moves.of_access(row.access_id)
         if type(pull) is not Pull or peer not in (pull.peer, pull.asked_of):
             return False
         if row.outcome is CloseOutcome.CANCELLED and pull.stage is not Stage.ENDED:
             self._cancel(pull, row.message, Side.SOURCE, CloseOutcome.CANCELLED)
+        elif row.outcome is CloseOutcome.FAILED and pull.stage is Stage.OPEN:
+            self._course.renew_by(pull, self._state.now)
         return True
 
     def _cancel(self, pull: Pull, message: str, side: Side, outcome: CloseOutcome) -> None:

@@ -28,16 +28,26 @@ class Renewals:
     def due(self, pull: Pull) -> None:
         """Renews this pull's lease, and with it those of the same peer that are due soon."""
         now = self._state.now
-        rows = []
+        rows: list[tuple[str, bytes]] = []
+        reading: list[bytes] = []
         for other in self._state.moves.of_peer(pull.peer):
             if other.opened is None or other.stage is Stage.ENDED:
                 continue
             if other.next_renewal <= now + min(BATCH_S, other.opened.ttl_s / 10):
                 rows.append((other.transfer_id, other.token))
+                reads = isinstance(other, Pull) and other.opened_without_blocks and other.stage is not Stage.OPEN
+                reading.append(other.access_id if reads else b"")
                 self._plan(other, other.opened.ttl_s)
         most = min(self._state.limits.renewals_per_call, ROWS_MAX)
         for at in range(0, len(rows), most):
-            self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most])))
+            told = tuple(access_id for access_id in reading[at : at + most] if access_id)
+            self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most]), told))
+
+    def due_by(self, pull: Pull, when: float) -> None:
+        """Its next renewal is no later than that."""
+        if when < pull.next_renewal:
+            pull.next_renewal = when
+            self._state.timers.set(Timer.RENEW, pull.name, when)
 
     def _plan(self, pull: Move, left_s: float) -> None:
         pull.next_renewal = self._state.now + max(left_s / 3, INTERVAL_MIN_S)

@@ -19,6 +19,8 @@ def send_failure(lease: Lease) -> Failure | None:
         LeaseState.VOIDED: "the engine took its blocks back",
         LeaseState.RECLAIMED: "its blocks were needed while nobody had claimed it",
     }
+    if lease.yielded:
+        messages[LeaseState.RECLAIMED] = "an older request needed its blocks, and its readers had none of their own yet"
     phase = "rendezvous" if lease.pushed else "readers"
     if lease.state is LeaseState.DONE and lease.cancelled_by:
         engine_id, why = next(reversed(lease.cancelled_by.items()))

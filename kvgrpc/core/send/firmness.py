@@ -3,7 +3,7 @@
 A lease is firm for its firm time after its hand-over, and for as long after its last claimer has gone; a renewal by
 anybody but the engine makes it firm for the time renewed. It is claimed while an access on it is open or waits to be,
 and a push while it has a destination, or while our own postings read it. A push that still gets parts is not soft: the
-engine is computing them. All other leases are soft.
+engine is computing them. All other leases are soft. Which claims yield to older requests is said by `weak_claims`.
 """
 
 from kvgrpc.core.state import NodeState
@@ -20,7 +20,7 @@ class Firmness:
 
     def handed_over(self, lease: Lease) -> None:
         """Blocks were handed over under it: it is firm from now on."""
-        self._keep(lease, lease.firm_ttl_s)
+        self._keep_firm(lease)
 
     def renewed(self, lease: Lease, ttl_s: float) -> None:
         """Somebody else than the engine cares for it: it is firm for that time."""
@@ -34,7 +34,7 @@ class Firmness:
     def unclaimed(self, lease: Lease) -> None:
         """A claimer has gone: if it was the last one of a live lease, the lease is firm anew."""
         if lease.live and not self.is_claimed(lease):
-            self._keep(lease, lease.firm_ttl_s)
+            self._keep_firm(lease)
 
     def ended(self, lease: Lease) -> None:
         """It is over; its pin goes with it."""
@@ -57,6 +57,11 @@ class Firmness:
     def soft_in_s(self, lease: Lease) -> float | None:
         """In how long a live lease is soft, 0 for one that is; None while it is claimed."""
         return None if self.is_claimed(lease) else max(lease.firm_until - self._state.now, 0.0)
+
+    def _keep_firm(self, lease: Lease) -> None:
+        """Its firm time begins."""
+        lease.kept_until = self._state.now + lease.firm_ttl_s
+        self._keep(lease, lease.firm_ttl_s)
 
     def _keep(self, lease: Lease, for_s: float) -> None:
         """It is firm for that time, or longer if it was so already."""

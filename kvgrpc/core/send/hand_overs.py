@@ -12,6 +12,7 @@ from kvgrpc.core.send import standing
 from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
+from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.keeping import weigh_access
 from kvgrpc.core.tables.accesses import Access, AccessState
@@ -25,7 +26,8 @@ from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
-from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE
+from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -44,9 +46,10 @@ LEASE_ID_BYTES_MAX = 64
 class HandOvers:
     """Leases of this engine."""
 
-    def __init__(self, state: NodeState, firmness: Firmness) -> None:
+    def __init__(self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims) -> None:
         self._state = state
         self._firmness = firmness
+        self._weak_claims = weak_claims
         self._minted = 0
 
     def finish(self, event: FinishedBlocks) -> None:
@@ -101,6 +104,7 @@ class HandOvers:
             request_id=event.request_id,
             trace=event.call.trace,
             after_step=event.after_step,
+            request_time_us=heard(event.request_time_us, event.call.wall_us, own=event.call.principal in ENGINE_SIDE),
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             labels=event.labels,
             stands_for=event.stands_for,
@@ -147,6 +151,8 @@ class HandOvers:
             most = state.limits.renewals_per_call
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
+        if not event.validate_only:
+            self._weak_claims.reading(event.reading)
         rows = tuple(self._renew_one(ref, ttl_s, event) for ref in event.leases)
         state.reply(event.call.id, Renewed(rows))
 
@@ -318,17 +324,10 @@ class HandOvers:
     def _token(self, lease: Lease, key: bytes) -> bytes:
         pool = self._state.pool
         claims = Claims(
-            AccessKind.READ,
-            pool.engine_id,
-            self._state.incarnation,
-            pool.address,
-            lease.id,
-            key,
-            lease.ttl_s,
-            sum(len(ids) for ids in lease.blocks),
-            lease.content.tokens,
-            lease.on_abort,
-        )
+            AccessKind.READ, pool.engine_id, self._state.incarnation, pool.address, lease.id, key, lease.ttl_s,
+            sum(len(ids) for ids in lease.blocks), lease.content.tokens, lease.on_abort,
+            request_time_us=lease.request_time_us,
+        )  # fmt: skip
         return mint(claims, self._state.grant_key)
 
     def _send(self, lease: Lease, event: FinishedBlocks) -> Transfer:
@@ -361,7 +360,7 @@ class HandOvers:
         if not event.validate_only:
             lease.renew(self._state.now, ttl_s)
             standing.keep(self._state, lease)
-            if not event.for_access and event.call.principal != ENGINE:
+            if not event.for_access and event.call.principal not in ENGINE_SIDE:
                 self._firmness.renewed(lease, lease.last_ttl_s)
         return lease.deadline - self._state.now, None, lease.state
 

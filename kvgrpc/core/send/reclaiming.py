@@ -3,28 +3,37 @@
 All or nothing: where all soft leases together would not set enough blocks free, none is ended, because that would cost
 their readers a computation and help nobody. What is ended is the oldest ones, without those that are not needed beside
 younger ones. It ends in the event that asks for it, and since nobody has claimed it, its blocks are free at once.
+
+For a request that waits, leases that yield to it by `weak_claims` are ended, too, where soft ones are too few: that of
+the youngest reader first. Their readers are told, and compute what they lose.
 """
 
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from kvgrpc.core.actions import Later, Reclaimed, ReclaimedLease
-from kvgrpc.core.events import ReclaimBlocks
+from kvgrpc.core.actions import BlocksLacking, Later, Reclaimed, ReclaimedLease
+from kvgrpc.core.events import AllocateBlocks, ReclaimBlocks
+from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.leases import Lease, LeaseState
-from kvgrpc.core.tables.pins import Counts
+from kvgrpc.core.tables.pins import Counts, PinKind
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.owners import ENGINE_SIDE, Verb
+from kvgrpc.core.values.request_times import RequestTime, heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
 LATER_MAX = 16
 """Leases that an answer names which would be soft later."""
+READERS_TOLD_MAX = 3
+"""Readers that the log names."""
 LEASES_LISTED_MAX = 1_000
 """Ended leases that an answer names."""
 
@@ -35,14 +44,26 @@ class Plan:
 
     leases: tuple[Lease, ...]
     freed: Blocks
+    claimed: int = 0
+    """How many of them have readers that wait."""
+
+
+def named_by(event: ReclaimBlocks | AllocateBlocks) -> RequestTime | None:
+    """The request in whose name blocks are asked for, no older than it can be."""
+    if event.by is None:
+        return None
+    own = event.call.principal in ENGINE_SIDE
+    return event.by._replace(time_us=heard(event.by.time_us, event.call.wall_us, own=own))
 
 
 class Reclaiming:
     """ReclaimBlocks, and AllocateBlocks that may reclaim."""
 
-    def __init__(self, state: NodeState, hand_overs: HandOvers) -> None:
+    def __init__(self, state: NodeState, hand_overs: HandOvers, weak_claims: WeakClaims, closes: PendingCloses) -> None:
         self._state = state
         self._hand_overs = hand_overs
+        self._weak_claims = weak_claims
+        self._closes = closes
 
     def reclaim(self, event: ReclaimBlocks) -> None:
         """ReclaimBlocks: enough of the soft leases end, or none."""
@@ -54,61 +75,91 @@ class Reclaiming:
         state.check_pool(event.call.principal, Verb.TAKE)
         needed = by_space(check_counts(event.counts, state), state)
         mine = event.call.principal in ENGINE_SIDE
-        plan = self.plan(needed, mine=mine)
+        by = named_by(event)
+        plan = self.plan(needed, mine=mine, by=by)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)
+        if not event.validate_only:
+            self.asked(by, dict(event.counts), enough=plan is not None)
         leases, freed = (plan.leases, plan.freed) if plan else ((), ())
         rows = tuple(ReclaimedLease(lease.id, lease.transfer_id, lease.request_id) for lease in leases)
-        answer = Reclaimed(plan is not None, rows[:LEASES_LISTED_MAX], len(rows), freed, self.later(mine=mine))
+        later, claimed = self.later(mine=mine), plan.claimed if plan else 0
+        answer = Reclaimed(plan is not None, rows[:LEASES_LISTED_MAX], len(rows), freed, later, claimed)
         state.reply(event.call.id, answer)
 
-    def plan(self, needed: Mapping[int, int], *, mine: bool = False) -> Plan | None:
+    def plan(self, needed: Mapping[int, int], *, mine: bool = False, by: RequestTime | None = None) -> Plan | None:
         """What to end so that `needed[space]` blocks of each space come free that are not; None where that is not to be
         had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses them.
+        `by`: the request that weak claims of younger ones yield to.
 
         It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
         younger ones give more.
         """
         pins = self._state.pins
-        if any(count > pins.reclaimable(space, given=mine) for space, count in needed.items()):
+        too_few = any(count > pins.reclaimable(space, given=mine) for space, count in needed.items())
+        yielding = self._weak_claims.younger(by) if too_few and by is not None else []
+        if too_few and not yielding:
             return None
         gone, missing = pins.none(), dict(needed)
         looked_at: list[Lease] = []
         with closing(self._state.soft_leases.oldest()) as oldest:
-            for lease in oldest:
+            for lease in chain(oldest, yielding):
                 if all(count <= 0 for count in missing.values()):
                     break
                 looked_at.append(lease)
-                _add(gone, lease, 1)
+                self._add(gone, lease, 1)
                 sets_free = self._sets_free(lease, gone, mine=mine)
                 missing = {space: count - sets_free[space] for space, count in missing.items()}
+        if any(count > 0 for count in missing.values()):
+            return None
         chosen: list[Lease] = []
         for lease in reversed(looked_at):
             lost = self._sets_free(lease, gone, mine=mine)
             without = {space: count + lost[space] for space, count in missing.items()}
             if all(count <= 0 for count in without.values()):
-                _add(gone, lease, -1)
+                self._add(gone, lease, -1)
                 missing = without
             else:
                 chosen.append(lease)
         chosen.reverse()
-        return Plan(tuple(chosen), self._freed(chosen, gone, mine=mine))
+        claimed = sum(lease.id not in self._state.soft_leases for lease in chosen)
+        return Plan(tuple(chosen), self._freed(chosen, gone, mine=mine), claimed)
 
     def carry_out(self, plan: Plan) -> None:
         """Ends the leases of a plan that was made in this event."""
-        self._state.soft_leases.reclaimed += len(plan.leases)
+        state = self._state
+        state.soft_leases.reclaimed += len(plan.leases)
+        state.soft_leases.reclaimed_claims += plan.claimed
         for lease in plan.leases:
+            readers = [state.accesses[access_id] for access_id in lease.accesses]
+            lease.yielded = lease.id not in state.soft_leases
             self._hand_overs.end(lease, LeaseState.RECLAIMED)
+            for access in readers:
+                self._closes.reader_lost(access, "an older request needed its blocks", lease.trace)
+
+    def asked(self, by: RequestTime | None, counts: Mapping[int, int], *, enough: bool) -> None:
+        """Blocks were asked for in the name of a request: who waits for whom can be seen, and is said at times."""
+        state = self._state
+        state.lacking.asked(by, counts, state.now, enough=enough)
+        if by is None or enough:
+            return
+        readers = [
+            (access.consumer, access.opening.request_id, sum(map(len, lease.blocks)))
+            for lease, access in self._weak_claims.waiting()
+        ]
+        if readers and state.lacking.tells(state.now):
+            shown = tuple(readers[:READERS_TOLD_MAX])
+            state.emit(BlocksLacking(by.request_id, sum(counts.values()), shown, len(readers)))
 
     def later(self, *, mine: bool = False) -> tuple[Later, ...]:
         """What will be soft next if nobody claims it, with the blocks that would come free with each lease alone."""
         state = self._state
         rows, alone = [], state.pins.none()
         for lease in state.soft_leases.soonest(LATER_MAX):
-            _add(alone, lease, 1)
+            self._add(alone, lease, 1)
             sets_free = self._sets_free(lease, alone, mine=mine)
             rows.append(Later(lease.firm_until - state.now, tuple(sets_free[space] for space in state.pins.spaces)))
-            _add(alone, lease, -1)
+            self._add(alone, lease, -1)
         return tuple(rows)
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
@@ -137,8 +188,10 @@ class Reclaiming:
             freed.append(self._state.pins.free_without(group, ids, gone[group], given=mine))
         return tuple(freed)
 
-
-def _add(gone: list[Counts], lease: Lease, step: int) -> None:
-    """Its pins are gone, or with -1 are there."""
-    for group, ids in enumerate(lease.blocks):
-        gone[group][ids] += step
+    def _add(self, gone: list[Counts], lease: Lease, step: int) -> None:
+        """Its pins are gone, with those of its readers, or with -1 are there."""
+        state = self._state
+        readers = [state.accesses[access_id].owner for access_id in lease.accesses]
+        for blocks in (lease.blocks, *(state.pins.held(owner, PinKind.ACCESS) for owner in readers)):
+            for group, ids in enumerate(blocks):
+                gone[group][ids] += step

@@ -24,6 +24,7 @@ from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Mirrors, Prefetch, P
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
+from kvgrpc.core.tables.lacking import LackingRequests
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger
 from kvgrpc.core.tables.peers import Peer, PeerState
@@ -100,8 +101,7 @@ class NodeState:
         """
         self.rekeying = ""
         self.sets_aside, self.mirrored = sets_aside, mirrored
-        self.incarnation = incarnation
-        self.secret = secret
+        self.incarnation, self.secret = incarnation, secret
         self.grant_key = signing_key(secret)
         self.description = description
         self.attached = attached
@@ -142,6 +142,7 @@ class NodeState:
         """Leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
         self.steps = RankSteps(description)
+        self.lacking = LackingRequests()
         self.soft_leases = SoftLeases()
         self.bytes_received = self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()

@@ -25,6 +25,10 @@ class Pull(Move):
     claim: Claim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
     destination: Blocks | None = field(default=None, kw_only=True)
+    request_time_us: int = field(default=0, kw_only=True)
+    opened_without_blocks: bool = field(default=False, kw_only=True)
+    """Its source takes it for a reader that waits, until it is told otherwise."""
+    opened_at: float = field(default=0.0, kw_only=True)
 
     @property
     def kept_bytes(self) -> int:

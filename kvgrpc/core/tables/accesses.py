@@ -11,7 +11,7 @@ A verdict is given once and never changes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kvgrpc.core.values.calls import ReadyPart
@@ -88,6 +88,10 @@ class Opening:
     """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
     parts: tuple[ReadyPart, ...] = ()
     """WRITE that the issuer moves: the parts that it may read at once."""
+    waits_for_blocks: bool = False
+    """READ: the opener has no blocks to read into yet."""
+    request_time_us: int = 0
+    """READ: when the opener's request began; 0: when that of the lease did."""
 
 
 @dataclass(eq=False)
@@ -116,6 +120,11 @@ class Access:
     """Of the blocks that it pins, or has pinned."""
     why: str = ""
     """What was said when it was closed, as text."""
+    waits_for_blocks: bool = field(init=False)
+    """Its opener has not said yet that it has blocks to read into."""
+
+    def __post_init__(self) -> None:
+        self.waits_for_blocks = self.opening.waits_for_blocks
 
     @property
     def id(self) -> bytes:

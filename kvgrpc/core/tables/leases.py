@@ -86,7 +86,7 @@ class Lease:
     firm_ttl_s: float
     """How long nothing takes it back after its hand-over, and after its last claimer has gone."""
     firm_until: float
-    """Until then nothing takes it back, claimed or not."""
+    """Until then it is not soft, claimed or not."""
     consumers: int
     on_abort: OnAbort
     owner: str
@@ -94,6 +94,12 @@ class Lease:
     request_id: str = ""
     trace: str = ""
     after_step: int = 0
+    request_time_us: int = 0
+    """When the request that handed over began; 0: not known."""
+    kept_until: float = 0.0
+    """Until then not even an older request takes it: as `firm_until`, but for renewals."""
+    yielded: bool = False
+    """It was taken from readers that waited, for an older request."""
     pushed: bool = False
     """Its blocks are pushed, part by part: only the push opens accesses on it."""
     labels: tuple[tuple[str, str], ...] = ()

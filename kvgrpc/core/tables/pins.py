@@ -135,6 +135,10 @@ class PinTable:
             self._softened.remove((owner, kind))
             self._count_soft(self._pins[owner, kind].blocks, -1)
 
+    def held(self, owner: str, kind: PinKind) -> Blocks:
+        """The blocks of the owner's pin of that kind, which it has."""
+        return self._pins[owner, kind].blocks
+
     def none(self) -> list[Counts]:
         """No pin of any block, for each group; groups of one space have the same counts."""
         shared = dict(zip(self.spaces, self._shared, strict=True))

@@ -29,6 +29,8 @@ class SoftLeases:
         """How many were taken back for their blocks."""
         self.reclaimed_in_vain = 0
         """How many of them a reader came for."""
+        self.reclaimed_claims = 0
+        """How many of them readers waited for."""
 
     def firm(self, lease: Lease) -> bool:
         """It becomes soft at its `firm_until`, unless it is claimed or ends. Whether it was soft."""
@@ -109,6 +111,10 @@ class SoftLeases:
     def firm_count(self) -> int:
         """How many are to become soft."""
         return len(self._firm)
+
+    def __contains__(self, lease_id: str) -> bool:
+        """Whether a lease is soft."""
+        return lease_id in self._soft
 
     def __len__(self) -> int:
         """How many are soft."""

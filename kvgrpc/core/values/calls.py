@@ -31,6 +31,8 @@ class Call:
     """What its caller has shown of the life of a peer that it speaks for."""
     on_behalf_of: str = ""
     """Who pays for what it keeps, where this engine itself asks for somebody."""
+    wall_us: int = 0
+    """When it came, in microseconds since the Unix epoch, to bound what it says of times; 0: not known."""
 
     @property
     def payer(self) -> str:

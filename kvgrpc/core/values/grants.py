@@ -21,8 +21,11 @@ GRANT_BYTES_MAX = 512
 _FIELDS_BYTES = 48
 """What the Grant message takes beside the token, engine id, address and lease id: numbers, tags and lengths."""
 _VERSION = 1
+_TIMED = 2
+"""The version of a token that has the time of its request behind its numbers."""
 _MAC_BYTES = 32
 _HEAD = struct.Struct("<BBBQIII")
+_TIME = struct.Struct("<Q")
 _READ_KEPT = 256
 """Tokens whose claims are kept, since every step of a call reads those of its grant. That a token was read says nothing
 of its signature; what is no token is not kept.
@@ -59,6 +62,8 @@ class Claims:
     token_count: int
     on_abort: OnAbort = OnAbort.RELEASE
     tenant: str = ""
+    request_time_us: int = 0
+    """When the request of a hand-over began; 0: not stated."""
 
 
 def signing_key(secret: bytes) -> bytes:
@@ -68,8 +73,9 @@ def signing_key(secret: bytes) -> bytes:
 
 def mint(claims: Claims, key: bytes) -> bytes:
     """The token of `claims`. Raises InvalidRequest when ids and address are too long for one."""
+    time_us = claims.request_time_us
     head = _HEAD.pack(
-        _VERSION,
+        _TIMED if time_us else _VERSION,
         claims.access,
         claims.on_abort,
         claims.incarnation,
@@ -81,7 +87,9 @@ def mint(claims: Claims, key: bytes) -> bytes:
     fields = [text.encode() for text in texts] + [claims.transfer_key]
     if any(len(field) > 255 for field in fields):
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
-    payload = head + b"".join(bytes([len(field)]) + field for field in fields)
+    payload = (
+        head + (_TIME.pack(time_us) if time_us else b"") + b"".join(bytes([len(field)]) + field for field in fields)
+    )
     token = payload + hmac.digest(key, payload, "sha256")
     message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
     if message_bytes > GRANT_BYTES_MAX:
@@ -99,18 +107,20 @@ def read_claims(token: bytes) -> Claims:
     payload = token[:-_MAC_BYTES]
     try:
         version, access, on_abort, incarnation, ttl_ms, blocks, tokens = _HEAD.unpack_from(payload)
-        fields = []
-        at = _HEAD.size
+        fields, at, time_us = [], _HEAD.size, 0
+        if version == _TIMED:
+            (time_us,) = _TIME.unpack_from(payload, at)
+            at += _TIME.size
         for _ in range(5):
             end = at + 1 + payload[at]
             fields.append(payload[at + 1 : end])
             at = end
-        if version != _VERSION or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
+        if version not in (_VERSION, _TIMED) or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
             raise ValueError("wrong version or length")
         engine_id, address, lease_id, tenant = (field.decode() for field in fields[:4])
         return Claims(
             Access(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
-            OnAbort(on_abort), tenant,
+            OnAbort(on_abort), tenant, time_us,
         )  # fmt: skip
     except (struct.error, IndexError, ValueError) as error:
         raise InvalidRequest(

@@ -122,12 +122,12 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._await_blocks(request.withdrawn)
             request.withdrawn = None
 
-    def blocks_needed(self, count: int, group: int = 0) -> Reclaimed:
+    def blocks_needed(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "") -> Reclaimed:
         """The scheduler lacks blocks, for a request that waits, or for one that it would have to preempt: see
         `Engine.reclaim`, whose errors it raises. The next `step` tells SendEnded of the requests whose blocks are its
-        own again. Better than a preemption: nobody waits for what is lost.
+        own again. Better than a preemption: nobody waits for what is lost, or only requests that are younger.
         """
-        return self.engine.reclaim(count, group)
+        return self.engine.reclaim(count, group, request_time_us=request_time_us, request_id=request_id)
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
@@ -169,7 +169,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         spec = request.spec
         return self.engine.pull(
             spec.offer.grant, spec.content(spec.prompt),
-            use_tokens=task.use_tokens, priority=spec.priority, **spec.labels,
+            use_tokens=task.use_tokens, priority=spec.priority, request_time_us=spec.request_time_us, **spec.labels,
         )  # fmt: skip
 
     def _start(self, _: _Request, transfer: Handle, task: Start) -> None:
@@ -191,7 +191,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         return self.engine.finished_blocks(
             task.blocks, spec.content(given[: task.tokens]), transfer_key=spec.transfer_key,
             ttl_s=spec.ttl_s, firm_ttl_s=spec.kept_s, consumers=spec.consumers, on_abort=spec.on_abort,
-            after_step=task.after_step, **spec.labels,
+            after_step=task.after_step, request_time_us=spec.request_time_us, **spec.labels,
         )  # fmt: skip
 
     def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:

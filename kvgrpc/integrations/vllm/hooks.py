@@ -55,6 +55,7 @@ class Hooks:
         """A request is there."""
         if request.lora_request is not None:
             self.adapter_loaded(request.lora_request)
+        self._side.pressure.arrived(request)
         params = request.kv_transfer_params
         if not isinstance(params, dict):
             return
@@ -115,6 +116,7 @@ class Hooks:
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
         """A request left. Blocks that are still being filled are kept by vLLM itself, until the load is reported."""
         request_id = request.request_id
+        self._side.pressure.left(request_id)
         self._wanting.discard(request_id)
         self._unserved.discard(request_id)
         nothing: Answer = False, None

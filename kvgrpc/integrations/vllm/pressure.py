@@ -4,13 +4,18 @@ vLLM says to no connector that a request got no blocks: it asks what can be load
 then allocates, or goes on without it. So a request that was asked for in a step and not allocated lacks blocks, unless
 there were enough. A request that computes and gets no block is preempted, without a word before; so blocks that the
 next step will need are looked for one step ahead.
+
+Blocks are asked for in the name of the oldest request that waits. It may stand behind the first one of vLLM's queue,
+which then gets them in its name: until that has blocks nobody behind it does. So engines that wait for each other's
+blocks give way to the oldest request of all, wherever it stands.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.integrations.vllm.prompts import arrived_us
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -37,6 +42,24 @@ class Pressure:
         self._unplaced: tuple[Request, int] | None = None
         """The request that was asked for last and has no blocks, with the tokens of it that were found here."""
         self._ask_at = 0.0
+        self._began: dict[str, int] = {}
+        """When each request began that has not left."""
+        self._waiting: set[str] = set()
+        """Those of them that have no blocks."""
+
+    def arrived(self, request: "Request") -> None:
+        """A request is there."""
+        self._began[request.request_id] = arrived_us(request)
+        self._waiting.add(request.request_id)
+
+    def began(self, request_id: str, time_us: int) -> None:
+        """It began before its engine heard of it."""
+        self._began[request_id] = time_us
+
+    def left(self, request_id: str) -> None:
+        """It is over."""
+        self._began.pop(request_id, None)
+        self._waiting.discard(request_id)
 
     def asked_for(self, request: "Request", computed_tokens: int) -> None:
         """VLLM is about to allocate blocks for it."""
@@ -44,6 +67,7 @@ class Pressure:
 
     def placed(self, request_id: str) -> None:
         """It has blocks."""
+        self._waiting.discard(request_id)
         if self._unplaced is not None and self._unplaced[0].request_id == request_id:
             self._unplaced = None
 
@@ -51,15 +75,27 @@ class Pressure:
         """What was scheduled is `output`, and `pool` is vLLM's BlockPool: where it is short of blocks, they are taken
         back. `Scheduler.step` tells which.
         """
-        lacking = self._lacking(output, pool.get_num_free_blocks())
+        free = pool.get_num_free_blocks()
+        lacking = self._lacking(output, free)
         self._unplaced = None
+        self._waiting |= self._began.keys() & (output.preempted_req_ids or ())
         now = time.monotonic()
         if lacking <= 0 or now < self._ask_at:
             return
-        found = self._scheduler.blocks_needed(min(lacking, pool.num_gpu_blocks))
+        grows = self._of_next_step(output) > free
+        request_id, began_us = self._oldest(output.num_scheduled_tokens if grows else ())
+        found = self._scheduler.blocks_needed(
+            min(lacking, pool.num_gpu_blocks), request_time_us=began_us, request_id=request_id
+        )
         if not found.enough:
             soon_s = found.later[0].in_s if found.later else LONGEST_S
             self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
+
+    def _oldest(self, computing: Collection[str]) -> tuple[str, int]:
+        """Of those that wait for blocks, or compute and lack one; without any: none."""
+        known = self._began.keys() & (self._waiting | set(computing))
+        oldest = min(known, key=lambda request_id: (self._began[request_id], request_id), default="")
+        return oldest, self._began.get(oldest, 0)
 
     def _lacking(self, output: "SchedulerOutput", free: int) -> int:
         """How many blocks vLLM lacks; of a request that waits it is only known that it lacks one, where what was found

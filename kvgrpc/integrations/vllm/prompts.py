@@ -1,4 +1,4 @@
-"""What the KV of one of vLLM's requests is of, beside its adapter and salt."""
+"""What the KV of one of vLLM's requests is of, beside its adapter and salt, and since when there is that request."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 """How a request ends that has its prompt's KV as a whole."""
+
+
+def arrived_us(request: "Request") -> int:
+    """When its engine heard of it, as by time.time_ns() // 1000."""
+    return int(request.arrival_time * 1e6)
 
 
 def named_prompt(request: "Request") -> Sequence[int]:

@@ -30,7 +30,7 @@ from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
-from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, items_of, named_prompt
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class SchedulerSide:
             found = wanted(
                 request.request_id, named_prompt(request), params, self._options.defaults,
                 cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
+                arrived_us=arrived_us(request),
             )  # fmt: skip
             if found is None:
                 return True
@@ -147,6 +148,7 @@ class SchedulerSide:
             return False
         self._known.add(request.request_id)
         self._serving.add(request.request_id)
+        self.pressure.began(request.request_id, found.request_time_us)
         if (offer := offered(found, self._options.defaults)) is not None:
             self._offers[request.request_id] = offer
         if self._overlap:

@@ -56,7 +56,9 @@ class _CloseOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CloseOut
     CLOSE_OUTCOME_DROPPED: _CloseOutcome.ValueType  # 1
     """This consumer will not come again: it counts as done."""
     CLOSE_OUTCOME_FAILED: _CloseOutcome.ValueType  # 2
-    """It did not get the KV and does not count: another may try."""
+    """It did not get the KV and does not count: another may try. From the issuer of a READ access to its opener: the blocks
+    may be gone; the opener asks by renewing.
+    """
     CLOSE_OUTCOME_CANCELLED: _CloseOutcome.ValueType  # 3
     """It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
     if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
@@ -71,7 +73,9 @@ CLOSE_OUTCOME_UNSPECIFIED: CloseOutcome.ValueType  # 0
 CLOSE_OUTCOME_DROPPED: CloseOutcome.ValueType  # 1
 """This consumer will not come again: it counts as done."""
 CLOSE_OUTCOME_FAILED: CloseOutcome.ValueType  # 2
-"""It did not get the KV and does not count: another may try."""
+"""It did not get the KV and does not count: another may try. From the issuer of a READ access to its opener: the blocks
+may be gone; the opener asks by renewing.
+"""
 CLOSE_OUTCOME_CANCELLED: CloseOutcome.ValueType  # 3
 """It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
 if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
@@ -160,6 +164,8 @@ class AccessOpening(_message.Message):
     PUSH_CONTENT_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_BLOCKS_FIELD_NUMBER: _builtins.int
+    REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required. 16 random bytes, never used before."""
     token: _builtins.bytes
@@ -173,6 +179,15 @@ class AccessOpening(_message.Message):
     part_epoch: _builtins.int
     """WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
     opener replaces what moved under it, and says that the opener's movers are at rest for it.
+    """
+    waits_for_blocks: _builtins.bool
+    """READ: the opener has no blocks to read into yet. Until it says that it reads (RenewLeasesRequest.reading_access_ids),
+    the issuer may take the blocks back for a request that began earlier, once its firm time is over: it closes the
+    access at its opener as FAILED then, and every later answer is LEASE_RECLAIMED.
+    """
+    request_time_us: _builtins.int
+    """READ: when the opener's request began, in microseconds since the Unix epoch; 0, and anything before the request that
+    handed over: when that one did.
     """
     @_builtins.property
     def content(self) -> Global___ContentClaim:
@@ -207,10 +222,12 @@ class AccessOpening(_message.Message):
         push_content: _common_pb2.Content | None = ...,
         part_epoch: _builtins.int = ...,
         parts: _abc.Iterable[Global___ReadyPart] | None = ...,
+        waits_for_blocks: _builtins.bool = ...,
+        request_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "push_content", b"push_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "parts", b"parts", "push_content", b"push_content", "request_id", b"request_id", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "parts", b"parts", "push_content", b"push_content", "request_id", b"request_id", "request_time_us", b"request_time_us", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id", "waits_for_blocks", b"waits_for_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,7 +39,7 @@ async def renew_leases(
     refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
     try:
         stub = lease_pb2_grpc.LeaseServiceStub(channel(action.peer).channel)
-        request = lease_pb2.RenewLeasesRequest(leases=refs, for_access=True)
+        request = lease_pb2.RenewLeasesRequest(leases=refs, for_access=True, reading_access_ids=action.reading)
         reply = bounded(await stub.RenewLeases(request, timeout=timeout_s), action.peer)
     except (grpc.aio.AioRpcError, KVGrpcError):
         return []

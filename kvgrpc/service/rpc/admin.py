@@ -6,6 +6,9 @@ import numpy as np
 
 from kvgrpc.core import actions
 from kvgrpc.core.node import Node
+from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.lacking import Lacking
+from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import Ledger, Share
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
@@ -15,7 +18,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
-from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
+from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, pool_pb2
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
@@ -23,6 +26,7 @@ from kvgrpc.wire.values import duration, pool_blocks
 LARGEST_CALLERS = 8
 """That GetStatus names."""
 _log = logging.getLogger(__name__)
+READERS_SHOWN_MAX = 16
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -38,6 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         state, now = lead.node.state, lead.runner.now
         open_to, why = admission(lead)
         oldest = next(iter(sorted(state.transfers.unfinished(), key=lambda t: t.created)), None)
+        waiting = sorted(lead.node.weak_claims.waiting(), key=lambda pair: pair[1].since)
         return admin_pb2.GetStatusResponse(
             header=lead.header(),
             admission=open_to,
@@ -50,6 +55,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             progress_age=duration(lead.progress_age_s()),
             version=lead.version,
             kept=_kept(state.ledger),
+            lacking_requests=[_lacking(row, now) for row in state.lacking.rows(now)],
+            waiting_readers=[_waiting(lead.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]],
+            waiting_reader_count=len(waiting),
         )
 
     @unary
@@ -159,6 +167,30 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
         defect_count=lead.runner.defects,
         reclaimed_lease_count=state.soft_leases.reclaimed,
         reclaimed_in_vain_count=state.soft_leases.reclaimed_in_vain,
+        reclaimed_claim_count=state.soft_leases.reclaimed_claims,
+    )
+
+
+def _lacking(row: Lacking, now: float) -> admin_pb2.LackingRequest:
+    return admin_pb2.LackingRequest(
+        request_id=row.by.request_id,
+        request_time_us=row.by.time_us,
+        age=duration(now - row.since),
+        group_block_counts=[
+            pool_pb2.GroupBlockCount(group=group, block_count=count) for group, count in row.counts.items()
+        ],
+    )
+
+
+def _waiting(node: Node, lease: Lease, access: Access, now: float) -> admin_pb2.WaitingReader:
+    began = node.weak_claims.time_of(lease, access)
+    return admin_pb2.WaitingReader(
+        lease_id=lease.id,
+        block_count=sum(map(len, lease.blocks)),
+        engine_id=access.consumer,
+        request_id=began.request_id,
+        request_time_us=began.time_us,
+        age=duration(now - access.since),
     )
 
 

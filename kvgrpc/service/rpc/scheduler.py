@@ -13,6 +13,7 @@ from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, no
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
+from kvgrpc.service.runner import wall_us
 from kvgrpc.service.scheduler.hooks import Scheduling
 from kvgrpc.service.session.calls import refusal
 from kvgrpc.service.status import status_code
@@ -195,7 +196,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
         self._lead.node.state.check_life(request.incarnation)
-        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace))
+        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace, wall_us()))
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
     def _match(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:
@@ -247,7 +248,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.AbortRequestResponse(keep=finished.keep)
 
     def _needed(self, request: scheduler_pb2.BlocksNeededRequest, _: str) -> scheduler_pb2.BlocksNeededResponse:
-        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts))
+        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts), wire.needed_by(request))
         incarnation = self._lead.node.state.incarnation
         return scheduler_pb2.BlocksNeededResponse(reclaimed=answers.reclaimed(answer, incarnation))
 

@@ -41,6 +41,7 @@ from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.lead import Lead
@@ -150,13 +151,14 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         handed_over = finished.handed_over and bool(request.grant or request.lease_id)  # it may have been refused
         return replace(finished, handed_over=handed_over), request.grant
 
-    def blocks_needed(self, counts: tuple[tuple[int, int], ...]) -> actions.Reclaimed:
-        """The scheduler lacks blocks (group, count): those of soft leases come back. See `Reclaiming`.
+    def blocks_needed(self, counts: tuple[tuple[int, int], ...], by: RequestTime | None = None) -> actions.Reclaimed:
+        """The scheduler lacks blocks (group, count) for that request: those of soft leases come back, and of
+        readers that wait and are younger. See `Reclaiming`.
 
         Raises InvalidRequest or OutOfRange.
         """
         answer: actions.Reclaimed = self._ask(
-            events.ReclaimBlocks(events.Call(self._runner.next_call_id(), ENGINE), counts)
+            events.ReclaimBlocks(events.Call(self._runner.next_call_id(), ENGINE), counts, by=by)
         )
         return answer
 
@@ -243,6 +245,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
                 self._call(request), spec.offer.grant,
                 spec.named.with_digest(use or read_claims(spec.offer.grant).token_count),
                 os.urandom(ACCESS_ID_BYTES), use, request_id=spec.label, priority=spec.priority,
+                request_time_us=spec.request_time_us,
             )
         )  # fmt: skip
         return _id(answer.transfer)
@@ -270,6 +273,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             events.FinishedBlocks(
                 self._call(request), spec.transfer_key, block_ids(task.blocks), request.given, spec.ttl_s,
                 spec.consumers, spec.on_abort, spec.label, spec.priority, task.after_step, firm_ttl_s=spec.kept_s,
+                request_time_us=spec.request_time_us,
             )
         )  # fmt: skip
         request.grant = answer.token

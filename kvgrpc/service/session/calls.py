@@ -1,6 +1,7 @@
 """Calls of a session: the requests of the public API to events, and the node's answers to CallAnswers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core import actions, events
@@ -8,6 +9,7 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.runner import wall_us
 from kvgrpc.service.status import next_step
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
@@ -45,7 +47,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     if kind in _MAY_WAIT and request.HasField("wait"):
         raise invalid(f"{kind}.wait", "is not for a session, whose events tell the end")
     trace = answers.readable_trace(call.traceparent)
-    made = requests.make_call(call_id, ENGINE, trace, _METHODS[kind], request)
+    made = replace(requests.make_call(call_id, ENGINE, trace, _METHODS[kind], request), wall_us=wall_us())
     convert: dict[str, Callable[[], events.Event]] = {
         "finished_blocks": lambda: requests.finished_blocks(request, made, lead.weights, lead.block_limit),
         "pull_blocks": lambda: requests.pull_blocks(request, made, lead.weights, lead.block_limit),

@@ -1,10 +1,12 @@
-"""Whether what is reclaimed may be: nobody has claimed it, its firm time is over, and its blocks are at rest.
+"""Whether what is reclaimed may be: nobody has claimed it, or only younger requests that wait for blocks, its firm time
+is over, and its blocks are at rest.
 
-Claims are counted here from the accesses and registrations that there are, not from what the lead thinks of them.
+Claims are counted here from the accesses and registrations that there are, and from what their readers said, not from
+what the lead thinks of them.
 """
 
 from kvgrpc.core.actions import Action, Openings, Reclaimed, Reply
-from kvgrpc.core.events import CloseAccess, Event, Opened, ReclaimBlocks, SettleAccess
+from kvgrpc.core.events import CloseAccess, Event, OpenAccess, Opened, ReclaimBlocks, RenewLeases, SettleAccess
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
@@ -25,17 +27,24 @@ class ReclaimAudit:
         """Leases of which an access is being closed."""
         self._let_go: dict[str, float] = {}
         """When the last access on a lease was closed."""
+        self._reading: set[bytes] = set()
+        """Accesses whose readers have said that they have blocks."""
 
     def life_began(self) -> None:
         """Leases of the last life are over."""
         self._let_go.clear()
+        self._reading.clear()
 
     def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event. What is due at that moment comes first: then nothing is looked at."""
         due = self._state.timers.next_deadline()
         quiet = due is None or due > now
-        self._claimed = self._claims() if isinstance(event, ReclaimBlocks) and quiet else None
+        self._claimed = self._claims(event, now) if isinstance(event, ReclaimBlocks) and quiet else None
         self._closing = []
+        if isinstance(event, RenewLeases):
+            self._reading.update(event.reading)
+        elif isinstance(event, OpenAccess):
+            self._reading.update(row.access_id for row in event.openings if not row.waits_for_blocks)
         if isinstance(event, CloseAccess | SettleAccess):
             rows = event.closings if isinstance(event, CloseAccess) else event.settlings
             found = (self._state.accesses.get(row.access_id) for row in rows)
@@ -79,15 +88,23 @@ class ReclaimAudit:
             if lease is not None and lease.state is LeaseState.RECLAIMED:
                 broken(Rule.R2, f"{lease.id} was reclaimed and is read", lease.id)
 
-    def _claims(self) -> dict[str, str]:
+    def _claims(self, event: ReclaimBlocks, now: float) -> dict[str, str]:
         state = self._state
-        claimed = {a.lease_id: f"access {a.id.hex()}" for a in state.accesses.values() if _claims(a)}
+        claims = [access for access in state.accesses.values() if _claims(access)]
+        claimed = {a.lease_id: f"access {a.id.hex()}" for a in claims if not self._yields(a, event, now)}
         for push in state.pushes:
             if push.live:
                 claimed[push.lease_id] = f"registration {push.live[0].name}"
             elif push.posting:
                 claimed[push.lease_id] = "our own postings"
         return claimed
+
+    def _yields(self, access: Access, event: ReclaimBlocks, now: float) -> bool:
+        lease, opening = self._state.leases.find(access.lease_id), access.opening
+        if lease is None or event.by is None or access.state is not AccessState.OPEN or access.id in self._reading:
+            return False
+        younger = (max(opening.request_time_us, lease.request_time_us), opening.request_id) > event.by
+        return younger and now >= access.since + self._state.limits.firm_ttl_s - SLACK_S
 
     def _accesses_on(self, lease: Lease) -> list[Access]:
         return [access for access in self._state.accesses.values() if access.lease_id == lease.id]

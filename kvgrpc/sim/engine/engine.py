@@ -22,6 +22,7 @@ from kvgrpc.core.node import TOMBSTONED
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.core.values.owners import ENGINE
@@ -78,7 +79,7 @@ class Engine:
         elif received is not None:
             made = HandOver(offer.prompt, blocks.share(received), "", 0)
         else:
-            taken = self._plant.take(len(offer.prompt.tokens))
+            taken = self._plant.take(len(offer.prompt.tokens), offer.by, in_line=offer.in_line)
             if taken is None:
                 return None
             made = HandOver(offer.prompt, taken, "", self._plant.compute(taken, offer))
@@ -87,6 +88,18 @@ class Engine:
         token = self._mint(offer, made)
         self._lead.later(offer.announce_after_s, lambda: self._announce(offer, made, token))
         return token
+
+    def compute(self, offer: Offer, for_s: float) -> bool:
+        """Computes a prompt by itself, and uses it for so long. False: without room."""
+        taken = self._plant.take(len(offer.prompt.tokens), offer.by, in_line=offer.in_line)
+        if taken is None:
+            return False
+        self._plant.compute(taken, offer)
+        self._lead.later(for_s, lambda: self._free(taken))
+        return True
+
+    def _free(self, blocks: Blocks) -> None:
+        self._plant.free(blocks)
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
         """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
@@ -183,6 +196,7 @@ class Engine:
             sum(len(ids) for ids in made.blocks),
             len(offer.prompt.tokens),
             offer.on_abort,
+            request_time_us=offer.request_time_us,
         )
         return grants.mint(claims, grants.signing_key(self._secret))
 
@@ -203,6 +217,7 @@ class Engine:
                 priority=offer.priority,
                 lease_id=made.lease_id,
                 firm_ttl_s=offer.firm_ttl_s,
+                request_time_us=offer.request_time_us,
             )
 
         key = {"key": made.lease_id, "method": "FinishedBlocks"}

@@ -68,6 +68,7 @@ class Fetches:
                 request_id=wish.request_id,
                 after_step=step,
                 priority=wish.priority,
+                request_time_us=wish.request_time_us,
             )
 
         self._plant.lead.call(ask, ENGINE, lambda result: self._pulling(fetch, result))
@@ -191,7 +192,7 @@ class Fetches:
 
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
-        blocks = self._plant.take(fetch.use_tokens)
+        blocks = self._plant.take(fetch.use_tokens, fetch.wish.by, in_line=fetch.wish.in_line)
         if blocks is None:
             return False
         fetch.blocks = blocks
@@ -230,6 +231,7 @@ class Fetches:
     def _give(self, fetch: Fetch) -> None:
         """Gives blocks to a pull that waits for them, as soon as there is room."""
         if fetch.over:
+            self._plant.leave_line(fetch.wish.by)
             return
         if not fetch.transfer_id or not self._find_room(fetch):
             self._plant.lead.later(ROOM_S, lambda: self._give(fetch))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.sim.world.memory import Prompt
 
 
@@ -23,6 +24,14 @@ class Offer:
     priority: int = 0
     in_step: bool = False
     """It is handed over before the step that computes it is over."""
+    request_time_us: int = 0
+    in_line: bool = False
+    """It waits for its turn to get blocks: the oldest of those in line is first."""
+
+    @property
+    def by(self) -> RequestTime | None:
+        """In whose name it asks for blocks."""
+        return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,14 @@ class Wish:
     priority: int = 0
     in_step: bool = False
     """A step that runs still touches the blocks."""
+    request_time_us: int = 0
+    in_line: bool = False
+    """As in Offer."""
+
+    @property
+    def by(self) -> RequestTime | None:
+        """As in Offer."""
+        return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.engine.jobs import Lead
@@ -34,6 +35,7 @@ class Worker:
         self._cancelled: dict[bytes, float] = {}
         """Keys that were cancelled before anything came under them, and until when nothing may come."""
         self._half_cancelled: dict[bytes, float] = {}
+        self._line: set[RequestTime] = set()
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
@@ -62,15 +64,26 @@ class Worker:
         if error.reason is Reason.CANCELLED and not expected:
             broken(Rule.R5, f"a retry is refused although what its key stood for is over: {error.message}")
 
-    def take(self, tokens: int) -> Blocks | None:
-        """Blocks for that many tokens. None without room: then the lead is asked for those that nobody has come for,
-        and a later request finds them.
+    def take(self, tokens: int, by: RequestTime | None = None, *, in_line: bool = False) -> Blocks | None:
+        """Blocks for that many tokens. None without room: then the lead is asked, in the name of `by`, for those that
+        nobody has come for, and a later request finds them. Of those that stand in line only the oldest is served.
         """
+        if in_line and by is not None:
+            self._line.add(by)
+            if by != min(self._line):
+                return None
         taken = self.blocks.take(tokens)
         missing = () if taken is not None else self.blocks.lacks(tokens)
         if missing:
-            self.lead.call(lambda call: ReclaimBlocks(call, missing), ENGINE, lambda _: None)
+            self.lead.call(lambda call: ReclaimBlocks(call, missing, by=by), ENGINE, lambda _: None)
+        else:
+            self.leave_line(by)
         return taken
+
+    def leave_line(self, by: RequestTime | None) -> None:
+        """It has blocks, or waits no more."""
+        if by is not None:
+            self._line.discard(by)
 
     def compute(self, blocks: Blocks, offer: Offer) -> int:
         """Computes the KV of a prompt, now or in a step; the step's number, or 0."""

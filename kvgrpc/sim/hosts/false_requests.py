@@ -141,6 +141,8 @@ class FalseRequests:
             "push_content": lambda: known.content(row.push_content),
             "part_epoch": lambda: known.number(row.part_epoch),
             "parts": lambda: known.parts(row.parts),
+            "waits_for_blocks": lambda: not row.waits_for_blocks,
+            "request_time_us": lambda: rng.choice((0, 1, row.request_time_us + 1, 2**64 - 1)),
         }
         return self._changed(row, changes, "parts" if row.parts and rng.randrange(2) else "")
 

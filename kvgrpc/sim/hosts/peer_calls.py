@@ -256,7 +256,10 @@ class PeerCalls:
 
         refs = tuple(LeaseRef(token=token) for _, token in action.rows)
         self._network.rpc(
-            self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs, for_access=True), give
+            self._host,
+            self._network.where(action.peer),
+            lambda call: RenewLeases(call, refs, for_access=True, reading=action.reading),
+            give,
         )
 
 

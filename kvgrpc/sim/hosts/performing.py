@@ -7,6 +7,7 @@ from kvgrpc.core.actions import (
     Action,
     AnswerSend,
     AwaitEnd,
+    BlocksLacking,
     ComputeChecksums,
     CopyOut,
     Dial,
@@ -109,6 +110,7 @@ class Performing:
             Expect: self._expect,
             TransferChanged: self._changed,
             TellEngine: host.tell_engine,
+            BlocksLacking: lambda _: None,
         }
 
     def perform(self, action: Action) -> None:

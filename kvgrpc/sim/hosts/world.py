@@ -17,6 +17,7 @@ from kvgrpc.sim.world.surroundings import Surroundings, Watcher
 
 IDLE_AFTER_S = 3_600.0
 """By then every bound of the protocol is over."""
+EPOCH_US = 1_700_000_000 * 10**6
 AUDIT_STEPS = 100
 """After so many events everything is compared with everything."""
 
@@ -63,6 +64,11 @@ class World:
     def steps(self) -> int:
         """Events that nodes handled."""
         return self._around.steps
+
+    @property
+    def wall_us(self) -> int:
+        """The time of day at every engine."""
+        return EPOCH_US + int(self.agenda.now * 1e6)
 
     @property
     def closing(self) -> bool:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from kvgrpc.sim.hosts.world import World
 from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.seeds.chaos import Chaos
+from kvgrpc.sim.seeds.rings import Ring
 from kvgrpc.sim.seeds.setup import Setup
 from kvgrpc.sim.seeds.traffic import Traffic
 from kvgrpc.sim.world.surroundings import Watcher
 from kvgrpc.sim.world.trace import Digest, tell
+
+RING_BEGINS_S = 1.0
+"""By then all engines of a ring are up."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,13 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, habits.hang_ups, setup.left_out
     )
 
+    def turn() -> None:
+        world.run(RING_BEGINS_S)
+        ring.begin()
+        while not ring.done:
+            world.run(RING_BEGINS_S)
+        world.finish()
+
     def live() -> None:
         world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_checksums)
         traffic.keep_on(setup.rate_per_s)
@@ -88,8 +99,11 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         world.run_steps(setup.steps)
         world.finish()
 
-    violations = _found(live, world)
-    return Outcome(world.steps, traffic.made, world.agenda.now, world.seen, world.ends(), world.failures(), violations)
+    ring = Ring(world, setup.ring, habits.turns)
+    violations = _found(turn if setup.ring else live, world)
+    return Outcome(
+        world.steps, traffic.made + ring.made, world.agenda.now, world.seen, world.ends(), world.failures(), violations
+    )
 
 
 def digested(setup: Setup) -> Outcome:

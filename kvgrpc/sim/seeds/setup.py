@@ -139,9 +139,15 @@ class Setup:
     """How often requests come."""
     left_out: frozenset[int] = frozenset()
     """Requests that are not made, by number."""
+    ring: int = 0
+    """So many requests come at once, each for an engine and the next one of a ring, in place of all others; see
+    `rings`.
+    """
 
     def describe(self) -> str:
         """For people."""
+        if self.ring:
+            return f"{self.engines} engines in a ring, of {self.blocks} blocks, {self.ring} requests at once"
         moves = "the source" if self.writers else "the destination"
         tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
         tight += ", checksums" if self.checksums else ""
@@ -159,14 +165,17 @@ class Setup:
         )
 
 
-def drawn(
-    seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False, collective: bool = False
-) -> Setup:
+def drawn(  # noqa: PLR0913 - each by name, and off
+    seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False,
+    collective: bool = False, rings: bool = False,
+) -> Setup:  # fmt: skip
     """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
     whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
     some engines; with `collective` the same one, in which bytes move between all engines, or all but one, only if the
-    ranks of both act.
+    ranks of both act. With `rings` another one, whose engines prefill for each other and have too few blocks.
     """
+    if rings:
+        return _ring(seed, steps)
     setup = _honest(seed, steps)
     if unlike:
         setup = _split(setup, seed)
@@ -175,6 +184,16 @@ def drawn(
     if mirrors:
         setup = _mirrored(setup, Random(f"{seed}/mirrors"))  # noqa: S311 - a simulation, no secrets
     return _collective(setup, Random(f"{seed}/collective")) if collective else setup  # noqa: S311 - likewise
+
+
+def _ring(seed: int, steps: int) -> Setup:
+    rng = Random(f"{seed}/ring")  # noqa: S311 - a simulation, no secrets
+    engines, cell_s = rng.choice((2, 2, 3, 4)), rng.choice((QUICK_S, QUICK_S, SLOW_S))
+    habits, blocks = Habits(turns=rng.choice((0.0, 0.5))), rng.choice((12, 16, 24))
+    return Setup(
+        seed, steps, engines=engines, blocks=blocks, habits=habits, faults=Faults(cell_s=cell_s),
+        aliased=rng.random() < ALIASED, ring=engines * rng.choice((6, 10)),
+    )  # fmt: skip
 
 
 def _mirrored(setup: Setup, rng: Random) -> Setup:

@@ -245,6 +245,7 @@ class Story:
             priority=rng.choice(PRIORITIES),
             in_step=rng.random() < 0.3,
             firm_ttl_s=rng.choice(FIRM_TTLS_S),
+            request_time_us=self._world.wall_us,
         )
         self._world.offered[offer.key] = prompt
         return offer
@@ -314,6 +315,7 @@ class Story:
             blocks_after_s=rng.choice((0.0, 0.0, 0.001, 0.5)),
             priority=rng.choice(PRIORITIES),
             in_step=rng.random() < 0.3,
+            request_time_us=offer.request_time_us,
         )
 
     def _prompt(self) -> Prompt:

@@ -164,3 +164,12 @@ def test_nothing_comes_any_more_to_a_request_that_has_left() -> None:
     assert made.match(R, 0) == Match(0)
     made.allocated(R, TABLE, 0, 0)
     assert made.take_told() == []
+
+
+def test_what_a_source_took_back_before_blocks_were_there_is_computed_whatever_the_rules_say() -> None:
+    made = policy(on_loss=OnLoss.FAIL)
+    made.arrived(decode())
+    lost = Loss(Reason.LEASE_RECLAIMED, "an older request needed the blocks", NextStep.RECOMPUTE)
+    made.failed(R, Side.TAKE, lost)
+    assert made.take_told() == [TakeLost(R, lost, OnLoss.RECOMPUTE)]
+    assert made.match(R, 0) == Match(0)

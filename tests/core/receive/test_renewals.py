@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import SendRenew
-from kvgrpc.core.events import AccessAnswered, CancelTransfer, SettleAnswered, Tick
+from kvgrpc.core.actions import Post, SendOpen, SendRenew
+from kvgrpc.core.events import (
+    AccessAnswered,
+    CancelTransfer,
+    CloseAccess,
+    CloseOutcome,
+    Closing,
+    RenewAnswered,
+    SettleAnswered,
+    Tick,
+)
 from kvgrpc.core.receive import renewals
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of
 
 P = describe("p", 1)
@@ -118,3 +127,75 @@ def test_no_ttl_that_a_peer_states_keeps_the_loop_busy(lead: Lead, changes: dict
 def test_a_ttl_without_end_needs_no_renewal(lead: Lead) -> None:
     pull(lead, ttl_s=float("inf"), remaining_s=float("inf"))
     assert sent_renewals(lead, 500.0) == []
+
+
+# ---- a source may take its blocks back from a reader that waits
+
+
+def at(lead: Lead, seconds: float) -> SendRenew | None:
+    """What is renewed within that time, if anything is."""
+    lead.feed(Tick(), seconds)
+    return next(iter(lead.seen(SendRenew)), None)
+
+
+def test_the_source_learns_that_a_pull_waits_for_blocks_and_when_its_request_began(lead: Lead) -> None:
+    lead.pull(TOKEN, request_time_us=7)
+    opening = lead.one(SendOpen).opening
+    assert (opening.waits_for_blocks, opening.request_time_us) == (True, 7)
+    lead.pull(timed := grant(P, request_time_us=5), 32, range(2), number=2)
+    opening = lead.one(SendOpen).opening
+    assert (opening.token, opening.waits_for_blocks, opening.request_time_us) == (timed, False, 5)
+
+
+def test_a_pull_that_has_waited_says_at_once_that_it_reads(lead: Lead) -> None:
+    made = pull(lead)
+    lead.map(P)
+    lead.feed(Tick(), 2.0)
+    lead.give(made, range(2))
+    assert lead.one(Post)
+    assert at(lead, 0.0) == SendRenew(key_of(P), ((made, TOKEN),), (access_id(),))
+    again = at(lead, 10.0)
+    assert again is not None
+    assert again.reading == (access_id(),)
+
+
+def test_one_that_has_its_blocks_soon_says_so_only_if_it_still_reads_then(lead: Lead) -> None:
+    made = pull(lead)
+    lead.map(P)
+    lead.give(made, range(2))
+    assert at(lead, Limits().firm_ttl_s / 2 - 0.01) is None
+    told = at(lead, 0.01)
+    assert told is not None
+    assert told.reading == (access_id(),)
+
+
+def test_one_that_had_its_blocks_from_the_beginning_says_nothing(lead: Lead) -> None:
+    lead.map(P)
+    lead.pull(TOKEN, 32, range(2))
+    lead.feed(AccessAnswered(access_id(), answer_of(P)))
+    assert lead.one(Post)
+    assert at(lead, 9.0) is None
+    told = at(lead, 1.0)
+    assert told is not None
+    assert told.reading == ()
+
+
+def test_a_source_that_says_that_blocks_may_be_gone_is_asked_at_once(lead: Lead) -> None:
+    made = pull(lead)
+    closing = Closing(access_id(), CloseOutcome.FAILED, quiesced=True, token=TOKEN)
+    lead.call(lambda c: CloseAccess(c, P.engine_id, P.incarnation, (closing,)), "p")
+    assert not lead.transfer(made).over
+    assert at(lead, 0.0) == SendRenew(key_of(P), ((made, TOKEN),))
+    lead.feed(RenewAnswered(made, PreconditionFailed(Reason.LEASE_RECLAIMED, "gone")))
+    failure = lead.transfer(made).failure
+    assert failure is not None
+    assert (failure.reason, failure.next) == (Reason.LEASE_RECLAIMED, NextStep.RECOMPUTE)
+
+
+def test_a_pull_that_reads_is_not_hurried_by_that(lead: Lead) -> None:
+    made = pull(lead)
+    lead.map(P)
+    lead.give(made, range(2))
+    closing = Closing(access_id(), CloseOutcome.FAILED, quiesced=True, token=TOKEN)
+    lead.call(lambda c: CloseAccess(c, P.engine_id, P.incarnation, (closing,)), "p")
+    assert at(lead, 0.0) is None

@@ -45,6 +45,7 @@ def claims_of(case: dict[str, Any]) -> Claims:
         case["token_count"],
         OnAbort[case["on_abort"]],
         case["tenant"],
+        case.get("request_time_us", 0),
     )
 
 
@@ -95,6 +96,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
         token_count=st.integers(0, 2**32 - 1),
         on_abort=st.sampled_from(OnAbort),
         tenant=TEXT,
+        request_time_us=st.integers(0, 2**64 - 1),
     )
 )
 def test_what_is_minted_is_read_back_and_fits_into_a_grant_message(claims: Claims) -> None:

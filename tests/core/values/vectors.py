@@ -92,14 +92,17 @@ def content_cases() -> list[dict[str, Any]]:
 
 
 def grant_token(case: dict[str, Any]) -> bytes:
-    """version, access, on_abort (1 byte each), incarnation (8), ttl in ms, blocks, tokens (4 each), then engine id,
-    address, lease id, tenant and transfer key, each after one byte of length; then the HMAC-SHA256 of all that.
-    Numbers are little-endian. The HMAC's key is HMAC-SHA256(session secret, "kvgrpc grant key v1").
+    """version, access, on_abort (1 byte each), incarnation (8), ttl in ms, blocks, tokens (4 each), of version 2 the
+    time of the request (8), then engine id, address, lease id, tenant and transfer key, each after one byte of length;
+    then the HMAC-SHA256 of all that. Numbers are little-endian. The HMAC's key is HMAC-SHA256(session secret, "kvgrpc
+    grant key v1").
     """
     access = {"READ": 1, "WRITE": 2}[case["access"]]
     on_abort = {"RELEASE": 1, "KEEP": 2}[case["on_abort"]]
-    payload = bytes([1, access, on_abort]) + struct.pack("<Q", int(case["incarnation"], 16))
+    time_us = case.get("request_time_us", 0)
+    payload = bytes([2 if time_us else 1, access, on_abort]) + struct.pack("<Q", int(case["incarnation"], 16))
     payload += struct.pack("<III", case["ttl_ms"], case["block_count"], case["token_count"])
+    payload += struct.pack("<Q", time_us) if time_us else b""
     for name in ("engine_id", "address", "lease_id", "tenant"):
         text = case[name].encode()
         payload += bytes([len(text)]) + text
@@ -151,6 +154,7 @@ def grant_cases() -> list[dict[str, Any]]:
         grant_case("IPv6", address="[fd00::1]:443"),
         grant_case("an address without a port", address="prefill.internal"),
         grant_case("text is UTF-8", engine_id="Prüfstand-世界"),
+        grant_case("with the time of its request", request_time_us=1_700_000_000_123_456),
         grant_case("the largest numbers", incarnation="ff" * 8, ttl_ms=2**32 - 1, block_count=2**32 - 1),
     ]
 

@@ -19,10 +19,10 @@ from tests.vllm.engines import (
     Engines,
     Pair,
     prompt_of,
-    runs,
     wait_until,
     write_model,
 )
+from tests.vllm.processes import runs
 
 pytestmark = pytest.mark.timeout(START_S)
 

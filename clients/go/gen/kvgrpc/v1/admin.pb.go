@@ -146,9 +146,16 @@ type GetStatusResponse struct {
 	// Version of the software.
 	Version string `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	// What it keeps beside its pools, in bytes.
-	Kept          *Kept `protobuf:"bytes,11,opt,name=kept,proto3" json:"kept,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Kept *Kept `protobuf:"bytes,11,opt,name=kept,proto3" json:"kept,omitempty"`
+	// Requests of this engine that lack blocks, as far as they were asked for with ReclaimBlocks or AllocateBlocks, in the
+	// order of their times; at most 16.
+	LackingRequests []*LackingRequest `protobuf:"bytes,12,rep,name=lacking_requests,json=lackingRequests,proto3" json:"lacking_requests,omitempty"`
+	// Leases whose readers wait for blocks of their own, oldest claims first; at most 16. Together: who waits for whom.
+	WaitingReaders []*WaitingReader `protobuf:"bytes,13,rep,name=waiting_readers,json=waitingReaders,proto3" json:"waiting_readers,omitempty"`
+	// How many there are.
+	WaitingReaderCount uint32 `protobuf:"varint,14,opt,name=waiting_reader_count,json=waitingReaderCount,proto3" json:"waiting_reader_count,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -258,6 +265,191 @@ func (x *GetStatusResponse) GetKept() *Kept {
 	return nil
 }
 
+func (x *GetStatusResponse) GetLackingRequests() []*LackingRequest {
+	if x != nil {
+		return x.LackingRequests
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWaitingReaders() []*WaitingReader {
+	if x != nil {
+		return x.WaitingReaders
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetWaitingReaderCount() uint32 {
+	if x != nil {
+		return x.WaitingReaderCount
+	}
+	return 0
+}
+
+// A request that lacks blocks here.
+type LackingRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The LLM request's id; empty where it was not said.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// When it began, in microseconds since the Unix epoch; 0: not said.
+	RequestTimeUs uint64 `protobuf:"varint,2,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// For how long it has been asked in vain.
+	Age *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
+	// How many blocks of each group it lacks.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,4,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *LackingRequest) Reset() {
+	*x = LackingRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LackingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LackingRequest) ProtoMessage() {}
+
+func (x *LackingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LackingRequest.ProtoReflect.Descriptor instead.
+func (*LackingRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LackingRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *LackingRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
+func (x *LackingRequest) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *LackingRequest) GetGroupBlockCounts() []*GroupBlockCount {
+	if x != nil {
+		return x.GroupBlockCounts
+	}
+	return nil
+}
+
+// A lease, and the reader that waits for blocks of its own to read it into.
+type WaitingReader struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lease whose blocks it keeps here.
+	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// How many they are.
+	BlockCount uint32 `protobuf:"varint,2,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// The reader's engine.
+	EngineId string `protobuf:"bytes,3,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// The LLM request's id there.
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// When that request began, in microseconds since the Unix epoch.
+	RequestTimeUs uint64 `protobuf:"varint,5,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// For how long it has waited.
+	Age           *durationpb.Duration `protobuf:"bytes,6,opt,name=age,proto3" json:"age,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingReader) Reset() {
+	*x = WaitingReader{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingReader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingReader) ProtoMessage() {}
+
+func (x *WaitingReader) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingReader.ProtoReflect.Descriptor instead.
+func (*WaitingReader) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WaitingReader) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *WaitingReader) GetEngineId() string {
+	if x != nil {
+		return x.EngineId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *WaitingReader) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
+func (x *WaitingReader) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
 // The ledger: bytes that a server keeps of what calls made, without the pools and without what every process takes. They
 // are estimates of memory, and no more than it by a factor of two. What is over a limit is refused with
 // RESOURCE_EXHAUSTED LIMIT_EXCEEDED before it is made.
@@ -287,7 +479,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -299,7 +491,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -312,7 +504,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Kept) GetTotalBytes() uint64 {
@@ -392,7 +584,7 @@ type KeptByCaller struct {
 
 func (x *KeptByCaller) Reset() {
 	*x = KeptByCaller{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +596,7 @@ func (x *KeptByCaller) String() string {
 func (*KeptByCaller) ProtoMessage() {}
 
 func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +609,7 @@ func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptByCaller.ProtoReflect.Descriptor instead.
 func (*KeptByCaller) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *KeptByCaller) GetCaller() string {
@@ -463,13 +655,15 @@ type Counts struct {
 	ReclaimedLeaseCount uint64 `protobuf:"varint,12,opt,name=reclaimed_lease_count,json=reclaimedLeaseCount,proto3" json:"reclaimed_lease_count,omitempty"`
 	// Those of them that a consumer came for too late.
 	ReclaimedInVainCount uint64 `protobuf:"varint,13,opt,name=reclaimed_in_vain_count,json=reclaimedInVainCount,proto3" json:"reclaimed_in_vain_count,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Leases that were taken from readers that waited for blocks of their own, for older requests.
+	ReclaimedClaimCount uint64 `protobuf:"varint,14,opt,name=reclaimed_claim_count,json=reclaimedClaimCount,proto3" json:"reclaimed_claim_count,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -481,7 +675,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -494,7 +688,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Counts) GetPendingTransferCount() uint64 {
@@ -588,6 +782,13 @@ func (x *Counts) GetReclaimedInVainCount() uint64 {
 	return 0
 }
 
+func (x *Counts) GetReclaimedClaimCount() uint64 {
+	if x != nil {
+		return x.ReclaimedClaimCount
+	}
+	return 0
+}
+
 // Whether to drain.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -603,7 +804,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +816,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +829,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DrainRequest) GetIdempotencyKey() string {
@@ -673,7 +874,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +886,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +899,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DrainResponse) GetHeader() *ResponseHeader {
@@ -756,7 +957,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +969,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +982,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -813,7 +1014,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1026,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1039,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -877,7 +1078,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +1090,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +1103,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -939,7 +1140,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1152,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1165,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -1006,7 +1207,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1219,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1232,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -1105,7 +1306,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1318,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1331,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -1173,7 +1374,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1386,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1399,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1253,7 +1454,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1466,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1479,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -1313,8 +1514,8 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xa2\x04\n" +
+	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x14kvgrpc/v1/pool.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\xdd\x05\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
@@ -1327,7 +1528,25 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12#\n" +
-	"\x04kept\x18\v \x01(\v2\x0f.kvgrpc.v1.KeptR\x04kept\"\xd9\x03\n" +
+	"\x04kept\x18\v \x01(\v2\x0f.kvgrpc.v1.KeptR\x04kept\x12D\n" +
+	"\x10lacking_requests\x18\f \x03(\v2\x19.kvgrpc.v1.LackingRequestR\x0flackingRequests\x12A\n" +
+	"\x0fwaiting_readers\x18\r \x03(\v2\x18.kvgrpc.v1.WaitingReaderR\x0ewaitingReaders\x120\n" +
+	"\x14waiting_reader_count\x18\x0e \x01(\rR\x12waitingReaderCount\"\xce\x01\n" +
+	"\x0eLackingRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
+	"\x0frequest_time_us\x18\x02 \x01(\x04R\rrequestTimeUs\x12+\n" +
+	"\x03age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12H\n" +
+	"\x12group_block_counts\x18\x04 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\xdc\x01\n" +
+	"\rWaitingReader\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1f\n" +
+	"\vblock_count\x18\x02 \x01(\rR\n" +
+	"blockCount\x12\x1b\n" +
+	"\tengine_id\x18\x03 \x01(\tR\bengineId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12&\n" +
+	"\x0frequest_time_us\x18\x05 \x01(\x04R\rrequestTimeUs\x12+\n" +
+	"\x03age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03age\"\xd9\x03\n" +
 	"\x04Kept\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12!\n" +
@@ -1346,7 +1565,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\fKeptByCaller\x12\x16\n" +
 	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x1d\n" +
 	"\n" +
-	"kept_bytes\x18\x02 \x01(\x04R\tkeptBytes\"\x82\x05\n" +
+	"kept_bytes\x18\x02 \x01(\x04R\tkeptBytes\"\xb6\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
 	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
@@ -1362,7 +1581,8 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\rreceivedBytes\x12!\n" +
 	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\x122\n" +
 	"\x15reclaimed_lease_count\x18\f \x01(\x04R\x13reclaimedLeaseCount\x125\n" +
-	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\"t\n" +
+	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\x122\n" +
+	"\x15reclaimed_claim_count\x18\x0e \x01(\x04R\x13reclaimedClaimCount\"t\n" +
 	"\fDrainRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +
@@ -1445,67 +1665,75 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 2: kvgrpc.v1.GetStatusResponse
-	(*Kept)(nil),                      // 3: kvgrpc.v1.Kept
-	(*KeptByCaller)(nil),              // 4: kvgrpc.v1.KeptByCaller
-	(*Counts)(nil),                    // 5: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 6: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 7: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 8: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 9: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 10: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 11: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 12: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 13: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 14: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 15: kvgrpc.v1.ReleaseQuarantineResponse
-	nil,                               // 16: kvgrpc.v1.Kept.BytesByKindEntry
-	(*ResponseHeader)(nil),            // 17: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 18: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 19: google.protobuf.Duration
-	(*Peer)(nil),                      // 20: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 21: kvgrpc.v1.Blocks
+	(*LackingRequest)(nil),            // 3: kvgrpc.v1.LackingRequest
+	(*WaitingReader)(nil),             // 4: kvgrpc.v1.WaitingReader
+	(*Kept)(nil),                      // 5: kvgrpc.v1.Kept
+	(*KeptByCaller)(nil),              // 6: kvgrpc.v1.KeptByCaller
+	(*Counts)(nil),                    // 7: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 8: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 9: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 10: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 11: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 12: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 13: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 14: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 15: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 16: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 17: kvgrpc.v1.ReleaseQuarantineResponse
+	nil,                               // 18: kvgrpc.v1.Kept.BytesByKindEntry
+	(*ResponseHeader)(nil),            // 19: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 20: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 21: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 22: kvgrpc.v1.GroupBlockCount
+	(*Peer)(nil),                      // 23: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 24: kvgrpc.v1.Blocks
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	17, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	19, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	5,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	19, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	19, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	3,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
-	16, // 7: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
-	4,  // 8: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	17, // 9: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 10: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	17, // 11: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 12: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	11, // 13: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 14: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	19, // 15: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	21, // 16: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	17, // 17: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	12, // 18: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	17, // 19: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 20: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	8,  // 21: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	10, // 22: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	6,  // 23: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	14, // 24: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	2,  // 25: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	9,  // 26: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	13, // 27: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	7,  // 28: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	15, // 29: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	25, // [25:30] is the sub-list for method output_type
-	20, // [20:25] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	19, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	21, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	7,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	21, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	21, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	5,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
+	3,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
+	4,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
+	21, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	22, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	21, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	18, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	6,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
+	19, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	19, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	23, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	13, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 19: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	21, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	24, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	19, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	14, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	19, // 24: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 25: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	10, // 26: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	12, // 27: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	8,  // 28: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	16, // 29: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	2,  // 30: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	11, // 31: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	15, // 32: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	9,  // 33: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	17, // 34: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -1515,14 +1743,15 @@ func file_kvgrpc_v1_admin_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[9].OneofWrappers = []any{}
+	file_kvgrpc_v1_pool_proto_init()
+	file_kvgrpc_v1_admin_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

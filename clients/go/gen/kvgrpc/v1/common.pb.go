@@ -1572,7 +1572,10 @@ type Intent struct {
 	// Where the other side is, if the router knows.
 	Peer *PeerAddress `protobuf:"bytes,8,opt,name=peer,proto3" json:"peer,omitempty"`
 	// How long the source keeps the blocks in any case, though no consumer has come; as in HandOver.
-	FirmTtl       *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	FirmTtl *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	// When the request began, in microseconds since the Unix epoch, as in HandOver; 0: when the engine heard of it. Each
+	// engine clamps it to the last 10 minutes before it hears of it.
+	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1668,6 +1671,13 @@ func (x *Intent) GetFirmTtl() *durationpb.Duration {
 		return x.FirmTtl
 	}
 	return nil
+}
+
+func (x *Intent) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
 }
 
 // How to reach an engine's lead.
@@ -1871,7 +1881,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\vblock_count\x18\b \x01(\rR\n" +
 	"blockCount\x12\x1f\n" +
 	"\vtoken_count\x18\t \x01(\rR\n" +
-	"tokenCount\"\xf8\x02\n" +
+	"tokenCount\"\xa0\x03\n" +
 	"\x06Intent\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12\x1d\n" +
 	"\n" +
@@ -1882,7 +1892,9 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\bpriority\x18\x06 \x01(\x05R\bpriority\x12-\n" +
 	"\bon_abort\x18\a \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12*\n" +
 	"\x04peer\x18\b \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\x124\n" +
-	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"D\n" +
+	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
+	"\x0frequest_time_us\x18\n" +
+	" \x01(\x04R\rrequestTimeUs\"D\n" +
 	"\vPeerAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
 	"\tengine_id\x18\x02 \x01(\tR\bengineId\"\xf5\x01\n" +

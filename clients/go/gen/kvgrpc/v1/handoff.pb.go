@@ -188,7 +188,11 @@ type HandOver struct {
 	Priority int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
 	// How long the lease is firm; see Lease.soft_in. Unset takes the default; 0: not at all, as for an offer that may be of
 	// use or not; negative is refused; above the cap it is clamped.
-	FirmTtl       *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	FirmTtl *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	// When the request began, in microseconds since the Unix epoch: the one order in which all engines put requests that
+	// wait for each other (ReclaimBlocks). The grant carries it. 0, and a time to come: now; a time more than 10 minutes
+	// ago: 10 minutes ago, unless the owning engine's session says it.
+	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -284,6 +288,13 @@ func (x *HandOver) GetFirmTtl() *durationpb.Duration {
 		return x.FirmTtl
 	}
 	return nil
+}
+
+func (x *HandOver) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
 }
 
 // One part of a push.
@@ -589,7 +600,10 @@ type PullBlocksRequest struct {
 	// Answer when the transfer meets this condition, in place of a WaitTransfer after the call. Needs `destination`: a pull
 	// without one waits for blocks, and only the reply has the id to give them by. Not in an engine's session, whose events
 	// tell the end.
-	Wait          *TransferWait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *TransferWait `protobuf:"bytes,14,opt,name=wait,proto3" json:"wait,omitempty"`
+	// When the request that pulls began, as in HandOver; 0: when the one began that handed over, as its grant says. For a
+	// next turn, which began later. The source does not take it for older than the one that handed over.
+	RequestTimeUs uint64 `protobuf:"varint,15,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -731,6 +745,13 @@ func (x *PullBlocksRequest) GetWait() *TransferWait {
 		return x.Wait
 	}
 	return nil
+}
+
+func (x *PullBlocksRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
 }
 
 type isPullBlocksRequest_Pull interface {
@@ -1243,7 +1264,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x04part\x18\x05 \x01(\v2\x13.kvgrpc.v1.PushPartH\x00R\x04part\x124\n" +
 	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x12#\n" +
 	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
-	"\x03job\"\xf2\x02\n" +
+	"\x03job\"\x9a\x03\n" +
 	"\bHandOver\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
@@ -1254,7 +1275,9 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"after_step\x18\x06 \x01(\x04R\tafterStep\x12\x19\n" +
 	"\blease_id\x18\a \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bpriority\x18\b \x01(\x05R\bpriority\x124\n" +
-	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"\xd4\x03\n" +
+	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
+	"\x0frequest_time_us\x18\n" +
+	" \x01(\x04R\rrequestTimeUs\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +
@@ -1277,7 +1300,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
 	"\btransfer\x18\x03 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xf1\x04\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x99\x05\n" +
 	"\x11PullBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12!\n" +
@@ -1297,7 +1320,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\rqueue_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\fqueueTimeout\x12D\n" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
 	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnly\x12+\n" +
-	"\x04wait\x18\x0e \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04waitB\x06\n" +
+	"\x04wait\x18\x0e \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\x12&\n" +
+	"\x0frequest_time_us\x18\x0f \x01(\x04R\rrequestTimeUsB\x06\n" +
 	"\x04pull\"]\n" +
 	"\x0fPullDestination\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +

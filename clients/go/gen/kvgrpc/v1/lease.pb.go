@@ -401,7 +401,9 @@ type GrantLeaseRequest struct {
 	// See common.proto.
 	ValidateOnly bool `protobuf:"varint,10,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// As in FinishedBlocks.
-	FirmTtl       *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	FirmTtl *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	// As in FinishedBlocks.
+	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +515,13 @@ func (x *GrantLeaseRequest) GetFirmTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *GrantLeaseRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
 // The lease stands.
 type GrantLeaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -589,9 +598,12 @@ type RenewLeasesRequest struct {
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// Said by leads that have an access open on each: the access is the claim, and the renewal makes no lease firm. Else
 	// a renewal by anybody but the owning engine does.
-	ForAccess     bool `protobuf:"varint,4,opt,name=for_access,json=forAccess,proto3" json:"for_access,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ForAccess bool `protobuf:"varint,4,opt,name=for_access,json=forAccess,proto3" json:"for_access,omitempty"`
+	// Accesses, of those for which it is said, that were opened with `waits_for_blocks` and under which bytes are read by
+	// now: no other request takes their blocks any more.
+	ReadingAccessIds [][]byte `protobuf:"bytes,5,rep,name=reading_access_ids,json=readingAccessIds,proto3" json:"reading_access_ids,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *RenewLeasesRequest) Reset() {
@@ -650,6 +662,13 @@ func (x *RenewLeasesRequest) GetForAccess() bool {
 		return x.ForAccess
 	}
 	return false
+}
+
+func (x *RenewLeasesRequest) GetReadingAccessIds() [][]byte {
+	if x != nil {
+		return x.ReadingAccessIds
+	}
+	return nil
 }
 
 // One row per lease asked for, in order.
@@ -1290,7 +1309,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
-	"\x02by\"\xb2\x04\n" +
+	"\x02by\"\xda\x04\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1304,20 +1323,22 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12#\n" +
 	"\rvalidate_only\x18\n" +
 	" \x01(\bR\fvalidateOnly\x124\n" +
-	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x1a9\n" +
+	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
 	"\x12GrantLeaseResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xb2\x01\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xe0\x01\n" +
 	"\x12RenewLeasesRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12\x1d\n" +
 	"\n" +
-	"for_access\x18\x04 \x01(\bR\tforAccess\"\xa6\x01\n" +
+	"for_access\x18\x04 \x01(\bR\tforAccess\x12,\n" +
+	"\x12reading_access_ids\x18\x05 \x03(\fR\x10readingAccessIds\"\xa6\x01\n" +
 	"\fRenewedLease\x127\n" +
 	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12+\n" +

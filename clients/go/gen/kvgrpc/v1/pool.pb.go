@@ -187,7 +187,11 @@ type AllocateBlocksRequest struct {
 	// See common.proto.
 	ValidateOnly bool `protobuf:"varint,6,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// Where too few blocks are free, take them back from soft leases, as ReclaimBlocks does, and allocate them.
-	Reclaim       bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
+	Reclaim bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
+	// As in ReclaimBlocks; for `reclaim`.
+	RequestTimeUs uint64 `protobuf:"varint,8,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// As in ReclaimBlocks.
+	RequestId     string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -269,6 +273,20 @@ func (x *AllocateBlocksRequest) GetReclaim() bool {
 		return x.Reclaim
 	}
 	return false
+}
+
+func (x *AllocateBlocksRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
+func (x *AllocateBlocksRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 // A lease that was reclaimed.
@@ -403,9 +421,11 @@ type Reclaimed struct {
 	// The blocks that came free.
 	FreedBlocks *Blocks `protobuf:"bytes,4,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
 	// What will be soft next, in the order of time; of many the first 16. What is claimed is not among it.
-	LaterLeases   []*SoftLater `protobuf:"bytes,5,rep,name=later_leases,json=laterLeases,proto3" json:"later_leases,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LaterLeases []*SoftLater `protobuf:"bytes,5,rep,name=later_leases,json=laterLeases,proto3" json:"later_leases,omitempty"`
+	// How many of the leases that ended were claimed.
+	ClaimedLeaseCount uint32 `protobuf:"varint,6,opt,name=claimed_lease_count,json=claimedLeaseCount,proto3" json:"claimed_lease_count,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Reclaimed) Reset() {
@@ -473,6 +493,13 @@ func (x *Reclaimed) GetLaterLeases() []*SoftLater {
 	return nil
 }
 
+func (x *Reclaimed) GetClaimedLeaseCount() uint32 {
+	if x != nil {
+		return x.ClaimedLeaseCount
+	}
+	return 0
+}
+
 // Blocks that are needed.
 type ReclaimBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -481,7 +508,13 @@ type ReclaimBlocksRequest struct {
 	// Required. How many of each group shall come free that are not; at most 256 rows.
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
 	// See common.proto: the answer names the leases that would end.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// When the oldest request began that waits for these blocks, in microseconds since the Unix epoch; 0: only soft leases
+	// are taken back. A time to come is now; one more than 10 minutes ago is 10 minutes ago, unless the owning engine's
+	// session says it.
+	RequestTimeUs uint64 `protobuf:"varint,4,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// The LLM request's id: of two that began in the same microsecond it says which one is older.
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -535,6 +568,20 @@ func (x *ReclaimBlocksRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *ReclaimBlocksRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
+func (x *ReclaimBlocksRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 // What was taken back.
@@ -1231,7 +1278,7 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x0fGroupBlockCount\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vblock_count\x18\x02 \x01(\rR\n" +
-	"blockCount\"\xb8\x02\n" +
+	"blockCount\"\xff\x02\n" +
 	"\x15AllocateBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
 	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12+\n" +
@@ -1239,7 +1286,10 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\rallocation_id\x18\x04 \x01(\tR\fallocationId\x12\x1b\n" +
 	"\tno_expiry\x18\x05 \x01(\bR\bnoExpiry\x12#\n" +
 	"\rvalidate_only\x18\x06 \x01(\bR\fvalidateOnly\x12\x18\n" +
-	"\areclaim\x18\a \x01(\bR\areclaim\"k\n" +
+	"\areclaim\x18\a \x01(\bR\areclaim\x12&\n" +
+	"\x0frequest_time_us\x18\b \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\t \x01(\tR\trequestId\"k\n" +
 	"\x0eReclaimedLease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1f\n" +
 	"\vtransfer_id\x18\x02 \x01(\tR\n" +
@@ -1248,18 +1298,22 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"\x89\x01\n" +
 	"\tSoftLater\x122\n" +
 	"\asoft_in\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x12H\n" +
-	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\xe6\x01\n" +
+	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"\x96\x02\n" +
 	"\tReclaimed\x12\x16\n" +
 	"\x06enough\x18\x01 \x01(\bR\x06enough\x121\n" +
 	"\x06leases\x18\x02 \x03(\v2\x19.kvgrpc.v1.ReclaimedLeaseR\x06leases\x12\x1f\n" +
 	"\vlease_count\x18\x03 \x01(\rR\n" +
 	"leaseCount\x124\n" +
 	"\ffreed_blocks\x18\x04 \x01(\v2\x11.kvgrpc.v1.BlocksR\vfreedBlocks\x127\n" +
-	"\flater_leases\x18\x05 \x03(\v2\x14.kvgrpc.v1.SoftLaterR\vlaterLeases\"\xae\x01\n" +
+	"\flater_leases\x18\x05 \x03(\v2\x14.kvgrpc.v1.SoftLaterR\vlaterLeases\x12.\n" +
+	"\x13claimed_lease_count\x18\x06 \x01(\rR\x11claimedLeaseCount\"\xf5\x01\n" +
 	"\x14ReclaimBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
 	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"~\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12&\n" +
+	"\x0frequest_time_us\x18\x04 \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"~\n" +
 	"\x15ReclaimBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\treclaimed\x18\x02 \x01(\v2\x14.kvgrpc.v1.ReclaimedR\treclaimed\"\xaf\x01\n" +

@@ -72,6 +72,12 @@ type PoolServiceClient interface {
 	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
 	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
 	//
+	// With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+	// claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
+	// that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
+	// So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
+	// lost its blocks, which is told at once, computes them itself.
+	//
 	// Errors:
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
@@ -201,6 +207,12 @@ type PoolServiceServer interface {
 	// A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
 	// it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
 	// itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+	//
+	// With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
+	// claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
+	// that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
+	// So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
+	// lost its blocks, which is told at once, computes them itself.
 	//
 	// Errors:
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.

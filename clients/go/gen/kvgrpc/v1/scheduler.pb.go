@@ -1037,8 +1037,12 @@ type BlocksNeededRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. How many of each group shall come free that are not.
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,1,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// As in ReclaimBlocks: of the oldest request that waits for blocks, the first one in the queue or one behind it.
+	RequestTimeUs uint64 `protobuf:"varint,2,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// As in ReclaimBlocks.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BlocksNeededRequest) Reset() {
@@ -1076,6 +1080,20 @@ func (x *BlocksNeededRequest) GetGroupBlockCounts() []*GroupBlockCount {
 		return x.GroupBlockCounts
 	}
 	return nil
+}
+
+func (x *BlocksNeededRequest) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
+}
+
+func (x *BlocksNeededRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 // What was taken back.
@@ -2892,9 +2910,12 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
 	"\x18RequestPreemptedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"_\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xa6\x01\n" +
 	"\x13BlocksNeededRequest\x12H\n" +
-	"\x12group_block_counts\x18\x01 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\"}\n" +
+	"\x12group_block_counts\x18\x01 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12&\n" +
+	"\x0frequest_time_us\x18\x02 \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"}\n" +
 	"\x14BlocksNeededResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\treclaimed\x18\x02 \x01(\v2\x14.kvgrpc.v1.ReclaimedR\treclaimed\"\xb4\x02\n" +

@@ -86,7 +86,8 @@ const (
 	CloseOutcome_CLOSE_OUTCOME_UNSPECIFIED CloseOutcome = 0
 	// This consumer will not come again: it counts as done.
 	CloseOutcome_CLOSE_OUTCOME_DROPPED CloseOutcome = 1
-	// It did not get the KV and does not count: another may try.
+	// It did not get the KV and does not count: another may try. From the issuer of a READ access to its opener: the blocks
+	// may be gone; the opener asks by renewing.
 	CloseOutcome_CLOSE_OUTCOME_FAILED CloseOutcome = 2
 	// It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
 	// if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
@@ -284,7 +285,14 @@ type AccessOpening struct {
 	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	// WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 512 in one
 	// call, with 65,536 blocks in all.
-	Parts         []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
+	// READ: the opener has no blocks to read into yet. Until it says that it reads (RenewLeasesRequest.reading_access_ids),
+	// the issuer may take the blocks back for a request that began earlier, once its firm time is over: it closes the
+	// access at its opener as FAILED then, and every later answer is LEASE_RECLAIMED.
+	WaitsForBlocks bool `protobuf:"varint,11,opt,name=waits_for_blocks,json=waitsForBlocks,proto3" json:"waits_for_blocks,omitempty"`
+	// READ: when the opener's request began, in microseconds since the Unix epoch; 0, and anything before the request that
+	// handed over: when that one did.
+	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -387,6 +395,20 @@ func (x *AccessOpening) GetParts() []*ReadyPart {
 		return x.Parts
 	}
 	return nil
+}
+
+func (x *AccessOpening) GetWaitsForBlocks() bool {
+	if x != nil {
+		return x.WaitsForBlocks
+	}
+	return false
+}
+
+func (x *AccessOpening) GetRequestTimeUs() uint64 {
+	if x != nil {
+		return x.RequestTimeUs
+	}
+	return 0
 }
 
 // The opener's own digest of the tokens that it wants.
@@ -2411,7 +2433,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x05proof\x18\x03 \x01(\fR\x05proof\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xa1\x03\n" +
+	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xf3\x03\n" +
 	"\rAccessOpening\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x126\n" +
@@ -2427,7 +2449,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
 	"part_epoch\x18\t \x01(\rR\tpartEpoch\x12/\n" +
 	"\x05parts\x18\n" +
-	" \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"d\n" +
+	" \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\x12(\n" +
+	"\x10waits_for_blocks\x18\v \x01(\bR\x0ewaitsForBlocks\x12&\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\"d\n" +
 	"\fContentClaim\x12\x1f\n" +
 	"\vtoken_count\x18\x01 \x01(\rR\n" +
 	"tokenCount\x12\x16\n" +

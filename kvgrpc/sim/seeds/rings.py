@@ -1,0 +1,142 @@
+"""Engines that wait for each other: each prefills for the next one in a ring, all at once, and their pools are small.
+
+Every request gets an answer: its KV comes, or is computed where it is needed. Blocks are given to the oldest request in
+line. The one that is the oldest of all goes on within a bounded time, whoever waits for whom (R13).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from kvgrpc.core.actions import Failed
+from kvgrpc.sim.engine.requests import Offer, Wish
+from kvgrpc.sim.hosts.host import Host
+from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.seeds.story import tokens
+from kvgrpc.sim.world.memory import Prompt
+
+OLDEST_S = 30.0
+"""One request may be the oldest of all for no longer: some firm times and the computing of those before it in line."""
+LOOK_S = 0.5
+AGAIN_S = 0.1
+USE_S = 0.05
+RELAY_S = 0.01
+
+
+@dataclass
+class Ring:
+    """The requests of a world."""
+
+    world: World
+    requests: int
+    turns: float
+    """So many have a next turn: what was received is offered back, and pulled where the first turn was prefilled."""
+    made: int = 0
+    _waiting: dict[int, float] = field(default_factory=dict)
+    """Requests without an answer, by number, and since when each is the oldest of all, or will be."""
+
+    def begin(self) -> None:
+        """All come within a moment."""
+        for number in range(self.requests):
+            _Request(self, number, self.world.rng(f"ring/{number}")).begin()
+        self.world.agenda.after(LOOK_S, self._look)
+
+    def came(self, number: int) -> None:
+        """A request, or the next turn of one, is there."""
+        self.made += 1
+        self._waiting[number] = self.world.agenda.now
+
+    def answered(self, number: int) -> None:
+        """It has its answer. The next one is the oldest from now on."""
+        del self._waiting[number]
+        now = self.world.agenda.now
+        self._waiting = {other: max(since, now) if other > number else since for other, since in self._waiting.items()}
+
+    @property
+    def done(self) -> bool:
+        """All have their answers."""
+        return not self._waiting
+
+    def _look(self) -> None:
+        if not self._waiting:
+            return
+        oldest = min(self._waiting)
+        if self.world.agenda.now - self._waiting[oldest] > OLDEST_S:
+            broken(Rule.R13, f"request {oldest} is the oldest of {len(self._waiting)} that wait, and does not go on")
+        self.world.agenda.after(LOOK_S, self._look)
+
+
+class _Request:
+    """One request. Its number says how old it is among all of them."""
+
+    def __init__(self, ring: Ring, number: int, rng: Random) -> None:
+        hosts = ring.world.hosts
+        self._ring, self._number, self._rng = ring, number, rng
+        self._source, self._destination = hosts[number % len(hosts)], hosts[(number + 1) % len(hosts)]
+        self._prompt = Prompt(tokens(rng, rng.choice((48, 64, 96))))
+        self._time_us = 0
+
+    def begin(self) -> None:
+        self._ring.came(self._number)
+        self._after(self._number * 1e-3, self._prefill)
+
+    def _prefill(self) -> None:
+        self._time_us = self._ring.world.wall_us
+        self._again(lambda: self._hand_over(self._source, self._destination, None))
+
+    def _hand_over(self, source: Host, to: Host, firm_ttl_s: float | None) -> bool:
+        offer = self._offer(firm_ttl_s)
+        self._ring.world.offered[offer.key] = self._prompt
+        token = source.engine.offer(offer)
+        if token is None:
+            return False
+        self._after(RELAY_S, lambda: to.engine.pull(self._wish(), token, lambda failed: self._came(to, failed)))
+        return True
+
+    def _came(self, host: Host, failed: Failed | None) -> None:
+        if failed is not None:
+            self._again(lambda: self._compute(host))
+            return
+        self._answered(host)
+
+    def _compute(self, host: Host) -> bool:
+        if not host.engine.compute(self._offer(None), USE_S):
+            return False
+        self._answered(host)
+        return True
+
+    def _answered(self, host: Host) -> None:
+        ring = self._ring
+        ring.answered(self._number)
+        if host is self._destination and self._rng.random() < ring.turns:
+            self._number += ring.requests
+            self._time_us = ring.world.wall_us
+            ring.came(self._number)
+            if not self._hand_over(self._destination, self._source, 0.0):
+                self._again(lambda: self._compute(self._source))
+
+    def _offer(self, firm_ttl_s: float | None) -> Offer:
+        """With a firm time of 0: for its next turn, of what is here already."""
+        return Offer(
+            self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us,
+            in_line=firm_ttl_s is None,
+        )  # fmt: skip
+
+    def _wish(self) -> Wish:
+        return Wish(
+            self._name, self._prompt, self._rng.randbytes(16), blocks_after_s=AGAIN_S, request_time_us=self._time_us,
+            in_line=True,
+        )  # fmt: skip
+
+    @property
+    def _name(self) -> str:
+        return f"ring-{self._number}"
+
+    def _again(self, do: Callable[[], bool]) -> None:
+        """Until it is done."""
+        if not do():
+            self._after(AGAIN_S, lambda: self._again(do))
+
+    def _after(self, delay_s: float, do: Callable[[], None]) -> None:
+        self._ring.world.agenda.after(delay_s, do)
