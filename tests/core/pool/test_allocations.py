@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import ENGINE, SCHEDULER
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER, STORE
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
 
@@ -265,3 +265,29 @@ def test_asking_only_what_would_come_free_frees_nothing(lead: Lead) -> None:
     with refused(Reason.BLOCK_NOT_ALLOCATED):
         lead.call(lambda c: events.FreeBlocks(c, lists((9,)), validate_only=True))
     assert snapshot(lead.node) == before
+
+
+# -- whose it is
+
+
+@pytest.mark.parametrize("principal", ["router", "anonymous"])
+def test_what_one_caller_allocated_no_other_one_uses(lead: Lead, principal: str) -> None:
+    made = allocate(lead, (0, 2))
+    before = snapshot(lead.node)
+    with refused(Reason.BLOCK_NOT_ALLOCATED):
+        lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id), principal)
+    with refused(Reason.BLOCK_NOT_ALLOCATED):
+        lead.call(lambda c: events.FreeBlocks(c, lists((0, 1))), principal)
+    with refused(Reason.BLOCK_NOT_ALLOCATED):
+        lead.call(lambda c: events.GiveAllocation(c, made.allocation_id, principal), principal)
+    assert snapshot(lead.node) == before
+
+
+def test_an_allocation_that_was_given_away_is_its_new_owners(lead: Lead) -> None:
+    made = allocate(lead, (0, 2))
+    given = lead.call(lambda c: events.GiveAllocation(c, made.allocation_id, STORE))
+    assert [ids.tolist() for ids in given.blocks] == [ids.tolist() for ids in made.blocks]
+    with refused(Reason.BLOCK_NOT_ALLOCATED):
+        lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
+    lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id), STORE)
+    assert not lead.state.allocator.known(made.allocation_id)

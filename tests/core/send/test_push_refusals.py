@@ -12,6 +12,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Reason
 from tests.core.nodes import (
     KEY,
@@ -77,6 +78,30 @@ def test_a_part_that_is_wrong_changes_nothing(name: str, writers: Writers) -> No
     pair.finish(48, (1,), last=False, part_epoch=2)
     part: dict[str, Any] = {"last": False, "blocks": lists((2,)), "content": None, "part_epoch": 2} | fields
     unchanged(pair, reason, lambda: pair.finish(**part))
+
+
+def test_no_other_caller_adds_a_part_to_a_push_though_it_knows_the_key() -> None:
+    pair = Pair()
+    pair.finish(48, (1,), last=False)
+    part = events.FinishedBlocks(
+        events.Call(99, "router"), KEY, lists((2,)), None, waits_for=events.WaitsFor.REGISTRATION, last=False
+    )
+    before = snapshot(pair.p.node)
+    (refusal,) = pair.p.feed(part)
+    assert isinstance(refusal, actions.Refuse)
+    assert refusal.error.reason is Reason.TRANSFER_EXISTS
+    assert snapshot(pair.p.node) == before
+
+
+def test_a_caller_that_ends_a_push_by_its_key_does_not_become_its_owner() -> None:
+    pair = Pair()
+    sent = pair.finish(48, (1,), last=False).transfer
+    given_up = events.FinishedBlocks(
+        events.Call(99, "router"), KEY, (), None, waits_for=events.WaitsFor.REGISTRATION, failure="no more"
+    )
+    pair.feed(pair.p, given_up)
+    assert pair.p.transfer(sent.id).owner == ENGINE
+    assert "BlocksReturned" in [type(news).__name__ for news in pair.told["p"]]
 
 
 def test_parts_after_the_last_are_refused() -> None:

@@ -216,6 +216,7 @@ def test_who_waits_and_for_how_long_can_be_seen(lead: Lead) -> None:
 
 def test_an_allocation_reclaims_from_readers_that_wait_for_an_older_request() -> None:
     lead = Lead(describe("p", 1, pool=full(blocks=4), pool_kind=PoolKind.SERVER_MANAGED))
+    lead.begin(lead.me, attached=False)
     lead.admit(D)
     taken = lead.call(lambda c: AllocateBlocks(c, ((0, 4),)))
     made = hand_over(lead, 1, *taken.blocks[0].tolist())
@@ -287,7 +288,10 @@ def test_who_waits_for_whom_is_told_once_a_second_at_most(lead: Lead) -> None:
 # ---- what is said of times
 
 
-def test_a_caller_that_invents_a_time_is_no_older_than_it_can_be(lead: Lead) -> None:
+def test_a_caller_that_invents_a_time_is_no_older_than_it_can_be() -> None:
+    lead = Lead()
+    lead.begin(lead.me, attached=False)
+    lead.admit(D)
     wall_us = 2 * REQUEST_AGE_MAX_US
     call = {"wall_us": wall_us}
     early = lead.finish(32, [0, 1], key=bytes(16), request_time_us=7, principal="router", call=call)

@@ -175,6 +175,9 @@ PASSED_OVER: dict[str, Attack] = {
     "acknowledges": lambda v: v.api.transfers.AcknowledgeTransfers(
         transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[v.pull_id])
     ),
+    "renews": lambda v: v.api.leases.RenewLeases(
+        lease_pb2.RenewLeasesRequest(leases=[v.guessed_lease()], reading_access_ids=[new_key()], for_access=True)
+    ),
     "waits for transfers": lambda v: v.api.transfers.WaitTransfers(
         transfer_pb2.WaitTransfersRequest(transfer_ids=[v.guessed("t")])
     ),
