@@ -105,7 +105,8 @@ LABELS = frozenset(
         "v1.GrantLeaseRequest.LabelsEntry.key", "v1.GrantLeaseRequest.LabelsEntry.value", "v1.Intent.request_id",
         "v1.PullBlocksRequest.request_id", "v1.PutTensorRequest.request_id", "v1.RegisterPushRequest.request_id",
         "v1.ReserveBlocksRequest.request_id", "peer.v1.AccessOpening.request_id", "peer.v1.AccessOpening.transfer_id",
-        "v1.AllocateBlocksRequest.request_id", "v1.BlocksNeededRequest.request_id", "v1.ReclaimBlocksRequest.request_id",
+        "v1.AllocateBlocksRequest.request_id", "v1.BlocksNeededRequest.request_id",
+        "v1.ReclaimBlocksRequest.request_id",
         "v1.AbortRequestRequest.message", "v1.CancelTransferRequest.message", "v1.ReleaseQuarantineRequest.message",
         "v1.SourceFailure.message", "peer.v1.AccessClosing.message",
         # Filters and places of lists, which show only what is there.

@@ -2,20 +2,20 @@
 
 import itertools
 import secrets
-import socket
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import pytest
 
 from kvgrpc.core.values.sends import Values
-from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Half
+from kvgrpc.datapath.collective.half import CONNECTIONS
 from kvgrpc.datapath.collective.making import DESCRIPTORS, OF_PAIR_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from tests.service.conftest import starting
 from tests.service.consumer import Consumer
 from tests.service.engines import WAIT_S, Engine, wait_until
 from tests.service.footprint import POOL_THREADS_MAX, footprint
+from tests.service.halves import dead, in_rows
 from tests.service.receiver import Receiver
 
 ASKS = 300
@@ -28,16 +28,9 @@ SHAPELESS: Sequence[Values] = (
 )
 
 
-def dead(port: int) -> Values:
-    """A half that looks like one."""
-    addresses = ((socket.inet_aton("127.0.0.1"), port),) * CONNECTIONS
-    return Half(secrets.token_bytes(TOKEN_BYTES), addresses).values
-
-
 def ask(sender: Engine, consumer: Consumer, epoch: int, values: Values) -> str:
     """Why no group is made; empty: it is being made."""
-    rows = [peer_pb2.GroupValue(key=key, value=value) for key, value in values]
-    request = peer_pb2.PostSendRequest(caller=consumer.caller, epoch=epoch, values=rows)
+    request = peer_pb2.PostSendRequest(caller=consumer.caller, epoch=epoch, values=in_rows(values))
     try:
         sender.api.peer.PostSend(request, timeout=WAIT_S)
     except grpc.RpcError as error:

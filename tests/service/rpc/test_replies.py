@@ -23,6 +23,7 @@ from tests.service.api import refused
 from tests.service.conftest import SETTINGS, Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
+from tests.service.halves import dead, in_rows
 from tests.service.services import SERVICES
 from tests.service.streamed import streaming
 from tests.service.tensors.stores import TENSORS
@@ -82,7 +83,8 @@ def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.Fi
     yield "OpenAccess", consumer.open(handed.grant, prompt(16), access)
     asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)
     yield "ChecksumBlocks", api.peer.ChecksumBlocks(asked)
-    yield "PostSend", api.peer.PostSend(peer_pb2.PostSendRequest(caller=consumer.caller, epoch=1))
+    half = in_rows(dead(1))
+    yield "PostSend", api.peer.PostSend(peer_pb2.PostSendRequest(caller=consumer.caller, epoch=1, values=half))
     yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
     yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
     said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
