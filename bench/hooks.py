@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from kvgrpc.datapath.nixl import load
+
 STEPS = 400
 WARM_STEPS = 50
 """What the first ones take is Python's and the processor's own."""
@@ -63,6 +65,9 @@ def main() -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
+
+    if transfer["kv_connector"] == "NixlConnector":
+        load.nixl()  # an agent that vLLM makes by itself ends its process with SIGSEGV on hosts with rdma-core
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     config = KVTransferConfig(**transfer)
