@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exits import rdma_hosts
 from tests.vllm.cores import Core, Cores
 from tests.vllm.engines import DATA_PATHS, Engines, Pair, write_model
 
@@ -60,3 +61,9 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
     shared_pair.start()
     yield shared_pair
     shared_pair.at_rest()
+
+
+@pytest.fixture(scope="session")
+def rdma_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process on a host with RDMA adapters."""
+    return rdma_hosts.environment(tmp_path_factory.mktemp("rdma-host"))
