@@ -43,7 +43,7 @@ class PoolServiceStub:
     """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
     its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
     ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
-    allocation holds. Of an attached engine's pool that engine alone takes blocks.
+    allocation holds. With `reclaim` leases of other callers stay.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -70,6 +70,7 @@ class PoolServiceStub:
     """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
     they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
     soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+    Only an attached engine takes back what other callers handed over.
     A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
     it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
     itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
@@ -115,7 +116,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
     its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
     ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
-    allocation holds. Of an attached engine's pool that engine alone takes blocks.
+    allocation holds. With `reclaim` leases of other callers stay.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -142,6 +143,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
     they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
     soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+    Only an attached engine takes back what other callers handed over.
     A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
     it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
     itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
@@ -196,7 +198,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
         its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
         ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
-        allocation holds. Of an attached engine's pool that engine alone takes blocks.
+        allocation holds. With `reclaim` leases of other callers stay.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
@@ -235,6 +237,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
         they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
         soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
+        Only an attached engine takes back what other callers handed over.
         A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
         it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
         itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.

@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class SchedulerServiceStub:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -119,8 +120,9 @@ class SchedulerServiceStub:
 
 class SchedulerServiceServicer:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -368,8 +370,9 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,

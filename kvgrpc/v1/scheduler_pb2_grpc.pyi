@@ -33,8 +33,9 @@ GRPC_VERSION: str
 
 class SchedulerServiceStub:
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -169,8 +170,9 @@ class SchedulerServiceStub:
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -301,8 +303,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-    an engine is attached, each call shows the ticket of its session (common.proto).
+    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+    that brought it.
 
     A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
     changes nothing where it says what is known already. A late call, about a request that has left or was never there,

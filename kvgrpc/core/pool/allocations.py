@@ -35,7 +35,6 @@ class Allocations:
     def allocate(self, event: AllocateBlocks) -> None:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
         self.check_kind()
-        self._state.check_pool(event.call.principal, Verb.TAKE)
         if event.no_expiry and event.ttl_s is not None:
             raise invalid("no_expiry", "is said in place of a ttl, not with it")
         if event.allocation_id:
@@ -104,7 +103,7 @@ class Allocations:
         state.ledger.check(event.call.payer, ALLOCATION_BYTES)
         by = named_by(event)
         try:
-            plan = self._plan(counts, by) if event.reclaim else None
+            plan = self._plan(counts, by, event.call.principal) if event.reclaim else None
             taken = state.allocator.choose(counts) if plan is None else ()
         except Exhausted:
             if not event.validate_only:
@@ -124,12 +123,12 @@ class Allocations:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
 
-    def _plan(self, counts: dict[int, int], by: RequestTime | None) -> Plan | None:
-        """What to reclaim for them, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
+    def _plan(self, counts: dict[int, int], by: RequestTime | None, caller: str) -> Plan | None:
+        """What to reclaim for that caller, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
         missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
-        plan = self._reclaiming.plan(missing, by=by) if missing else None
+        plan = self._reclaiming.plan(missing, caller, by=by) if missing else None
         if missing and plan is None:
             try:
                 state.allocator.choose(counts)

@@ -26,7 +26,7 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import Counts, PinKind
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.core.values.owners import ENGINE_SIDE, Verb
+from kvgrpc.core.values.owners import ENGINE_SIDE, Kind, Thing, Verb, may
 from kvgrpc.core.values.request_times import RequestTime, heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
@@ -72,11 +72,10 @@ class Reclaiming:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine manages this pool: it alone takes its blocks back"
             )
-        state.check_pool(event.call.principal, Verb.TAKE)
         needed = by_space(check_counts(event.counts, state), state)
         mine = event.call.principal in ENGINE_SIDE
         by = named_by(event)
-        plan = self.plan(needed, mine=mine, by=by)
+        plan = self.plan(needed, event.call.principal, mine=mine, by=by)
         if plan is not None and not event.validate_only:
             self.carry_out(plan)
         if not event.validate_only:
@@ -87,10 +86,12 @@ class Reclaiming:
         answer = Reclaimed(plan is not None, rows[:LEASES_LISTED_MAX], len(rows), freed, later, claimed)
         state.reply(event.call.id, answer)
 
-    def plan(self, needed: Mapping[int, int], *, mine: bool = False, by: RequestTime | None = None) -> Plan | None:
-        """What to end so that `needed[space]` blocks of each space come free that are not; None where that is not to be
-        had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses them.
-        `by`: the request that weak claims of younger ones yield to.
+    def plan(
+        self, needed: Mapping[int, int], caller: str, *, mine: bool = False, by: RequestTime | None = None
+    ) -> Plan | None:
+        """What `caller` may end so that `needed[space]` blocks of each space come free that are not; None where that is
+        not to be had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses
+        them. `by`: the request that weak claims of younger ones yield to.
 
         It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
         younger ones give more.
@@ -106,6 +107,8 @@ class Reclaiming:
             for lease in chain(oldest, yielding):
                 if all(count <= 0 for count in missing.values()):
                     break
+                if not may(caller, Verb.TAKE_BACK, Thing(Kind.LEASE, lease.owner)):
+                    continue
                 looked_at.append(lease)
                 self._add(gone, lease, 1)
                 sets_free = self._sets_free(lease, gone, mine=mine)

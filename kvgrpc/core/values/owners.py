@@ -21,7 +21,7 @@ STORE = "store"
 PEER = "peer "
 """With its life: the principal of a peer."""
 EVERYONE = ""
-"""Owner of what belongs to every caller alike: the pool of a server without an engine."""
+"""Owner of what belongs to every caller alike: a pool whose blocks the server gives out."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
 """Principals that stand for the attached engine; what one of them owns the other owns, too."""
 
@@ -38,6 +38,7 @@ class Kind(Enum):
     LEASE = "lease"
     TRANSFER = "transfer"
     HELD_TENSOR = "held tensor"
+    REQUEST = "request"
 
 
 class Verb(Enum):
@@ -46,10 +47,10 @@ class Verb(Enum):
     __hash__ = object.__hash__
 
     SEE = "see"
-    TAKE = "take blocks of"
     SCHEDULE = "schedule"
     USE = "hand over, fill, put or free"
     RENEW = "renew"
+    TAKE_BACK = "take back"
     END = "end"
     GIVE_BLOCKS = "give blocks to"
     ADD_PART = "add a part to"
@@ -69,7 +70,6 @@ class Ground(Enum):
 
 
 RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
-    (Kind.POOL, Verb.TAKE): frozenset({Ground.OWNER}),
     (Kind.POOL, Verb.SCHEDULE): frozenset({Ground.OWNER}),
     (Kind.BLOCKS, Verb.USE): frozenset({Ground.OWNER}),
     (Kind.ALLOCATION, Verb.USE): frozenset({Ground.OWNER}),
@@ -77,11 +77,13 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
     (Kind.LEASE, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
     (Kind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
     (Kind.LEASE, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
+    (Kind.LEASE, Verb.TAKE_BACK): frozenset({Ground.OWNER, Ground.ENGINE}),
     (Kind.TRANSFER, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME}),
     (Kind.TRANSFER, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.KEY}),
     (Kind.TRANSFER, Verb.GIVE_BLOCKS): frozenset({Ground.OWNER}),
     (Kind.TRANSFER, Verb.ADD_PART): frozenset({Ground.OWNER}),
     (Kind.TRANSFER, Verb.ACKNOWLEDGE): frozenset({Ground.OWNER}),
+    (Kind.REQUEST, Verb.SCHEDULE): frozenset({Ground.OWNER}),
     (Kind.HELD_TENSOR, Verb.END): frozenset({Ground.OWNER, Ground.ENGINE}),
 }
 """The grounds of which one is enough."""

@@ -169,7 +169,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             budget.take(call)
             if kind is None:
                 raise InvalidRequest(Reason.INVALID_FIELD, "a call is one that this server knows")
-            made = self._answers[kind](getattr(call, kind), trace)
+            made = self._own(self._answers[kind], getattr(call, kind), trace)
             getattr(into, kind).CopyFrom(made)
             getattr(into, kind).SetInParent()
         except KVGrpcError as error:
@@ -184,10 +184,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Raises PermissionDenied (NOT_OWNER) for a caller that does not schedule for this pool."""
         self._lead.node.state.check_pool(PRINCIPAL.get(), Verb.SCHEDULE)
 
+    def _own(self, answer: Callable[[_Request, str], _Reply], request: _Request, trace: str) -> _Reply:
+        """The answer to a call about a request of its caller's. Raises PermissionDenied (NOT_OWNER) for another one."""
+        self._scheduling.check_owner(getattr(request, "request_id", ""))
+        return answer(request, trace)
+
     def _one(self, answer: Callable[[_Request, str], _Reply], request: _Request, trace: str) -> _Reply:
         """A call by itself: its answer, with the header of this moment."""
         self._check_caller()
-        reply = answer(request, trace)
+        reply = self._own(answer, request, trace)
         header: common_pb2.ResponseHeader = reply.header  # type: ignore[attr-defined]
         header.CopyFrom(self._lead.header())
         return reply

@@ -40,10 +40,11 @@ from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Kind, Thing, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
-from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, Reason
+from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, PermissionDenied, Reason
 from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.scheduler.heard import Heard
@@ -73,6 +74,8 @@ class _Request(DrivenRequest[NamedRequest, Content, str]):
     part_epoch: int = 0
     provisional: Provisional | None = None
     """The last one that was told."""
+    principal: str = ANONYMOUS
+    """Whose it is."""
     caller: str = ""
     """Who brought it, and pays for what it keeps."""
     prompt_bytes: int = 0
@@ -157,10 +160,17 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
 
         Raises InvalidRequest or OutOfRange.
         """
+        principal = PRINCIPAL.get() if self._lead.node.state.attached else ENGINE
         answer: actions.Reclaimed = self._ask(
-            events.ReclaimBlocks(events.Call(self._runner.next_call_id(), ENGINE), counts, by=by)
+            events.ReclaimBlocks(events.Call(self._runner.next_call_id(), principal), counts, by=by)
         )
         return answer
+
+    def check_owner(self, request_id: str) -> None:
+        """Raises PermissionDenied (NOT_OWNER) for a request that another caller brought."""
+        request = self._known.get(request_id)
+        if request is not None and not may(PRINCIPAL.get(), Verb.SCHEDULE, Thing(Kind.REQUEST, request.principal)):
+            raise PermissionDenied(Reason.NOT_OWNER, "another caller schedules the request of that name")
 
     # -- what is checked of a request before it is known
 
@@ -173,7 +183,9 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if arrival.take is not None or arrival.give is not None:
             state.check_open()
         self._check_news()
-        return _Request(spec, caller=CONNECTION.get(), prompt_bytes=prompt_bytes(spec))
+        principal = PRINCIPAL.get()
+        caller = CONNECTION.get() if principal == ANONYMOUS else principal
+        return _Request(spec, principal=principal, caller=caller, prompt_bytes=prompt_bytes(spec))
 
     def _check_news(self) -> None:
         self._ledger.check(CONNECTION.get(), 0)
@@ -215,9 +227,8 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     # -- what is asked for
 
     def _call(self, request: _Request) -> events.Call:
-        principal = SCHEDULER if self._lead.node.state.attached else ANONYMOUS
         return events.Call(
-            self._runner.next_call_id(), principal, request.spec.traceparent, on_behalf_of=request.caller
+            self._runner.next_call_id(), request.principal, request.spec.traceparent, on_behalf_of=request.caller
         )
 
     def _ask(self, event: _Event) -> Any:

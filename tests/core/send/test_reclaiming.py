@@ -19,7 +19,6 @@ from kvgrpc.errors import (
     KVGrpcError,
     NextStep,
     OutOfRange,
-    PermissionDenied,
     PreconditionFailed,
     Reason,
 )
@@ -342,12 +341,14 @@ def test_blocks_that_an_allocation_holds_do_not_come_free_with_their_lease(manag
     assert managed.state.soft_leases.reclaimed == 0
 
 
-def test_of_the_pool_of_an_attached_engine_no_other_caller_reclaims_blocks(managed: Lead) -> None:
-    with refused(Reason.NOT_OWNER, PermissionDenied):
-        reclaim(managed, 4, principal="router")
+def test_no_other_caller_takes_back_what_an_engine_handed_over(managed: Lead) -> None:
+    assert not reclaim(managed, 4, principal="router").enough
+    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+        managed.call(lambda c: events.AllocateBlocks(c, ((0, 5),), reclaim=True), "router")
+    assert managed.state.soft_leases.reclaimed == 0
 
 
-def test_anyone_reclaims_blocks_of_a_pool_without_an_engine() -> None:
+def test_of_a_pool_without_an_engine_a_caller_takes_back_what_it_handed_over() -> None:
     described = describe("p", 1, pool=full(blocks=8), pool_kind=PoolKind.SERVER_MANAGED)
     lead = Lead(described)
     lead.begin(described, attached=False)
@@ -355,7 +356,8 @@ def test_anyone_reclaims_blocks_of_a_pool_without_an_engine() -> None:
     lead.finish(64, (0, 1, 2, 3))
     lead.call(lambda c: events.FreeBlocks(c, lists((0, 1, 2, 3))))
     lead.tick(FIRM_S)
-    assert reclaim(lead, 4, principal="router").enough
+    assert not reclaim(lead, 4, principal="router").enough
+    assert reclaim(lead, 4).enough
 
 
 def test_an_engine_gets_back_what_it_has_allocated_itself(managed: Lead) -> None:

@@ -224,15 +224,15 @@ def test_an_allocation_reclaims_from_readers_that_wait_for_an_older_request() ->
     waits(lead, 1, made)
     lead.tick(FIRM_S)
     with refused(Reason.POOL_EXHAUSTED):
-        lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True), "router")
+        lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True))
     younger = RequestTime(T0 + 5, "younger")
     for validate_only in (True, False):
         assert lead.state.lacking.rows(lead.now) == []
         with refused(Reason.POOL_EXHAUSTED):
             ask = partial(AllocateBlocks, counts=((0, 2),), reclaim=True, validate_only=validate_only, by=younger)
-            lead.call(ask, "router")
+            lead.call(ask)
     assert [row.by for row in lead.state.lacking.rows(lead.now)] == [younger]
-    got = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True, by=OLD), "router")
+    got = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True, by=OLD))
     assert len(got.blocks[0]) == 2
     assert lead.state.leases.get(made.lease.id).state is LeaseState.RECLAIMED
 

@@ -14,7 +14,6 @@ from tests.engine.owners.victims import (
     OF_THE_POOL,
     PASSED_OVER,
     REASONS,
-    SCHEDULING,
     Victim,
     attached,
     refusal,
@@ -38,7 +37,7 @@ def test_blocks_that_an_engine_allocated_are_used_by_no_other_caller_that_knows_
 @pytest.mark.parametrize("name", NAMING_AN_ALLOCATION)
 def test_an_allocation_of_an_engine_is_used_by_no_other_caller_that_knows_its_id(managed: Victim, name: str) -> None:
     found = refusal(managed, NAMING_AN_ALLOCATION[name])
-    assert found.reason == {"renews": "NOT_OWNER"}.get(name, "BLOCK_NOT_ALLOCATED")
+    assert found.reason == "BLOCK_NOT_ALLOCATED"
 
 
 @pytest.mark.parametrize("name", NAMING_AN_ALLOCATION)
@@ -50,13 +49,8 @@ def test_a_refusal_does_not_say_whether_an_allocation_exists(managed: Victim, na
 
 
 @pytest.mark.parametrize("name", OF_THE_POOL)
-def test_an_attached_engine_alone_takes_and_frees_blocks_of_its_pool(managed: Victim, name: str) -> None:
-    assert refusal(managed, OF_THE_POOL[name]).reason in {"NOT_OWNER", "BLOCK_NOT_ALLOCATED"}
-
-
-@pytest.mark.parametrize("name", SCHEDULING)
-def test_an_attached_engine_alone_is_scheduled_by_who_shows_its_ticket(managed: Victim, name: str) -> None:
-    assert refusal(managed, SCHEDULING[name]).reason == "NOT_OWNER"
+def test_blocks_of_an_engine_are_freed_by_no_other_caller(managed: Victim, name: str) -> None:
+    assert refusal(managed, OF_THE_POOL[name]).reason == "BLOCK_NOT_ALLOCATED"
 
 
 @pytest.mark.parametrize("name", GUESSING)

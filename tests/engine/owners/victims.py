@@ -115,12 +115,6 @@ NAMING_AN_ALLOCATION: dict[str, Attack] = {
     "renews": lambda v: v.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(allocation_id=v.allocation_id)),
 }
 OF_THE_POOL: dict[str, Attack] = {
-    "takes blocks": lambda v: v.api.pool.AllocateBlocks(
-        pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
-    ),
-    "takes blocks back": lambda v: v.api.pool.ReclaimBlocks(
-        pool_pb2.ReclaimBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
-    ),
     "frees by number": lambda v: v.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=v.named())),
 }
 SCHEDULING: dict[str, Attack] = {

@@ -44,8 +44,9 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-// an engine is attached, each call shows the ticket of its session (common.proto).
+// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+// latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+// that brought it.
 //
 // A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
 // changes nothing where it says what is known already. A late call, about a request that has left or was never there,
@@ -297,8 +298,9 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // for forward compatibility.
 //
 // The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. Where
-// an engine is attached, each call shows the ticket of its session (common.proto).
+// blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
+// latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
+// that brought it.
 //
 // A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
 // changes nothing where it says what is known already. A late call, about a request that has left or was never there,
