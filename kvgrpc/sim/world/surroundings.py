@@ -49,6 +49,8 @@ class Surroundings:
     """Addresses of engines whose memory no data path reaches."""
     collective: frozenset[str] = frozenset()
     """Addresses of engines whose ranks send to each other, where both are asked to."""
+    given_out: bool = False
+    """Servers give out the blocks of their pools, and each engine takes all of its own as its life begins."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
     splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)
