@@ -30,12 +30,10 @@ def sums_for_all(ask: Any) -> Any:
     """A peer that asks checksums of what is read under one is."""
 
     def asked(self: Any, event: Any) -> None:
-        access = self._state.accesses.get(event.access_id)
-        owner = None if access is None else self._state.peers.get(access.peer)
-        if owner is not None:
-            known = owner.description
-            event = replace(event, engine_id=known.engine_id, incarnation=known.incarnation)
-        ask(self, event)
+        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
+        owner = _owner(self, peer, event.access_id)
+        known, call = owner.description, replace(event.call, proof=owner.asks[0])
+        ask(self, replace(event, call=call, engine_id=known.engine_id, incarnation=known.incarnation))
 
     return asked
 

@@ -59,6 +59,8 @@ class Surroundings:
     """Nothing new begins."""
     access_ids: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT))
     """The last accesses that any lead has asked for."""
+    names: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """Of which they were: transfers, leases and targets."""
     overhear: list[Callable[[bytes, str], None]] = field(default_factory=list)
     """Who guesses such an id as it is drawn, and learns at which address the access is."""
     store: KvStore = field(default_factory=KvStore)
