@@ -270,7 +270,7 @@ MUTANTS = (
         Mutant("layers are there that a source names", Reservations, "_within",
             lambda _: lambda self, layers: layers, Rule.R2, 60),
         Mutant(
-            "any life says that a write is at rest", Reservations, "quiesced", trusting.any_life_at_rest,
+            "any life says that a write is at rest", serving.Serving, "_take_proofs", trusting.any_life_at_rest,
             Rule.R1,
         ),
         Mutant("another life takes over a push", Reservations, "check", trusting.any_life_delivers, Rule.R2),
