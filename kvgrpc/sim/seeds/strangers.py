@@ -1,7 +1,7 @@
 """A stranger: a caller without the ticket of any engine. It names what belongs to engines, by the very ids.
 
-It calls any lead at any time, by every call that takes a name. All of it is refused, and changes nothing (R12). What
-who knows an id or a key may do is left out: to renew and to release leases, and to cancel transfers.
+It calls any lead at any time, by every call that takes a name. Each call is refused, and changes nothing (R12). Calls
+for which knowing an id or a key is enough are left out: renewals and releases of leases, and cancels of transfers.
 """
 
 from collections.abc import Callable
