@@ -35,8 +35,16 @@ class Kind:
     unlike: bool = False
     mirrors: bool = False
     collective: bool = False
+    strangers: bool = False
     rings: bool = False
     digest: bool = False
+
+    def check(self) -> None:
+        """Raises typer.BadParameter for kinds that do not go together."""
+        if self.liars and self.unlike:
+            raise typer.BadParameter("not with --liars", param_hint="--unlike")
+        if self.rings and (self.liars or self.unlike or self.mirrors or self.collective or self.strangers):
+            raise typer.BadParameter("goes alone", param_hint="--rings")
 
     def setup(self, seed: int) -> "Setup":
         """The world of a seed."""
@@ -44,7 +52,7 @@ class Kind:
 
         return drawn(
             seed, self.steps, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors,
-            collective=self.collective, rings=self.rings,
+            collective=self.collective, strangers=self.strangers, rings=self.rings,
         )  # fmt: skip
 
 
@@ -83,6 +91,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     collective: Annotated[
         bool, typer.Option("--collective", help="In each world bytes move only when the source's rank sends, too.")
     ] = False,
+    strangers: Annotated[bool, typer.Option("--strangers", help="Somebody names what is not its own.")] = False,
     rings: Annotated[
         bool, typer.Option("--rings", help="In each world engines prefill for each other, and wait for blocks.")
     ] = False,
@@ -107,18 +116,19 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     or 4 ranks each, of a model with two heads, some of them in two pipeline stages, and what they exchange is bridged.
     With --mirrors, which goes with either, the memory of some engines is reached by way of mirrors only. With
     --collective, which goes with all, ranks of sources send, each time that the destination's lead asks theirs. With
-    --rings, which goes alone, each engine of a world prefills for the next one, all requests come at once, and no pool
-    has room for all: every request gets its answer, the oldest of all within a bounded time.
+    --strangers, which goes with all, a caller names what belongs to engines, and is refused. With --rings, which goes
+    alone, each engine prefills for the next one, all requests come at once, and no pool has room for all: every request
+    gets its answer, the oldest of all within a bounded time.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
     if scenario is not None:
         raise typer.Exit(_replay_scenario(scenario))
-    if liars and unlike:
-        raise typer.BadParameter("not with --liars", param_hint="--unlike")
-    if rings and (liars or unlike or mirrors or collective):
-        raise typer.BadParameter("goes alone", param_hint="--rings")
-    kind = Kind(steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, rings=rings, digest=digest)
+    kind = Kind(
+        steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, strangers=strangers, rings=rings,
+        digest=digest,
+    )  # fmt: skip
+    kind.check()
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -331,6 +341,7 @@ def _replay_command(violation: "Violation", kind: Kind) -> str:
         " --unlike": kind.unlike,
         " --mirrors": kind.mirrors,
         " --collective": kind.collective,
+        " --strangers": kind.strangers,
         " --rings": kind.rings,
     }
     more = "".join(flag for flag, given in flags.items() if given)

@@ -36,6 +36,8 @@ class Rule(StrEnum):
     """Same inputs, same outputs."""
     R11 = "R11"
     """KV is used for nothing but what it was computed from."""
+    R12 = "R12"
+    """Nobody frees, reads, writes or ends what is not its own."""
     R13 = "R13"
     """Among requests that wait for each other the oldest goes on."""
     END = "END"

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvgrpc.core.state.move import AT_ISSUER
+from kvgrpc.core.values.owners import ENGINE_SIDE
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.admin import _pin
 from tests.service import forks
@@ -52,6 +53,10 @@ class State:
 
     def __call__(self) -> bytes:
         return self._ask(b"?")
+
+    def hands(self) -> bytes:
+        """Equal as long as nothing changes hands: see `hands_of`."""
+        return self._ask(b"h")
 
     def trim(self) -> None:
         """The server gives back what memory it has freed. Its garbage is left to it: a collection would hide some."""
@@ -89,10 +94,23 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
             yield f"{lease.id} {lease.deadline.hex()}".encode()
 
 
-def digest_of(lead: Lead) -> bytes:
-    """Equal for equal states only."""
+def hands_of(lead: Lead) -> Iterator[bytes]:
+    """Whose allocations are, with their blocks, and what holds blocks that is not the attached engine's."""
+    lead.runner.advance()
+    state = lead.node.state
+    for allocation_id in map(str, state.allocator.kept_bytes):
+        blocks = [ids.tolist() for ids in state.allocator.find(allocation_id) or ()]
+        yield f"{allocation_id} {state.allocator.owner(allocation_id)} {blocks}".encode()
+    for pin in state.pins:
+        held_for = state.leases.find(pin.owner) or state.transfers.find(pin.owner)
+        if held_for is None or held_for.owner not in ENGINE_SIDE:
+            yield f"{pin.owner} {pin.kind.value}".encode()
+
+
+def digest_of(rows: Iterator[bytes]) -> bytes:
+    """Equal for equal rows only."""
     made = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for row in rows_of(lead):
+    for row in rows:
         made.update(len(row).to_bytes(4, "big") + row)
     return made.digest()
 
@@ -143,7 +161,8 @@ def listen(lead: Lead) -> None:
             gc.collect()
         if what in b"ct":
             _libc.malloc_trim(0)
-        asked.sendto(_STALL.pack(stall_s) + (digest_of(lead) if what == b"?" else b""), who)
+        rows = {b"?": rows_of, b"h": hands_of}.get(what)
+        asked.sendto(_STALL.pack(stall_s) + (digest_of(rows(lead)) if rows else b""), who)
         stalls.take()
 
     loop.add_reader(asked, answer)

@@ -20,21 +20,31 @@ from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.moves import asking, course, moves, opened
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
-from kvgrpc.core.pool import quarantine
-from kvgrpc.core.receive import pull_course, pull_ends, pulls
+from kvgrpc.core.pool import allocations, quarantine
+from kvgrpc.core.receive import pull_course, pull_ends, pulls, reservations
 from kvgrpc.core.receive.reservations import Reservations
-from kvgrpc.core.send import checksum_prefetch, firmness, hand_overs, push_course, push_ends, reclaiming, weak_claims
+from kvgrpc.core.send import (
+    checksum_prefetch,
+    firmness,
+    hand_overs,
+    push_course,
+    push_ends,
+    pushes,
+    reclaiming,
+    weak_claims,
+)
 from kvgrpc.core.send.mirroring import Mirroring
+from kvgrpc.core.state import node_state
 from kvgrpc.core.state.move import Comparing
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.tables import leases, pins, steps, timers, transfer_table, turns
+from kvgrpc.core.tables import allocator, leases, pins, steps, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
 from kvgrpc.sim import Rule, Setup, Violation, drawn, run
 from kvgrpc.sim.world.trace import Trace
-from tests.sim import bridged, bugs, mirror_bugs, send_bugs, trusting
+from tests.sim import bridged, bugs, mirror_bugs, owner_bugs, send_bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -62,6 +72,8 @@ class Mutant:
     """In worlds in which engines have mirrors."""
     collective: bool = False
     """In worlds in which ranks of sources have to send."""
+    strangers: bool = False
+    """In worlds with a stranger."""
     rings: bool = False
     """In worlds in which engines wait for each other."""
 
@@ -69,7 +81,7 @@ class Mutant:
         """The world of a seed in which it is looked for."""
         return drawn(
             seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective,
-            rings=self.rings,
+            strangers=self.strangers, rings=self.rings,
         )  # fmt: skip
 
 
@@ -258,7 +270,7 @@ MUTANTS = (
         Mutant("layers are there that a source names", Reservations, "_within",
             lambda _: lambda self, layers: layers, Rule.R2, 60),
         Mutant(
-            "any life says that a write is at rest", Reservations, "quiesced", trusting.any_life_at_rest,
+            "any life says that a write is at rest", serving.Serving, "_take_proofs", trusting.any_life_at_rest,
             Rule.R1,
         ),
         Mutant("another life takes over a push", Reservations, "check", trusting.any_life_delivers, Rule.R2),
@@ -266,6 +278,17 @@ MUTANTS = (
             "checksums that did not come are equal", moves.Moves, "checksums_answered", trusting.absent_agree, Rule.R2
         ),
         Mutant("fewer checksums will do", Comparing, "both", trusting.shorter_will_do, Rule.R2, 60),
+    )),
+    *(replace(mutant, strangers=True) for mutant in (
+        Mutant("a stranger reads", hand_overs.HandOvers, "_check", owner_bugs.handed_over_by_anybody, Rule.R12),
+        Mutant("a stranger writes by a push", reservations, "check_destination", owner_bugs.filled_for_anybody,
+            Rule.R12),
+        Mutant("a stranger writes by a pull", pulls, "check_destination", owner_bugs.filled_for_anybody, Rule.R12),
+        Mutant("a stranger frees an allocation", allocations, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger frees blocks by their numbers", allocator, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger takes blocks back", node_state, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger acknowledges for an engine", transfer_table, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger adds parts to a push", pushes.Pushes, "_check", owner_bugs.handed_over_by_anybody, Rule.R12),
     )),
 )  # fmt: skip
 

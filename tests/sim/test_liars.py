@@ -35,7 +35,7 @@ def test_much_that_is_said_is_false_and_much_goes_on_all_the_same(seen: Outcome)
     assert seen.faults["false_checksums"] > 0
     assert seen.ends["receive succeeded"] > 10 * SEEDS
     assert set(seen.reasons) >= {
-        "ACCESS_CLOSED", "BLOCK_OUT_OF_RANGE", "CHECKSUM_MISMATCH", "CONTENT_MISMATCH", "GRANT_INVALID",
+        "ACCESS_CLOSED", "BLOCK_DUPLICATE", "CHECKSUM_MISMATCH", "CONTENT_MISMATCH", "GRANT_INVALID",
         "GROUP_MISMATCH", "INCOMPATIBLE_POOLS", "INVALID_FIELD", "MEMORY_CHANGED", "PEER_FAILED", "WRONG_ENGINE",
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ WORLDS = {
     "sends": {"collective": True},
     "sends, with a liar": {"collective": True, "liars": True},
     "rings": {"rings": True},
+    "strangers": {"strangers": True},
 }
 
 

@@ -30,12 +30,10 @@ def sums_for_all(ask: Any) -> Any:
     """A peer that asks checksums of what is read under one is."""
 
     def asked(self: Any, event: Any) -> None:
-        access = self._state.accesses.get(event.access_id)
-        owner = None if access is None else self._state.peers.get(access.peer)
-        if owner is not None:
-            known = owner.description
-            event = replace(event, engine_id=known.engine_id, incarnation=known.incarnation)
-        ask(self, event)
+        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
+        owner = _owner(self, peer, event.access_id)
+        known, call = owner.description, replace(event.call, proof=owner.asks[0])
+        ask(self, replace(event, call=call, engine_id=known.engine_id, incarnation=known.incarnation))
 
     return asked
 
@@ -123,16 +121,18 @@ def valid_for_all(settle_answered: Any) -> Any:
     return answered
 
 
-def any_life_at_rest(quiesced: Any) -> Any:
-    """What one life of a source says of a write holds for all lives of its engine."""
+def any_life_at_rest(take_proofs: Any) -> Any:
+    """What one life of a source says of a write holds for all lives of its engine, whatever it shows."""
 
-    def said(self: Any, life: str, access_id: bytes) -> None:
-        reservation = self._state.open_writes.get(access_id)
-        writer = life if reservation is None else reservation.writers[access_id]
-        same = engine_of(life) == engine_of(writer)
-        quiesced(self, writer if same else life, access_id)
+    def taken(self: Any, event: Any, at_rest: list[bytes]) -> None:
+        take_proofs(self, event, at_rest)
+        for access_id in at_rest:
+            reservation = self._state.open_writes.get(access_id)
+            writer = "" if reservation is None else reservation.writers[access_id]
+            if engine_of(writer) == event.engine_id:
+                self._reservations.quiesced(writer, access_id)
 
-    return said
+    return taken
 
 
 def engine_of(life: str) -> str:

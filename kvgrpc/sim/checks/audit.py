@@ -64,6 +64,7 @@ from kvgrpc.sim.checks.cancels import CancelAudit
 from kvgrpc.sim.checks.closings import CloseAudit
 from kvgrpc.sim.checks.consumers import Consumers
 from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
+from kvgrpc.sim.checks.owners import of_stranger
 from kvgrpc.sim.checks.pinned import Uses, check_free, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
 from kvgrpc.sim.checks.reclaims import ReclaimAudit
@@ -140,10 +141,10 @@ class Audit:
         self._reclaims.hears(event, now)
         self.proven.hears(event, self._node.state)
         self._consumers.time_passes(self._node.state.timers, now)
-        hear = self._ears.get(type(event))
+        hear = None if (strange := of_stranger(event)) else self._ears.get(type(event))
         if hear is not None:
             hear(event)
-        elif isinstance(event, GiveDestination):
+        elif isinstance(event, GiveDestination) and not strange:
             self._waits.given(event.transfer_id, now)
         elif isinstance(event, PeerSilent):
             self._silences.begins(event.peer, now)

@@ -41,7 +41,7 @@ class CancelAudit:
             row = (
                 event.closings[0] if len(event.closings) == 1 else None
             )  # one of several may be over by an earlier one
-            if row is not None and row.outcome is CloseOutcome.CANCELLED and self._node.state.lives_on(life):
+            if row is not None and row.outcome is CloseOutcome.CANCELLED and self._speaks(life, event):
                 self._heard(life, row)
 
     def says(self, actions: list[Action]) -> None:
@@ -65,6 +65,11 @@ class CancelAudit:
         self._to_tell.clear()
         self._told.clear()
         self._one_less.clear()
+
+    def _speaks(self, life: str, event: CloseAccess) -> bool:
+        """Whether that life is known, and its caller shows that it is that."""
+        state = self._node.state
+        return state.lives_on(life) and state.peers[life].proves(event.call.proof)
 
     def _cancelled(self, event: CancelTransfer) -> None:
         transfers = self._node.state.transfers

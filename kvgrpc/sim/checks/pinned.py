@@ -33,15 +33,21 @@ def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], *, voide
 
 
 def check_free(state: NodeState, pool: PoolLayout) -> None:
-    """What the lead says to be free for a group is what nothing pins, as of whichever group of its space."""
-    pinned: dict[int, set[int]] = {space: set() for space in pool.spaces}
+    """What the lead says to be free for a group is what nothing pins and nobody got, in any group of its space."""
+    held: dict[int, set[int]] = {space: set() for space in pool.spaces}
     for pin in state.pins:
-        for space, ids in zip(pool.spaces, pin.blocks, strict=True):
-            pinned[space].update(ids.tolist())
+        _add(held, pool, pin.blocks)
+    for allocation_id in map(str, state.allocator.kept_bytes):
+        _add(held, pool, state.allocator.find(allocation_id) or ())
     for space, group, load in zip(pool.spaces, pool.groups, engine_status(state).groups, strict=True):
-        free = group.blocks - len(pinned[space])
+        free = group.blocks - len(held[space])
         if load.free != free:
             broken(Rule.R1, f"{load.free} blocks are said to be free for group {group.name}, and {free} are")
+
+
+def _add(held: dict[int, set[int]], pool: PoolLayout, blocks: Blocks) -> None:
+    for space, ids in zip(pool.spaces, blocks, strict=bool(blocks)):
+        held[space].update(ids.tolist())
 
 
 def _check_pin(pin: Pin, uses: Uses) -> None:

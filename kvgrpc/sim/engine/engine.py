@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kvgrpc.core.actions import (
+    Allocated,
     BlocksReturned,
     Cancelled,
     EngineNews,
@@ -17,13 +18,14 @@ from kvgrpc.core.actions import (
     PartsReturned,
     Received,
 )
-from kvgrpc.core.events import Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
+from kvgrpc.core.events import AllocateBlocks, Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
 from kvgrpc.core.node import TOMBSTONED
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_lease_id
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
@@ -65,6 +67,18 @@ class Engine:
     def refused(self) -> Counter[str]:
         """Calls that were refused, by reason."""
         return self._plant.refused
+
+    def begin(self) -> None:
+        """Where the server gives blocks out the engine takes all of them, and gives them to its requests itself."""
+        if self._description.pool_kind is PoolKind.ENGINE_MANAGED:
+            return
+        counts = tuple((i, group.blocks) for i, group in enumerate(self._description.pool.groups))
+
+        def give(result: Result) -> None:
+            if not isinstance(result, Allocated):
+                broken(Rule.R5, f"an engine gets no blocks: {result}")
+
+        self._lead.call(lambda call: AllocateBlocks(call, counts, no_expiry=True), ENGINE, give)
 
     def offer(self, offer: Offer) -> bytes | None:
         """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks, also

@@ -33,6 +33,8 @@ PeerRequest = (
 )  # fmt: skip
 """What one lead asks of another."""
 CALL = Call(0, "")
+SENDS = 3
+"""Where ranks send, it speaks of that as often as of so many other things: few such calls have the next number."""
 OWN_CALLER = 0.8
 """Of the requests that are made false are still said in the name of the life that asks."""
 
@@ -64,7 +66,7 @@ class FalseRequests:
                 CALL, *self._someone(me), known.access_id(), self._some(lambda: (known.lists(()), known.layers()))
             ),
             lambda me: OpenAccess(CALL, *self._someone(me), self._some(self._new_opening)),
-            *((self._new_send,) if known.sends else ()),
+            *((self._new_send,) * SENDS if known.sends else ()),
         )
         self._inventions: tuple[Callable[[HandshakeReceived], PeerRequest], ...] = (
             *self._about_accesses,
@@ -135,7 +137,7 @@ class FalseRequests:
             "access_id": known.access_id,
             "token": known.token,
             "claim": lambda: self._claim(row.claim),
-            "transfer_id": known.text,
+            "transfer_id": known.name,
             "data_paths": lambda: rng.choice(((), ("x",), ("loopback",) * 64)),
             "reverse_access_id": lambda: rng.choice((b"", row.access_id, known.access_id())),
             "push_content": lambda: known.content(row.push_content),

@@ -295,8 +295,7 @@ class Host:
     def _attach(self) -> None:
         """A new life, with new memory."""
         world = self._world
-        description = self._describe(self._rng.getrandbits(64))
-        secret = self._rng.randbytes(32)
+        description, secret = self._describe(self._rng.getrandbits(64)), self._rng.randbytes(32)
         pool, ranks, honest = description.pool, description.world_size, not self.lies
         kind = MirroredMemory if self.address in world.mirrored else Memory
         memories = [kind(pool, rank, world.store, checked=honest, ranks=ranks) for rank in range(ranks)]
@@ -308,6 +307,7 @@ class Host:
         self._attached = True
         sets_aside = self.address not in world.cannot_set_aside
         self.handle(LifeBegan(description.incarnation, secret, description, True, sets_aside, mirrored=kind.mirrored))
+        engine.begin()
         self._tell(f"has the life {self.life}")
 
     def _make_mover(self, memories: list[Memory]) -> Mover:

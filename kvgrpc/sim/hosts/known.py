@@ -22,10 +22,12 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.grants import Access, mint, signing_key
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.core.values.layout import BYTES_MAX, PoolLayout
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.errors import BY_CODE, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.sim.checks.lease_times import claims_of
 from kvgrpc.sim.world.network import Persona
 from kvgrpc.sim.world.surroundings import Surroundings
 
@@ -38,6 +40,10 @@ SECONDS = (0.0, -1.0, -3e11, 1e-9, 0.05, 1.0, 30.0, 3e11)
 NO_ENGINE = "engine-of-nobody"
 SHARED = 0.5
 """So many of its false lists have a block in two groups, where groups share their blocks."""
+FORGED = 8
+"""Every so many grants that it shows it has made itself."""
+NAME_CHARS = 64
+"""As long is the longest name that it puts into one."""
 KEPT = 64
 """Things of each kind that a liar remembers."""
 
@@ -102,6 +108,11 @@ class Known:
     def text(self) -> str:
         return self.rng.choice(self.texts)
 
+    def name(self) -> str:
+        """Of a transfer, a lease or a target: of anybody's, as if it could be guessed."""
+        names = self._world.names
+        return self.rng.choice(names) if names and self.rng.randrange(2) else self.text()
+
     def access_id(self) -> bytes:
         """Mostly another peer's, as if it could be guessed."""
         rng, seen = self.rng, self._world.access_ids
@@ -112,17 +123,27 @@ class Known:
         return rng.choice((rng.randbytes(ACCESS_ID_BYTES), b"", b"\0", rng.randbytes(100)))
 
     def token(self) -> bytes:
-        """A grant: held, damaged, or none at all."""
+        """A grant: held, damaged, made by itself, or none at all."""
         if not self.tokens or not self.rng.randrange(8):
             return self.rng.choice((b"", self.rng.randbytes(40)))
         token = self.rng.choice(self.tokens)
+        if not self.rng.randrange(FORGED):
+            return self._forged(token)
         if token and not self.rng.randrange(4):
             at = self.rng.randrange(len(token))
             return token[:at] + bytes([token[at] ^ 1 << self.rng.randrange(8)]) + token[at + 1 :]
         return token
 
+    def _forged(self, token: bytes) -> bytes:
+        """Like that one, but for a lease or a target of anybody's, and signed by a key of its own."""
+        claims = claims_of(token)
+        if claims is None:
+            return b""
+        access, name = self.rng.choice(tuple(Access)), self.name()[:NAME_CHARS] or "l-0"
+        return mint(replace(claims, access=access, lease_id=name), signing_key(self.rng.randbytes(32)))
+
     def lease(self) -> LeaseRef:
-        return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.text() or "l-0")
+        return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.name() or "l-0")
 
     def life(self) -> tuple[str, int]:
         """One of its own lives, or one that it has made up, or is about to. Others' are in `StolenNames`."""

@@ -69,7 +69,7 @@ def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescr
         protocol_max=PROTOCOL_MAX,
         weights_revision="w1",
         pool=world.pool_of(address),
-        pool_kind=PoolKind.ENGINE_MANAGED,
+        pool_kind=PoolKind.SERVER_MANAGED if world.given_out else PoolKind.ENGINE_MANAGED,
         world_size=world.ranks_of(address),
         features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside | world.mirrored else (),
     )

@@ -36,6 +36,7 @@ from kvgrpc.core.events import EndpointOffered, Event
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, LoopbackEndpoint, RankEndpoint
 from kvgrpc.sim.checks.audit import Audit
+from kvgrpc.sim.checks.lease_times import claims_of
 from kvgrpc.sim.checks.ledger import Ledger
 from kvgrpc.sim.checks.sends import check_number, check_sent
 from kvgrpc.sim.hosts.peer_calls import Caller, PeerCalls
@@ -163,6 +164,8 @@ class Performing:
 
     def _open(self, action: SendOpen) -> None:
         self._host.audit.asks(action)
+        claims = claims_of(action.opening.token)
+        self._world.names += (action.opening.transfer_id, *(() if claims is None else (claims.lease_id,)))
         self._world.asked(action.opening.access_id, self._world.network.home(action.peer))
         if action.opening.reverse_access_id:
             self._world.asked(action.opening.reverse_access_id, self._host.address)

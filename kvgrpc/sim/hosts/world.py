@@ -26,15 +26,16 @@ class World:
     """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
     engines, `hoarders`, cannot set blocks aside, so many are `mirrored`, and of so many, `collective`, ranks send to
     each other; so many hosts, `liars`, lie to the others. `aliased`: the groups of each engine share its blocks.
-    `unlike`: the ranks of each engine, if they differ; then heads have `head_dim` elements, and the ranks form so many
-    `stages`.
+    `given_out`: servers give out the blocks of their pools. `unlike`: the ranks of each engine, if they differ; then
+    heads have `head_dim` elements, and the ranks form so many `stages`.
     """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
         hoarders: int = 0, mirrored: int = 0, collective: int = 0, liars: int = 0, aliased: bool = False,
-        unlike: tuple[int, ...] = (), head_dim: int = 1, stages: tuple[int, ...] = (), watcher: Watcher | None = None,
+        unlike: tuple[int, ...] = (), head_dim: int = 1, stages: tuple[int, ...] = (), given_out: bool = False,
+        watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
@@ -45,7 +46,8 @@ class World:
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
             self.agenda, self.network, limits or Limits(), layout(blocks, aliased=aliased), ranks, writers, checksums,
-            seen=self.seen, watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
+            seen=self.seen, watcher=watcher, given_out=given_out,
+            cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
             mirrored=frozenset(f"engine-{i}" for i in range(min(mirrored, engines - liars))),
             collective=frozenset(f"engine-{i}" for i in range(engines - min(collective, engines), engines)),
             liars=frozenset(f"engine-{i}" for i in range(engines - liars, engines)),

@@ -9,6 +9,7 @@ from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.seeds.chaos import Chaos
 from kvgrpc.sim.seeds.rings import Ring
 from kvgrpc.sim.seeds.setup import Setup
+from kvgrpc.sim.seeds.strangers import Stranger
 from kvgrpc.sim.seeds.traffic import Traffic
 from kvgrpc.sim.world.surroundings import Watcher
 from kvgrpc.sim.world.trace import Digest, tell
@@ -78,6 +79,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         unlike=setup.unlike,
         head_dim=setup.head_dim,
         stages=setup.stages,
+        given_out=setup.given_out,
         watcher=watcher,
     )
     habits = setup.habits
@@ -94,6 +96,8 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
 
     def live() -> None:
         world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_checksums)
+        if setup.trespasses_per_s > 0:
+            Stranger(world).keep_on(setup.trespasses_per_s)
         traffic.keep_on(setup.rate_per_s)
         Chaos(world).keep_on(setup.mishaps)
         world.run_steps(setup.steps)

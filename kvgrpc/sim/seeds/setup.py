@@ -89,6 +89,11 @@ SUMMED = 0.2
 FALSE_CHECKSUMS = 0.3
 """so many are false, or never come."""
 
+TRESPASSES_PER_S = (5.0, 20.0)
+"""So often a stranger calls, where there is one."""
+GIVEN_OUT = 0.5
+"""Of the worlds with a stranger have pools of which the servers give blocks out."""
+
 QUICK_S = (0.0001, 0.002)
 SLOW_S = (0.002, 0.05)
 """How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
@@ -135,6 +140,10 @@ class Setup:
     """of so many accesses for their pushes they speak in the name of other lives;"""
     false_checksums: float = 0.0
     """so many of their answers to who asks for checksums are false, or never come."""
+    given_out: bool = False
+    """Servers give out the blocks of their pools, and each engine takes all of its own as its life begins."""
+    trespasses_per_s: float = 0.0
+    """How often a stranger names what is not its own; see `strangers`."""
     rate_per_s: float = 5.0
     """How often requests come."""
     left_out: frozenset[int] = frozenset()
@@ -157,6 +166,8 @@ class Setup:
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         tight += f", {self.mirrored} engines have mirrors" if self.mirrored else ""
         tight += f", {self.collective} engines send when they are asked to" if self.collective else ""
+        tight += ", servers give blocks out" if self.given_out else ""
+        tight += f", a stranger calls {self.trespasses_per_s:g} times a second" if self.trespasses_per_s else ""
         if self.liars:
             tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
         return (
@@ -167,12 +178,13 @@ class Setup:
 
 def drawn(  # noqa: PLR0913 - each by name, and off
     seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False,
-    collective: bool = False, rings: bool = False,
+    collective: bool = False, strangers: bool = False, rings: bool = False,
 ) -> Setup:  # fmt: skip
     """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
     whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
     some engines; with `collective` the same one, in which bytes move between all engines, or all but one, only if the
-    ranks of both act. With `rings` another one, whose engines prefill for each other and have too few blocks.
+    ranks of both act; with `strangers` the same one, with a caller without a ticket. With `rings` another one, whose
+    engines prefill for each other and have too few blocks.
     """
     if rings:
         return _ring(seed, steps)
@@ -183,7 +195,9 @@ def drawn(  # noqa: PLR0913 - each by name, and off
         setup = _with_liar(setup, seed)
     if mirrors:
         setup = _mirrored(setup, Random(f"{seed}/mirrors"))  # noqa: S311 - a simulation, no secrets
-    return _collective(setup, Random(f"{seed}/collective")) if collective else setup  # noqa: S311 - likewise
+    if collective:
+        setup = _collective(setup, Random(f"{seed}/collective"))  # noqa: S311 - likewise
+    return _visited(setup, Random(f"{seed}/strangers")) if strangers else setup  # noqa: S311 - likewise
 
 
 def _ring(seed: int, steps: int) -> Setup:
@@ -204,6 +218,12 @@ def _mirrored(setup: Setup, rng: Random) -> Setup:
 def _collective(setup: Setup, rng: Random) -> Setup:
     """The same world, in which ranks of all engines, or of all but one, move bytes only if both act."""
     return replace(setup, collective=max(setup.engines - rng.choice((0, 0, 0, 1)), 2))
+
+
+def _visited(setup: Setup, rng: Random) -> Setup:
+    """The same world, with a stranger. A server gives a block out to one group only, so that none is shared."""
+    given_out = rng.random() < GIVEN_OUT and not setup.aliased
+    return replace(setup, given_out=given_out, trespasses_per_s=rng.choice(TRESPASSES_PER_S))
 
 
 def _split(setup: Setup, seed: int) -> Setup:

@@ -103,6 +103,8 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
     yield lambda setup: replace(setup, aliased=False)
     yield lambda setup: replace(setup, stages=(), unlike=tuple(min(ranks, 2) for ranks in setup.unlike))
     yield lambda setup: replace(setup, unlike=(), stages=())
+    yield lambda setup: replace(setup, given_out=False)
+    yield lambda setup: replace(setup, trespasses_per_s=0.0)
     yield lambda setup: replace(setup, liars=0)
     yield lambda setup: replace(setup, inventions_per_s=0.0)
     yield lambda setup: replace(setup, other_lives=0.0)

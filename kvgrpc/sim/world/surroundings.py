@@ -49,6 +49,8 @@ class Surroundings:
     """Addresses of engines whose memory no data path reaches."""
     collective: frozenset[str] = frozenset()
     """Addresses of engines whose ranks send to each other, where both are asked to."""
+    given_out: bool = False
+    """Servers give out the blocks of their pools, and each engine takes all of its own as its life begins."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
     splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class Surroundings:
     """Nothing new begins."""
     access_ids: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT))
     """The last accesses that any lead has asked for."""
+    names: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """Of which they were: transfers, leases and targets."""
     overhear: list[Callable[[bytes, str], None]] = field(default_factory=list)
     """Who guesses such an id as it is drawn, and learns at which address the access is."""
     store: KvStore = field(default_factory=KvStore)

@@ -14,13 +14,20 @@ from kvgrpc.sim.checks.cancels import CancelAudit
 from tests.core.cancels.pulled import at_stage, hand_over, newest, pull
 from tests.core.nodes import KEY, Lead, access_id
 from tests.core.pairs import MODES, Pair, Writers
+from tests.core.shown import showing
+
+
+def heard(lead: Lead, event: Event, after_s: float = 0.0) -> CancelAudit:
+    """An audit that has heard it, of a caller that shows its proof."""
+    audit = CancelAudit(lead.node)
+    audit.hears(showing(event, lead.node), lead.now + after_s)
+    return audit
 
 
 def told(lead: Lead, event: Event) -> list[Action]:
     """What a lead does; its audit agrees."""
-    audit = CancelAudit(lead.node)
-    audit.hears(event, lead.now)
-    done = lead.node.handle(event, lead.now)
+    audit = heard(lead, event)
+    done = lead.node.handle(showing(event, lead.node), lead.now)
     audit.says(done)
     return done
 
@@ -73,8 +80,7 @@ def test_so_it_does_of_a_push(at: str, writers: Writers) -> None:
 def test_a_lead_that_tells_nothing_or_something_else_is_found(at: str, what: str) -> None:
     pair = at_stage("wire")
     lead = getattr(pair, at)
-    audit = CancelAudit(lead.node)
-    audit.hears(cancel(), lead.now)
+    audit = heard(lead, cancel())
     done = lead.node.handle(cancel(), lead.now)
     kept = [action for action in done if not isinstance(action, SendClose)]
     if what == "a failure":
@@ -86,8 +92,7 @@ def test_a_lead_that_tells_nothing_or_something_else_is_found(at: str, what: str
 
 def test_nothing_is_looked_at_where_something_is_due_before() -> None:
     pair = at_stage("wire")
-    audit = CancelAudit(pair.p.node)
-    audit.hears(cancel(), pair.p.now + 1_000.0)
+    audit = heard(pair.p, cancel(), after_s=1_000.0)
     pair.p.node.handle(cancel(), pair.p.now)
     audit.says([])
 
@@ -103,8 +108,7 @@ def test_a_reader_that_hears_of_it_ends() -> None:
     told(pair.d, closes(CloseOutcome.CANCELLED, 1, "p", 1))
     assert newest(pair.d).state is State.CANCELLED
     pair = at_stage("wire")
-    audit = CancelAudit(pair.d.node)
-    audit.hears(closes(CloseOutcome.CANCELLED, 1, "p", 1), pair.d.now)
+    audit = heard(pair.d, closes(CloseOutcome.CANCELLED, 1, "p", 1))
     with pytest.raises(Violated, match="goes on although its source was cancelled"):
         audit.says([])
 
@@ -123,12 +127,10 @@ def test_a_source_counts_the_consumer_and_goes_on_for_the_others() -> None:
     pull(pair, token, at=pair.e, number=2, blocks=(8, 9))
     told(pair.p, closes(CloseOutcome.CANCELLED, 1, "d", 2))
     assert not newest(pair.p).over
-    audit = CancelAudit(pair.p.node)
-    audit.hears(closes(CloseOutcome.CANCELLED, 2, "e", 3), pair.p.now)
+    audit = heard(pair.p, closes(CloseOutcome.CANCELLED, 2, "e", 3))
     with pytest.raises(Violated, match="still waits for it"):
         audit.says([])
-    audit = CancelAudit(pair.p.node)
-    audit.hears(closes(CloseOutcome.CANCELLED, 2, "e", 3), pair.p.now)
+    audit = heard(pair.p, closes(CloseOutcome.CANCELLED, 2, "e", 3))
     lease = pair.p.state.leases.get(newest(pair.p).lease_id)
     lease.state = LeaseState.DONE
     with pytest.raises(Violated, match="has ended for all of 2 consumers"):
@@ -141,6 +143,14 @@ def test_other_words_and_strangers_are_not_looked_at(outcome: CloseOutcome) -> N
     told(pair.p, closes(outcome, 1, "d", 2))
     pair = at_stage("wire")
     for stranger in (closes(CloseOutcome.CANCELLED, 1, "e", 3), closes(CloseOutcome.CANCELLED, 1, "x", 9)):
-        audit = CancelAudit(pair.p.node)
-        audit.hears(stranger, pair.p.now)
+        audit = heard(pair.p, stranger)
         audit.says([])
+
+
+def test_nobody_is_heard_that_does_not_show_the_proof_of_the_life_that_it_names() -> None:
+    pair = at_stage("wire")
+    audit = CancelAudit(pair.d.node)
+    said = closes(CloseOutcome.CANCELLED, 1, "p", 1)
+    audit.hears(said, pair.d.now)
+    audit.says(pair.d.node.handle(said, pair.d.now))
+    assert not newest(pair.d).over

@@ -1,0 +1,49 @@
+"""Whether a stranger is refused, and whether everything stays whose it is (R12)."""
+
+from kvgrpc.core.actions import Acknowledged, Answer, Cancelled
+from kvgrpc.core.events import Call, Event
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.rules import Rule, broken
+
+Things = dict[str, object]
+"""What there is at a lead that a request can name, by kind."""
+
+
+def of_stranger(event: Event) -> bool:
+    """Whether a caller without a ticket asks for it, by which nothing changes."""
+    call = getattr(event, "call", None)
+    return isinstance(call, Call) and call.principal == ANONYMOUS
+
+
+def things(state: NodeState) -> Things:
+    """Equal as long as nothing that belongs to anybody changes."""
+    allocator, transfers = state.allocator, state.transfers
+    allocations = map(str, allocator.kept_bytes)
+    return {
+        "allocations": {id_: (allocator.owner(id_), _ids(allocator.find(id_) or ())) for id_ in allocations},
+        "pins": {(pin.owner, pin.kind): _ids(pin.blocks) for pin in state.pins},
+        "leases": {lease.id: (lease.live, lease.deadline, lease.owner) for lease in state.leases},
+        "transfers": (transfers.seq, transfers.live),
+    }
+
+
+def check_refused(event: Event, result: Answer | KVGrpcError, address: str) -> None:
+    """A stranger has named what is not its own."""
+    if isinstance(result, KVGrpcError | Cancelled):  # the key that it cancels is its own
+        return
+    if not isinstance(result, Acknowledged) or result.count:
+        broken(Rule.R12, f"{type(event).__name__} of a stranger is answered well at {address}: {result}")
+
+
+def check_same(event: Event, before: Things, after: Things, address: str) -> None:
+    """A stranger has changed nothing."""
+    for kind, of_before in before.items():
+        if after[kind] != of_before:
+            broken(Rule.R12, f"{type(event).__name__} of a stranger changes {kind} at {address}")
+
+
+def _ids(blocks: Blocks) -> tuple[bytes, ...]:
+    return tuple(ids.tobytes() for ids in blocks)

@@ -1,0 +1,20 @@
+"""Bugs about owners: whoever calls is taken for the engine."""
+
+from dataclasses import replace
+from typing import Any
+
+from kvgrpc.core.values.owners import ENGINE
+
+
+def handed_over_by_anybody(check: Any) -> Any:
+    """Blocks are handed over by whoever names them."""
+
+    def checked(self: Any, event: Any, *args: Any, **fields: Any) -> Any:
+        return check(self, replace(event, call=replace(event.call, principal=ENGINE)), *args, **fields)
+
+    return checked
+
+
+def filled_for_anybody(check_destination: Any) -> Any:
+    """Blocks are filled for whoever names them."""
+    return lambda state, where, tokens, _, **fields: check_destination(state, where, tokens, ENGINE, **fields)
