@@ -7,7 +7,7 @@
 has ended before the event is looked at. A call that is refused changes nothing. Same events, same times, same actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +61,6 @@ from kvgrpc.core.tables.peers import Peer, PeerView
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Side, Transfer
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 
 Handler = Callable[[Any], None]
@@ -285,8 +284,8 @@ class Node:
             Timer.DIAL_AGAIN: self._handshakes.dial_again,
             Timer.ADMIT: self._handshakes.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
-            Timer.TOMBSTONE: self._forget_tombstone,
-            Timer.ENDED_GRANT: self._forget_grant,
+            Timer.TOMBSTONE: lambda name: self._forget(self.state.tombstones, name),
+            Timer.ENDED_GRANT: lambda name: self._forget(self.state.ended_grants, name),
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
             Timer.CHECKSUMS: self._checksums.due,
@@ -345,9 +344,7 @@ class Node:
             self._pool.free_all(event.free_allocation_ids, event.call.principal)
 
     def _acknowledge(self, event: events.AcknowledgeTransfers) -> None:
-        transfers, caller = self.state.transfers, event.call.principal
-        take = transfers.archivable if event.validate_only else transfers.archive
-        count = sum(take(id_) for id_ in event.transfer_ids if transfers.may(caller, Verb.ACKNOWLEDGE, id_))
+        count = self.state.transfers.acknowledge(event.transfer_ids, event.call.principal, asking=event.validate_only)
         self.state.reply(event.call.id, Acknowledged(count))
 
     def _drain(self, event: events.Drain) -> None:
@@ -359,11 +356,8 @@ class Node:
         quarantined = sum(state.pins.quarantined)
         state.reply(event.call.id, Drained(transfers.going_on, len(state.leases), quarantined, transfers.oldest))
 
-    def _forget_tombstone(self, name: str) -> None:
-        del self.state.tombstones[bytes.fromhex(name)]
-
-    def _forget_grant(self, name: str) -> None:
-        del self.state.ended_grants[bytes.fromhex(name)]
+    def _forget(self, table: MutableMapping[bytes, Any], name: str) -> None:
+        del table[bytes.fromhex(name)]
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
         """The memory of earlier lives is gone, and with it what they left in quarantine."""

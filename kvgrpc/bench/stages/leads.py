@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -103,6 +103,8 @@ class Lead:
     def __init__(self, name: str, incarnation: int, blocks: int) -> None:
         # As servers do: the destination of a push moves its bytes.
         self.node = Node(_LIMITS, frozenset())
+        self.asks = secrets.token_bytes(32)
+        """What the other lead is told to show it."""
         self.description = EngineDescription(
             engine_id=name,
             incarnation=incarnation,
@@ -181,7 +183,7 @@ class Leads:
         """What a service does with a request whose answer is known at once."""
         request = method.request.FromString(data)
         self._calls += 1
-        call = requests.make_call(self._calls, "engine", "", method.name, request)
+        call = replace(requests.make_call(self._calls, "engine", "", method.name, request), proof=lead.asks)
         self._feed(lead, method.to_event(request, call))
         answer = self._replies.pop(call.id).answer
         return method.to_reply(self._header(lead), answer, self._now).SerializeToString()
@@ -228,12 +230,16 @@ class Leads:
         match action:
             case actions.Dial(address=address, endpoints=endpoints):
                 call = self._call()
-                self._feed(there, events.HandshakeReceived(call, lead.description, endpoints))
+                told = events.HandshakeReceived(call, lead.description, endpoints, shows=lead.asks, asks=there.asks)
+                self._feed(there, told)
                 self._run()
                 answer = self._replies.pop(call.id).answer
                 assert isinstance(answer, actions.Introduced)
-                self._feed(lead, events.PeerAnswered(address, there.description, answer.endpoints))
-                self._feed(there, events.PeerAlive(lead.key))
+                reached = events.PeerAnswered(
+                    address, there.description, answer.endpoints, shows=answer.proof, asks=lead.asks
+                )
+                self._feed(lead, reached)
+                self._feed(there, events.PeerAlive(lead.key, there.asks))
             case actions.MakeOffer(rank=rank, key=key):
                 endpoint = RankEndpoint(rank, loopback=LoopbackEndpoint(key, 1 << 40))
                 self._feed(lead, events.EndpointOffered(rank, key, endpoint))

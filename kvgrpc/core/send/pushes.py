@@ -291,8 +291,7 @@ class Pushes:
         """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
             if move.stage is not Stage.ENDED:  # with the push, since those before it were all
-                declared = f"the push has {push.consumers} destinations already"
-                self._ends.fail_with(move, Reason.TRANSFER_EXISTS, declared)
+                self._ends.fail_with(move, Reason.TRANSFER_EXISTS, f"it has {push.consumers} destinations already")
         self._hand_overs.count(lease)
 
     def _check_key(self, key: bytes) -> None:
@@ -317,9 +316,7 @@ class Pushes:
     def _check_again(self, push: Push, known: Registration) -> None:
         """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
         if known.stage is Stage.ENDED and known.claims.engine_id not in push.received:
-            raise PreconditionFailed(
-                Reason.TRANSFER_ENDED, "this registration has failed at its source: reserve blocks anew"
-            )
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "this registration has failed here: reserve blocks anew")
 
     def _check_wanted(self, push: Push) -> None:
         """Raises AlreadyExists (TRANSFER_EXISTS) when the push has as many destinations as it may have."""
@@ -336,16 +333,14 @@ class Pushes:
             state.check_key(event.key, begins=False)
             self._check_new(event.key)
         elif push.parts is not None and not state.transfers.may(event.call.principal, Verb.ADD_PART, push.transfer_id):
-            another = "blocks are pushed under this transfer key by another caller"
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, another)
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, "another caller pushes blocks under this transfer key")
         elif event.part_epoch < push.part_epoch:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > (most := state.limits.registrations):
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
-            )
+            too_many = f"a push has at most {most} destinations"
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, too_many, metadata={"limit": str(most)})
         blocks = state.resolve(event.blocks, "part.blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")

@@ -4,7 +4,7 @@ Ended transfers stay live until their engine has acknowledged them. Failures are
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
@@ -118,6 +118,11 @@ class TransferTable:
         """Transfers with that key that are in the history, oldest first."""
         found = (self.find(id_) for id_ in self._past_by_key.get(key, ()))
         return [transfer for transfer in found if transfer is not None]
+
+    def acknowledge(self, ids: Sequence[str], caller: str, *, asking: bool) -> int:
+        """How many of these transfers go to the history, as their owner has seen their ends; `asking`: would go."""
+        take = self.archivable if asking else self.archive
+        return sum(take(id_) for id_ in ids if self.may(caller, Verb.ACKNOWLEDGE, id_))
 
     def archivable(self, transfer_id: str) -> bool:
         """Whether it is a settled transfer, in the history or on its way there."""

@@ -6,9 +6,12 @@ Rules:
 * What waits goes in its order, as many as a bundle holds; one that is larger goes by itself.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import Generic, TypeVar
+
+from kvgrpc.core.tensors.values import Named
+from kvgrpc.errors import OutOfRange, Reason, invalid
 
 WAIT_S = 0.01
 """About what the first bytes of a send take."""
@@ -108,3 +111,15 @@ class Gathering(Generic[Route, Row]):
             self._queued.pop(route, None)
             if not waiting.under_way:
                 del self._routes[route]
+
+
+def check_bundle(tensors: Sequence[Named], pages: int, store_pages: int) -> None:
+    """Raises OutOfRange (LIMIT_EXCEEDED) for a bundle whose pages are more than its share of a store, InvalidRequest
+    (INVALID_FIELD) for one that names a tensor twice.
+    """
+    most = store_pages // SHARE
+    if pages > most:
+        text = f"a bundle takes at most {most} pages here"
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(most)})
+    if len({tensor.id for tensor in tensors}) < len(tensors):
+        raise invalid("bundled_tensors", "names a tensor twice")

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
-from kvgrpc.core.tables.timers import Timer, Timers
-from kvgrpc.core.tensors.bundles import SHARE
+from kvgrpc.core.tensors.bundles import check_bundle
 from kvgrpc.core.tensors.ended import Ended, too_late
 from kvgrpc.core.tensors.offers import Offers
+from kvgrpc.core.tensors.own_ends import OwnEnds
 from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
@@ -37,7 +37,7 @@ from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.core.tensors.waits import Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
-from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
+from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
@@ -61,10 +61,7 @@ class TensorTable:
         self._of: dict[bytes, dict[TensorId, None]] = {}
         """Tensors and offers of each request."""
         self._idle = Idle()
-        self._timers = Timers()
-        self._unasked: dict[str, Tensor] = {}
-        """Tensors that end by themselves, by the names of their timers: nobody has asked for them, or only callers by
-        RPC have."""
+        self._own_ends = OwnEnds(limits.held_s)
         self._numbers = count()
 
     # -- what comes from elsewhere
@@ -80,7 +77,7 @@ class TensorTable:
         """
         bundled = len(tensors) > 1
         if bundled:
-            self._check_bundle(tensors)
+            check_bundle(tensors, sum(self.check_size(row.described) for row in tensors), self.store_pages)
         known = [tensor.id for tensor in tensors if self._is_here(tensor, told=not bundled)]
         if known and bundled:
             raise taken(known[0], "is here, or on its way")
@@ -111,7 +108,7 @@ class TensorTable:
                 self._hold(tensor, wait.caller, now)
         else:
             self._idle.add(tensor)
-            self._expire_later(tensor, now)
+            self._own_ends.stored(tensor, now)
         for wait in waits:
             self._answer(wait, tensor)
 
@@ -258,12 +255,12 @@ class TensorTable:
         self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
         self.ended.expire(now)
         self.kept.sent.expire(now)
-        for _, name in self._timers.due(now):
-            self._drop(self._unasked[name])
+        for tensor in self._own_ends.due(now):
+            self._drop(tensor)
 
     def next_deadline(self) -> float | None:
         """When `due` has something to do."""
-        parts = (self.waits, self.ended, self.kept.sent, self._timers)
+        parts = (self.waits, self.ended, self.kept.sent, self._own_ends)
         return min((time for part in parts if (time := part.next_deadline()) is not None), default=None)
 
     # -- room
@@ -286,7 +283,7 @@ class TensorTable:
             return self.returned(tensor, now)
         tensor.copying = False
         tensor.move_to(Stage.SPILLED, now)
-        self._expire_later(tensor, now)
+        self._own_ends.stored(tensor, now)
         freed, tensor.allocation_id = tensor.allocation_id, ""
         return freed
 
@@ -313,20 +310,12 @@ class TensorTable:
             self._free(tensor)
             return freed
         tensor.move_to(Stage.SPILLED, now)
-        self._expire_later(tensor, now)
+        self._own_ends.stored(tensor, now)
         for wait in self.waits.of(tensor.id, _GIVEN):
             self._answer(wait, error)
         return freed
 
     # -- parts of the above
-
-    def _check_bundle(self, tensors: Sequence[Named]) -> None:
-        most = self.store_pages // SHARE
-        if sum(self.check_size(tensor.described) for tensor in tensors) > most:
-            text = f"a bundle takes at most {most} pages here"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(most)})
-        if len({tensor.id for tensor in tensors}) < len(tensors):
-            raise invalid("bundled_tensors", "names a tensor twice")
 
     def _is_here(self, tensor: Named, *, told: bool) -> bool:
         """Or on its way. Raises what refuses one that is to come; `told`: also to who asked for another one."""
@@ -368,28 +357,14 @@ class TensorTable:
                 raise
 
     def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
-        """The caller has the tensor. One by RPC may be gone without a word."""
+        """The caller has the tensor."""
         tensor.hold(now, caller)
-        if tensor.holder in ENGINE_SIDE:
-            self._not_idle(tensor)
-        else:
-            self._ends_at(tensor, now + self.limits.held_s)
-
-    def _expire_later(self, tensor: Tensor, now: float) -> None:
-        """It ends with its TTL, from now on, if it does not already."""
-        if str(tensor.number) not in self._unasked:
-            self._ends_at(tensor, now + tensor.ttl_s)
-
-    def _ends_at(self, tensor: Tensor, when: float) -> None:
-        name = str(tensor.number)
-        self._unasked[name] = tensor
-        self._timers.set(Timer.TENSOR_TTL, name, when)
+        self._own_ends.held(tensor, now)
 
     def _not_idle(self, tensor: Tensor) -> None:
         """It was asked for, or dropped."""
         self._idle.discard(tensor)
-        if self._unasked.pop(str(tensor.number), None) is not None:
-            self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
+        self._own_ends.never(tensor)
 
     def _end(self, id_: TensorId) -> None:
         if id_ in self.tensors:

@@ -219,8 +219,8 @@ def test_tensors_that_are_gone_leave_nothing_behind() -> None:
     for i in range(2 * STALE_MIN):
         made.store(f"t{i}")
         made.release(f"t{i}")
-    assert len(made.table._timers._heap) <= STALE_MIN + 1
-    assert made.table._unasked == {}
+    assert len(made.table._own_ends._timers._heap) <= STALE_MIN + 1
+    assert made.table._own_ends._tensors == {}
 
 
 def test_a_call_that_left_is_not_answered() -> None:

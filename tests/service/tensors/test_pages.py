@@ -12,6 +12,7 @@ from kvgrpc.core.tensors.calls import Get, Release
 from kvgrpc.core.tensors.rows import Stage, Tensor
 from kvgrpc.core.tensors.store import PAGE_BYTES_MAX, PAGES_MAX
 from kvgrpc.core.tensors.values import ANY
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.lead import Lead
@@ -185,3 +186,29 @@ async def test_a_spill_that_does_not_fit_the_machine_is_refused_when_the_server_
     server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), pool=None, tensors=tensors))
     with pytest.raises(Exhausted, match="spill_bytes"):
         await server.start()
+
+
+@pytest.mark.parametrize(("caller", "stage"), [(ANONYMOUS, Stage.STORED), (ENGINE, Stage.HELD)])
+async def test_a_tensor_that_comes_as_its_caller_leaves_is_held_by_the_engine_alone(
+    lead: Lead, caller: str, stage: Stage
+) -> None:
+    call = asyncio.ensure_future(lead.tensors.get(Get(named(), ANY, timeout_s=20.0), "", caller))
+    await asyncio.sleep(0)
+    tensor = stored(life_of(lead))
+    lead.tensors._perform()
+    assert tensor.stage is Stage.HELD
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert tensor.stage is stage
+
+
+async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_did(lead: Lead) -> None:
+    calls = [asyncio.ensure_future(lead.tensors.get(Get(named(), ANY, timeout_s=20.0), "")) for _ in range(2)]
+    await asyncio.sleep(0)
+    tensor = stored(life_of(lead))
+    lead.tensors._perform()
+    calls[0].cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert calls[1].result().tensors == (tensor,)
+    assert tensor.stage is Stage.HELD

@@ -1,0 +1,45 @@
+"""Tensors that end by themselves: nobody has asked for them, or only callers by RPC have, which may be gone."""
+
+from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tensors.rows import Tensor
+from kvgrpc.core.values.owners import ENGINE_SIDE
+
+
+class OwnEnds:
+    """When each of them ends. Nobody else's has an end."""
+
+    def __init__(self, held_s: float) -> None:
+        self._held_s = held_s
+        self._timers = Timers()
+        self._tensors: dict[str, Tensor] = {}
+        """By the names of their timers."""
+
+    def stored(self, tensor: Tensor, now: float) -> None:
+        """Ends with its TTL, from now on, if it does not end by itself already."""
+        if str(tensor.number) not in self._tensors:
+            self._at(tensor, now + tensor.ttl_s)
+
+    def held(self, tensor: Tensor, now: float) -> None:
+        """The engine has it for as long as it likes, a caller by RPC for a time."""
+        if tensor.holder in ENGINE_SIDE:
+            self.never(tensor)
+        else:
+            self._at(tensor, now + self._held_s)
+
+    def never(self, tensor: Tensor) -> None:
+        """It was asked for, or dropped."""
+        if self._tensors.pop(str(tensor.number), None) is not None:
+            self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
+
+    def due(self, now: float) -> list[Tensor]:
+        """Those whose time is over."""
+        return [self._tensors[name] for _, name in self._timers.due(now)]
+
+    def next_deadline(self) -> float | None:
+        """The earliest."""
+        return self._timers.next_deadline()
+
+    def _at(self, tensor: Tensor, when: float) -> None:
+        name = str(tensor.number)
+        self._tensors[name] = tensor
+        self._timers.set(Timer.TENSOR_TTL, name, when)
