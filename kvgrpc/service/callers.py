@@ -40,5 +40,8 @@ def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
 
 
 def payer() -> str:
-    """Whose share what the call that is served keeps is in: that of its connection; without one the engine asks."""
-    return CONNECTION.get() or ENGINE
+    """Whose share what the call that is served keeps is in: its principal's, or, of callers without credentials, its
+    connection's. Without a connection the engine asks.
+    """
+    principal = PRINCIPAL.get()
+    return principal if principal != ANONYMOUS else CONNECTION.get() or ENGINE

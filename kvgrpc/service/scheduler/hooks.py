@@ -44,7 +44,7 @@ from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Kind, Thing, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, PermissionDenied, Reason
 from kvgrpc.service.alarm import Alarm
-from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.callers import PRINCIPAL, payer
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.scheduler.heard import Heard
@@ -106,7 +106,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         known = self._known.get(spec.request_id)
         if known is None:
             nbytes = REQUEST_BYTES + prompt_bytes(spec)
-            self._ledger.check(CONNECTION.get(), nbytes)
+            self._ledger.check(payer(), nbytes)
         admitted = super().arrived(spec)
         request = self._known.get(spec.request_id)
         if known is None and request is not None:
@@ -183,12 +183,10 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if arrival.take is not None or arrival.give is not None:
             state.check_open()
         self._check_news()
-        principal = PRINCIPAL.get()
-        caller = CONNECTION.get() if principal == ANONYMOUS else principal
-        return _Request(spec, principal=principal, caller=caller, prompt_bytes=prompt_bytes(spec))
+        return _Request(spec, principal=PRINCIPAL.get(), caller=payer(), prompt_bytes=prompt_bytes(spec))
 
     def _check_news(self) -> None:
-        self._ledger.check(CONNECTION.get(), 0)
+        self._ledger.check(payer(), 0)
         if len(self.news) >= NEWS_MAX:
             text = f"{len(self.news)} news were not read: say up to which number you have them"
             raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})

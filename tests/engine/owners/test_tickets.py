@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.v1 import pool_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import common_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 from tests.engine.conftest import Attach, Leads
 from tests.engine.owners.victims import PROMPT, allocated
 from tests.engine.support import new_key
@@ -41,3 +41,15 @@ def test_the_end_of_a_transfer_is_acknowledged_by_its_owner_alone(leads: Leads, 
     side.round_trip()
     request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[transfer_id])
     assert api.transfers.AcknowledgeTransfers(request).acknowledged_count == 0
+
+
+def test_what_is_kept_for_who_shows_the_ticket_is_in_the_engines_share(leads: Leads, attach: Attach) -> None:
+    side, lead = attach(leads[0]), leads[0]
+    before = lead.status().kept
+    intent, gift = common_pb2.Intent(transfer_key=new_key()), scheduler_pb2.KvGift()
+    side.api.scheduler.RequestArrived(
+        scheduler_pb2.RequestArrivedRequest(request_id="r", prompt=content(PROMPT), give=gift, intent=intent)
+    )
+    kept = lead.status().kept
+    assert kept.engine_bytes > before.engine_bytes
+    assert kept.caller_bytes == before.caller_bytes
