@@ -99,7 +99,9 @@ class HandOver(_message.Message):
     are written and no queued work touches them.
     """
     lease_id: _builtins.str
-    """Lease id minted by the caller from its session's secret; empty lets the server mint one."""
+    """Lease id minted by the caller from its session's secret; empty lets the server mint one. Refused with NOT_OWNER of
+    other callers than the attached engine, where one is.
+    """
     priority: _builtins.int
     """Higher goes first."""
     request_time_us: _builtins.int

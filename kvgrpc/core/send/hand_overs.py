@@ -12,6 +12,7 @@ from kvgrpc.core.send import standing
 from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
+from kvgrpc.core.send.lease_ids import LEASE_ID_BYTES_MAX, check_lease_id, may_mint
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.keeping import weigh_access
@@ -37,10 +38,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
-    invalid,
 )
-
-LEASE_ID_BYTES_MAX = 64
 
 
 class HandOvers:
@@ -84,7 +82,7 @@ class HandOvers:
             raise Exhausted(
                 Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
-        self._check_unused(event.lease_id)
+        check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
         state.ledger.check(event.call.payer, nbytes)
         return Lease(
@@ -131,7 +129,7 @@ class HandOvers:
         """
         state = self._state
         repeated = event.call.principal != ENGINE and isinstance(error, Exhausted | Unavailable)
-        if event.validate_only or not event.lease_id or repeated:
+        if event.validate_only or not event.lease_id or repeated or not may_mint(state, event):
             return False
         if state.leases.known(event.lease_id) or len(event.lease_id) > LEASE_ID_BYTES_MAX:
             return False
@@ -312,14 +310,6 @@ class HandOvers:
                 if lease is None or lease.pushed:
                     raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "blocks are pushed under this transfer key")
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
-
-    def _check_unused(self, lease_id: str) -> None:
-        """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
-        state = self._state
-        if len(lease_id) > LEASE_ID_BYTES_MAX:
-            raise invalid("for_readers.lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
-        if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 
     def _token(self, lease: Lease, key: bytes) -> bytes:
         pool = self._state.pool

@@ -51,6 +51,7 @@ class Verb(Enum):
     USE = "hand over, fill, put or free"
     RENEW = "renew"
     TAKE_BACK = "take back"
+    MINT = "mint the id of"
     END = "end"
     GIVE_BLOCKS = "give blocks to"
     ADD_PART = "add a part to"
@@ -74,6 +75,7 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
     (Kind.BLOCKS, Verb.USE): frozenset({Ground.OWNER}),
     (Kind.ALLOCATION, Verb.USE): frozenset({Ground.OWNER}),
     (Kind.ALLOCATION, Verb.RENEW): frozenset({Ground.OWNER}),
+    (Kind.LEASE, Verb.MINT): frozenset({Ground.OWNER}),
     (Kind.LEASE, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
     (Kind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
     (Kind.LEASE, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),

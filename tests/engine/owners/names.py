@@ -24,7 +24,7 @@ NAMES = {
     "v1.PullBlocksRequest.transfer_id": OWNER,
     "v1.AcknowledgeTransfersRequest.transfer_ids": OWNER,
     "v1.FinishedBlocksRequest.transfer_key": OWNER,
-    "v1.HandOver.lease_id": NEW,
+    "v1.HandOver.lease_id": OWNER,
     "v1.PushPart.lease_id": OWNER,
     "v1.RequestArrivedRequest.request_id": SCHEDULER,
     "v1.MatchTokensRequest.request_id": SCHEDULER,

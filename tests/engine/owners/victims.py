@@ -65,7 +65,9 @@ Attack = Callable[[Victim], object]
 
 
 def _handed(victim: Victim, **fields: Any) -> handoff_pb2.FinishedBlocksRequest:
-    return for_readers(transfer_key=new_key(), content=content(PROMPT), blocks=victim.named(**fields))
+    return for_readers(
+        transfer_key=new_key(), content=content(PROMPT), blocks=victim.named(**fields), lease_id=victim.guessed("l")
+    )
 
 
 def _pull(victim: Victim, **fields: Any) -> handoff_pb2.PullBlocksRequest:

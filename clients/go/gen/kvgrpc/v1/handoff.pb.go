@@ -182,7 +182,8 @@ type HandOver struct {
 	// Engine step that writes the blocks last: nothing moves before every rank reported it. 0 asserts that the blocks
 	// are written and no queued work touches them.
 	AfterStep uint64 `protobuf:"varint,6,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
-	// Lease id minted by the caller from its session's secret; empty lets the server mint one.
+	// Lease id minted by the caller from its session's secret; empty lets the server mint one. Refused with NOT_OWNER of
+	// other callers than the attached engine, where one is.
 	LeaseId string `protobuf:"bytes,7,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Higher goes first.
 	Priority int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`

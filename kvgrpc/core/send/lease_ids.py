@@ -1,0 +1,26 @@
+"""Ids of leases that callers mint: an engine announces a lease by its grant before its lead knows it."""
+
+from kvgrpc.core.events import FinishedBlocks
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.values.owners import ENGINE, EVERYONE, Kind, Thing, Verb, may
+from kvgrpc.errors import AlreadyExists, PermissionDenied, Reason, invalid
+
+LEASE_ID_BYTES_MAX = 64
+
+
+def may_mint(state: NodeState, event: FinishedBlocks) -> bool:
+    """Whether the caller states ids of leases: where an engine is attached, the engine alone does."""
+    return may(event.call.principal, Verb.MINT, Thing(Kind.LEASE, ENGINE if state.attached else EVERYONE))
+
+
+def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:
+    """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before, PermissionDenied (NOT_OWNER) for one that the
+    caller may not mint, InvalidRequest (INVALID_FIELD) for one that is too long.
+    """
+    lease_id = event.lease_id
+    if lease_id and not may_mint(state, event):
+        raise PermissionDenied(Reason.NOT_OWNER, "the attached engine alone mints lease ids: leave it out")
+    if len(lease_id) > LEASE_ID_BYTES_MAX:
+        raise invalid("for_readers.lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
+    if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
+        raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
