@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,14 +118,17 @@ class Side:
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, **{"pool": layout(), **attach})
         self.ranks: list[Rank] = []
-        self.api = Api(self.engine.address, self.engine.ticket.secret)
-        """Calls by RPC that speak for the engine."""
         try:
             for rank in range(attach.get("world_size", 1)):
                 self.ranks.append(Rank(self.engine.ticket, rank))
         except KVGrpcError:
             self.close()
             raise
+
+    @cached_property
+    def api(self) -> Api:
+        """Calls by RPC that speak for the engine."""
+        return Api(self.engine.address, self.engine.ticket.secret)
 
     def view(self, rank: int = 0) -> NDArray[np.uint8]:
         """A rank's pool, shape [layers, blocks, bytes]."""
@@ -176,7 +180,8 @@ class Side:
 
     def close(self) -> None:
         """The scheduler first: the end of its connection is the engine's."""
-        self.api.close()
+        if "api" in vars(self):
+            self.api.close()
         self.engine.close()
         for rank in self.ranks:
             rank.close()

@@ -31,6 +31,11 @@ def held() -> tuple[int, int]:
     return len(list(Path("/proc/self/task").iterdir())), open_descriptors()
 
 
+def no_more_than(before: tuple[int, int]) -> bool:
+    """Fewer is no failure: threads of earlier tests in this process may end meanwhile."""
+    return all(now <= was for now, was in zip(held(), before, strict=True))
+
+
 @pytest.fixture
 def loaded(made: Made) -> None:
     """The library is there, with all that it keeps for good."""
@@ -81,7 +86,7 @@ def test_a_group_whose_other_half_is_dead_leaves_no_thread_and_no_descriptor(
         assert half.group.join(DEADLINE_S)
         assert half.group.broken
         assert not half.group.made
-    until(lambda: held() == before)
+    until(lambda: no_more_than(before))
 
 
 @pytest.mark.usefixtures("loaded", "impatient")
@@ -95,7 +100,7 @@ def test_who_connects_and_says_nothing_takes_no_more_than_who_does_not_come() ->
         assert half.group.join(DEADLINE_S)
         assert "Timed out" in half.group.broken
         assert guest.recv(1_024) is not None
-    until(lambda: held() == before)
+    until(lambda: no_more_than(before))
 
 
 @pytest.mark.usefixtures("loaded", "impatient")
@@ -118,4 +123,4 @@ def test_a_half_that_is_none_ends_the_group_that_waited_for_it(values: tuple[tup
     half.group.learn(values)
     assert half.group.join(DEADLINE_S)
     assert "half of a process group" in half.group.broken
-    until(lambda: held() == before)
+    until(lambda: no_more_than(before))
