@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvgrpc.bench.stages.hosts import Host
-from kvgrpc.engine import Engine, LeadDied
+from kvgrpc.engine import Engine, LeadDied, Rank
 from kvgrpc.engine.session.rank_link import RankLink
 from tests.docs.pages import ROOT
 from tests.engine.made import layout
@@ -90,6 +90,7 @@ def test_the_demo_says_which_of_its_processes_ended_how() -> None:
 
 def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     with Engine.launch(pool=layout(), flags=["--data-paths", "shm"], relaunches=1) as engine:
+        rank = Rank(engine.ticket)  # without it the next life does not begin
         first, life = engine.lead_pid, engine.incarnation
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: bool(engine.poll()) or engine.incarnation != life, STARTED_S)
@@ -98,6 +99,7 @@ def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixtu
         os.kill(second, signal.SIGKILL)
         with pytest.raises(LeadDied, match="SIGKILL"):
             wait_until(lambda: bool(engine.poll(1.0)), STARTED_S)
+        rank.close()
     assert f"process {second}, ended" not in caplog.text  # the error said it
 
 
