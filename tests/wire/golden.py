@@ -57,7 +57,8 @@ def filled(descriptor: Any, chosen: dict[str, str], depth: int = DEPTH) -> Messa
         if oneof is not None and field.name != chosen.get(oneof.name, oneof.fields[0].name):
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            getattr(message, field.name)["key"] = "value"
+            number = field.message_type.fields_by_name["value"].cpp_type != FieldDescriptor.CPPTYPE_STRING
+            getattr(message, field.name)["key"] = field.number if number else "value"
         elif field.message_type is not None:
             if depth:
                 value = filled(field.message_type, {}, depth - 1)

@@ -22,7 +22,7 @@ ALL = [*PUBLIC, *(module.DESCRIPTOR for module in (peer_pb2, peer_rank_pb2, rank
 LONG = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_INT64}
 MEASURES = {"block_tokens", "use_tokens", "have_tokens", "computed_tokens", "external_tokens", "prompt_tokens"}
 """In tokens, which is a unit: how far, not how many things."""
-NO_PLURAL = {"layers_done", "news"}
+NO_PLURAL = {"layers_done", "news", "bytes_by_kind"}
 """Lists whose plural is not at the end, or is the word itself."""
 THIRD_PARTY = Path(__file__).parents[2] / "third_party" / "proto"
 

@@ -304,13 +304,20 @@ class Handshakes:
         if dial is None:
             self._state.dial_budget.begin(connection, self._state.now)
             dial = Dialling(
-                self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
-                trace=trace,
+                self._new_key(), f"dial {address}", address=address, to=address, proving=self._living_at(address),
+                expected_engine_id=engine_id, trace=trace,
             )  # fmt: skip
             self._state.dials[address] = self._state.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
+
+    def _living_at(self, address: str) -> str:
+        """The life that met this lead and was there last; empty: none. A lead that has declared us dead takes us
+        without a proof, too, but believes nothing that we say of what was before.
+        """
+        here = [peer.key for peer in self._state.peers.values() if peer.met and peer.lives_at(address)]
+        return here[-1] if here else ""
 
     def _call(self, dial: Dialling) -> None:
         """Shakes hands at the address of a dial."""
@@ -328,9 +335,9 @@ class Handshakes:
             return True
         here = [peer for peer in self._state.peers.values() if peer.lives_at(dial.address)]
         known = self._state.peers.get(peer_key(error.engine_id, error.incarnation), here[-1] if here else None)
-        if known is None or dial.proving or not known.address:
+        if known is None or dial.asked or not known.address:
             return False
-        dial.proving = known.key
+        dial.asked, dial.proving = True, known.key
         if not known.lives_at(dial.address):
             dial.to = known.address
         self._call(dial)

@@ -33,7 +33,9 @@ class Dialling(Shake):
     to: str = ""
     """Where it is called: there, or at another address of the life that answers there."""
     proving: str = ""
-    """That life, once it has asked for a proof."""
+    """The life that is shown what it has told us; empty: none is."""
+    asked: bool = False
+    """It has asked for a proof."""
     expected_engine_id: str = ""
     """What the call to the peer states; that of the first caller."""
     trace: str = ""

@@ -1,6 +1,6 @@
 """Whether a stranger is refused, and whether everything stays whose it is (R12)."""
 
-from kvgrpc.core.actions import Acknowledged, Answer, Cancelled
+from kvgrpc.core.actions import Acknowledged, Answer, Cancelled, Reclaimed
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.values.descriptors import Blocks
@@ -34,7 +34,10 @@ def check_refused(event: Event, result: Answer | KVGrpcError, address: str) -> N
     """A stranger has named what is not its own."""
     if isinstance(result, KVGrpcError | Cancelled):  # the key that it cancels is its own
         return
-    if not isinstance(result, Acknowledged) or result.count:
+    nothing = (isinstance(result, Acknowledged) and not result.count) or (
+        isinstance(result, Reclaimed) and not result.enough
+    )
+    if not nothing:
         broken(Rule.R12, f"{type(event).__name__} of a stranger is answered well at {address}: {result}")
 
 

@@ -199,13 +199,17 @@ def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) 
 # -- this lead as the caller
 
 
-def test_a_lead_that_is_asked_for_a_proof_shakes_hands_again_with_it(met: Lead) -> None:
-    assert begin(met).proofs == ()
-    met.feed(DialFailed("p:1", wants_proof()))
-    again = met.one(actions.Dial)
-    assert (again.address, again.to, again.proofs, again.asks) == ("p:1", "", (A,), B)
+def test_a_life_that_has_met_is_shown_its_proof_where_it_lives(met: Lead) -> None:
+    dial = begin(met)
+    assert (dial.address, dial.to, dial.proofs, dial.asks) == ("p:1", "", (A,), B)
     met.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
     assert met.state.peers[KEY].shows == (A,)
+
+
+def test_so_is_one_that_was_declared_dead(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    assert begin(met).proofs == (A,)
 
 
 def test_a_proof_is_shown_where_its_life_lives_and_nowhere_else(met: Lead) -> None:
