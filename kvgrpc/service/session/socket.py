@@ -55,7 +55,9 @@ class SessionSocket:
         self._open()
 
     def close(self) -> None:
-        """Removes the socket, and lets nobody in any more."""
+        """Removes the socket, and lets nobody in any more. Idempotent."""
+        if self._listener.fileno() < 0:
+            return
         remove(self._path, self._file)  # first: while it listens, no other file gets its number
         if self._pause is not None:
             self._pause.cancel()
