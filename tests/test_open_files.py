@@ -88,7 +88,7 @@ def test_a_limit_that_is_low_has_a_reserve_of_a_quarter() -> None:
         assert unreserved() == 3 * RESERVE
     with limited(100):
         assert unreserved() == 75
-        assert spare(75 - open_descriptors() - 1)
+        assert spare(75 - open_descriptors() - 8)  # threads of earlier tests may open some meanwhile
         assert not spare(75)
 
 
