@@ -20,6 +20,10 @@ const (
 	serverWait = time.Minute
 	// ConnectPeer waits for another server, ReleaseQuarantine for the transfers in flight.
 	longCall = time.Minute
+	// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes,
+	// and with one no more than the longest life of a lease.
+	putTensor        = 2 * time.Minute
+	longestPutTensor = 10 * time.Minute
 )
 
 // WithTraceparent gives all calls with this context a W3C traceparent, so that the server's spans join the trace.
@@ -101,6 +105,10 @@ func deadline(request any, usual time.Duration) time.Duration {
 		return waitInCall(request.Wait) + usual
 	case *pb.PollSchedulerNewsRequest:
 		return wanted(request.Wait, 0) + usual
+	case *pb.GetTensorRequest:
+		return wanted(request.Timeout, serverWait) + usual
+	case *pb.PutTensorRequest:
+		return wantedUpTo(longestPutTensor, request.Timeout, putTensor) + usual
 	case *pb.ConnectPeerRequest, *pb.ReleaseQuarantineRequest:
 		return max(longCall, usual)
 	default:
@@ -118,10 +126,14 @@ func waitInCall(wait *pb.TransferWait) time.Duration {
 
 // wanted is the wait that a request states, at most the longest that a server allows.
 func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
+	return wantedUpTo(serverWait, stated, unset)
+}
+
+func wantedUpTo(most time.Duration, stated *durationpb.Duration, unset time.Duration) time.Duration {
 	if stated == nil {
 		return unset
 	}
-	return min(max(stated.AsDuration(), 0), serverWait)
+	return min(max(stated.AsDuration(), 0), most)
 }
 
 // withKey gives a request whose idempotency key is empty a random one. The key goes into a shallow copy: a caller that

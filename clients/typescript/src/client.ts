@@ -43,6 +43,7 @@ export class Client implements Services {
   readonly leases: Services["leases"];
   readonly pool: Services["pool"];
   readonly scheduler: Services["scheduler"];
+  readonly tensors: Services["tensors"];
   readonly transfers: Services["transfers"];
   private readonly caller: Caller;
   private readonly keepers = new Set<Keeper>();
@@ -58,13 +59,14 @@ export class Client implements Services {
       metadata: options.metadata ?? {},
       traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,
     });
-    const { admin, handoff, handshake, leases, pool, scheduler, transfers } = services(this.caller);
+    const { admin, handoff, handshake, leases, pool, scheduler, tensors, transfers } = services(this.caller);
     this.admin = admin;
     this.handoff = handoff;
     this.handshake = handshake;
     this.leases = leases;
     this.pool = pool;
     this.scheduler = scheduler;
+    this.tensors = tensors;
     this.transfers = transfers;
   }
 

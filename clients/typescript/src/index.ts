@@ -11,6 +11,7 @@ export * from "../gen/kvgrpc/v1/lease.js";
 export * from "../gen/kvgrpc/v1/pool.js";
 export * from "../gen/kvgrpc/v1/pool_types.js";
 export * from "../gen/kvgrpc/v1/scheduler.js";
+export * from "../gen/kvgrpc/v1/tensor.js";
 export * from "../gen/kvgrpc/v1/transfer.js";
 
 export type { CallOptions, Method } from "./caller.js";
