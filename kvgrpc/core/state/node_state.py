@@ -236,9 +236,10 @@ class NodeState:
         seen = set()
         for row, (group, ids) in enumerate(lists):
             if not 0 <= group < len(groups) or group in seen:
-                what = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
+                why = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
+                what = f"group {group} {why}"
                 wrong = (FieldViolation(f"{field}.groups[{row}].group", what),)
-                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}", violations=wrong)
+                raise InvalidRequest(Reason.GROUP_MISMATCH, what, violations=wrong)
             seen.add(group)
             check_ids(ids, groups[group].blocks, f"{field}.groups[{row}]", group=group)
             blocks[group] = ids
@@ -247,7 +248,7 @@ class NodeState:
         if total > self.limits.blocks_per_request:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
-                f"{field}: {total} blocks in one request; the limit is {self.limits.blocks_per_request}",
+                f"{total} blocks in one request; the limit is {self.limits.blocks_per_request}",
                 violations=(FieldViolation(field, f"at most {self.limits.blocks_per_request} blocks"),),
                 metadata={"limit": str(self.limits.blocks_per_request)},
             )
