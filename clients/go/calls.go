@@ -45,7 +45,8 @@ func (c calls) unary(
 	}
 	// Outside gRPC's own repetitions, so that they all carry the same key.
 	request, key := withKey(request)
-	return toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
+	err := toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
+	return at(err, method, conn.Target())
 }
 
 func (c calls) stream(
@@ -54,25 +55,32 @@ func (c calls) stream(
 ) (grpc.ClientStream, error) {
 	stream, err := open(c.outgoing(ctx), desc, conn, method, options...)
 	if err != nil {
-		return nil, toError(ctx, err, "")
+		return nil, at(toError(ctx, err, ""), method, conn.Target())
 	}
-	return typedStream{stream}, nil
+	return typedStream{stream, method, conn.Target()}, nil
 }
 
 // typedStream is a stream that ends with typed errors.
-type typedStream struct{ grpc.ClientStream }
+type typedStream struct {
+	grpc.ClientStream
+	method, address string
+}
+
+func (s typedStream) typed(err error) error {
+	return at(toError(s.Context(), err, ""), s.method, s.address)
+}
 
 func (s typedStream) RecvMsg(message any) error {
-	return toError(s.Context(), s.ClientStream.RecvMsg(message), "")
+	return s.typed(s.ClientStream.RecvMsg(message))
 }
 
 func (s typedStream) SendMsg(message any) error {
-	return toError(s.Context(), s.ClientStream.SendMsg(message), "")
+	return s.typed(s.ClientStream.SendMsg(message))
 }
 
 func (s typedStream) Header() (metadata.MD, error) {
 	header, err := s.ClientStream.Header()
-	return header, toError(s.Context(), err, "")
+	return header, s.typed(err)
 }
 
 // outgoing adds the client's metadata, and the trace of the call unless the caller has stated one.

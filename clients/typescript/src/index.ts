@@ -24,6 +24,8 @@ export { fromStatus, KvGrpcError, type Next, type Reason, type Violation } from 
 export { HeldLease, type AnyLease, type LeaseEnd } from "./held-lease.js";
 export { intentFromJson, intentToJson } from "./intent-json.js";
 export { Keeper, type KeepAliveOptions } from "./keeper.js";
+export { checkTransfer, move, type EndOptions, type Moved, type MoveOptions } from "./move.js";
+export { redacted } from "./redacted.js";
 export type { Partially, Service, Services } from "./services.js";
 export { Stream } from "./stream.js";
 export type { Waited, WaitOptions } from "./wait.js";
