@@ -73,7 +73,7 @@ def test_reflection_tells_the_comments_which_are_the_contract(source: Engine, ve
             told = {tuple(at.path) for at in found[name].source_code_info.location if at.leading_comments}
             assert {(part, i) for i in range(len(rows))} <= told, name
     said = "".join(at.leading_comments for at in found["kvgrpc/v1/handoff.proto"].source_code_info.location)
-    assert "LEASE_RELEASED" in said
+    assert "CONTENT_MISMATCH" in said
 
 
 @BOTH_VERSIONS
