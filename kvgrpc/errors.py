@@ -171,7 +171,9 @@ class KVGrpcError(Exception):
         self.retry_delay_s = retry_delay_s
         self.metadata = metadata or {}
         self.next: NextStep | None = None
-        """What helps, as the server that refused said; None where none did: then no machine retries."""
+        """What helps, as the server that refused said; None where none did: then no machine retries. Where this server
+        refuses, it is said in place of what reason and class say.
+        """
         self.engine_id = ""
         """The engine that refused; empty where no engine did."""
         self.incarnation = 0
@@ -186,10 +188,18 @@ class KVGrpcError(Exception):
     @property
     def sentence(self) -> str:
         """What it says, without its reason, and with the fields that are wrong: a note."""
-        return note(self.message + _listed(self.violations))
+        return note(_said(self.message, self.violations))
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.message}{_listed(self.violations)}"
+        return f"{self.reason}: {_said(self.message, self.violations)}"
+
+
+def _said(message: str, violations: tuple[FieldViolation, ...]) -> str:
+    """A message with its violations. Where it is one of them, it is said once, behind its field."""
+    same = next((v for v in violations if v.description == message), None)
+    if same is None:
+        return message + _listed(violations)
+    return f"{same.field}: {message}{_listed(tuple(v for v in violations if v is not same))}"
 
 
 def _listed(violations: tuple[FieldViolation, ...]) -> str:
@@ -199,6 +209,9 @@ def _listed(violations: tuple[FieldViolation, ...]) -> str:
 def said_once(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
     """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
     message = message.removeprefix(f"{reason}: ")
+    for violation in violations:
+        if message.startswith(f"{violation.field}: {violation.description}"):
+            return violation.description
     if violations:
         suffix = _listed(violations)
         at = message.find(suffix[: len(violations[0].field) + 4])

@@ -20,6 +20,10 @@ const (
 	serverWait = time.Minute
 	// ConnectPeer waits for another server, ReleaseQuarantine for the transfers in flight.
 	longCall = time.Minute
+	// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes,
+	// and with one no more than the longest life of a lease.
+	putTensor        = 2 * time.Minute
+	longestPutTensor = 10 * time.Minute
 )
 
 // WithTraceparent gives all calls with this context a W3C traceparent, so that the server's spans join the trace.
@@ -41,7 +45,8 @@ func (c calls) unary(
 	}
 	// Outside gRPC's own repetitions, so that they all carry the same key.
 	request, key := withKey(request)
-	return toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
+	err := toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
+	return at(err, method, conn.Target())
 }
 
 func (c calls) stream(
@@ -50,25 +55,32 @@ func (c calls) stream(
 ) (grpc.ClientStream, error) {
 	stream, err := open(c.outgoing(ctx), desc, conn, method, options...)
 	if err != nil {
-		return nil, toError(ctx, err, "")
+		return nil, at(toError(ctx, err, ""), method, conn.Target())
 	}
-	return typedStream{stream}, nil
+	return typedStream{stream, method, conn.Target()}, nil
 }
 
 // typedStream is a stream that ends with typed errors.
-type typedStream struct{ grpc.ClientStream }
+type typedStream struct {
+	grpc.ClientStream
+	method, address string
+}
+
+func (s typedStream) typed(err error) error {
+	return at(toError(s.Context(), err, ""), s.method, s.address)
+}
 
 func (s typedStream) RecvMsg(message any) error {
-	return toError(s.Context(), s.ClientStream.RecvMsg(message), "")
+	return s.typed(s.ClientStream.RecvMsg(message))
 }
 
 func (s typedStream) SendMsg(message any) error {
-	return toError(s.Context(), s.ClientStream.SendMsg(message), "")
+	return s.typed(s.ClientStream.SendMsg(message))
 }
 
 func (s typedStream) Header() (metadata.MD, error) {
 	header, err := s.ClientStream.Header()
-	return header, toError(s.Context(), err, "")
+	return header, s.typed(err)
 }
 
 // outgoing adds the client's metadata, and the trace of the call unless the caller has stated one.
@@ -101,6 +113,10 @@ func deadline(request any, usual time.Duration) time.Duration {
 		return waitInCall(request.Wait) + usual
 	case *pb.PollSchedulerNewsRequest:
 		return wanted(request.Wait, 0) + usual
+	case *pb.GetTensorRequest:
+		return wanted(request.Timeout, serverWait) + usual
+	case *pb.PutTensorRequest:
+		return wantedUpTo(longestPutTensor, request.Timeout, putTensor) + usual
 	case *pb.ConnectPeerRequest, *pb.ReleaseQuarantineRequest:
 		return max(longCall, usual)
 	default:
@@ -118,10 +134,14 @@ func waitInCall(wait *pb.TransferWait) time.Duration {
 
 // wanted is the wait that a request states, at most the longest that a server allows.
 func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
+	return wantedUpTo(serverWait, stated, unset)
+}
+
+func wantedUpTo(most time.Duration, stated *durationpb.Duration, unset time.Duration) time.Duration {
 	if stated == nil {
 		return unset
 	}
-	return min(max(stated.AsDuration(), 0), serverWait)
+	return min(max(stated.AsDuration(), 0), most)
 }
 
 // withKey gives a request whose idempotency key is empty a random one. The key goes into a shallow copy: a caller that

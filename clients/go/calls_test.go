@@ -29,6 +29,11 @@ func TestACallThatWaitsGetsItsWaitOnTopOfTheUsualDeadline(t *testing.T) {
 		{&pb.ReserveBlocksRequest{Wait: &pb.TransferWait{Timeout: after(5 * time.Second)}}, 15 * time.Second},
 		{&pb.PollSchedulerNewsRequest{}, usual},
 		{&pb.PollSchedulerNewsRequest{Wait: after(30 * time.Second)}, 40 * time.Second},
+		{&pb.GetTensorRequest{}, 70 * time.Second},
+		{&pb.GetTensorRequest{Timeout: after(5 * time.Second)}, 15 * time.Second},
+		{&pb.PutTensorRequest{}, 130 * time.Second},
+		{&pb.PutTensorRequest{Timeout: after(5 * time.Second)}, 15 * time.Second},
+		{&pb.PutTensorRequest{Timeout: after(time.Hour)}, 610 * time.Second},
 		{&pb.ConnectPeerRequest{}, time.Minute},
 		{&pb.ReleaseQuarantineRequest{}, time.Minute},
 	} {

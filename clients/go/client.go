@@ -37,6 +37,7 @@ type Client struct {
 	Leases     pb.LeaseServiceClient
 	Pool       pb.PoolServiceClient
 	Schedulers pb.SchedulerServiceClient
+	Tensors    pb.TensorServiceClient
 	Transfers  pb.TransferServiceClient
 
 	conn    *grpc.ClientConn
@@ -89,6 +90,7 @@ func Connect(address string, options Options) (*Client, error) {
 		Leases:     pb.NewLeaseServiceClient(conn),
 		Pool:       pb.NewPoolServiceClient(conn),
 		Schedulers: pb.NewSchedulerServiceClient(conn),
+		Tensors:    pb.NewTensorServiceClient(conn),
 		Transfers:  pb.NewTransferServiceClient(conn),
 		conn:       conn,
 		closed:     closed,

@@ -42,6 +42,8 @@ type Error struct {
 	Incarnation uint64
 	// Metadata is what the reason needs beside these: `phase`, `limit`, `group` ...
 	Metadata map[string]string
+	// Method is that which was called, `PoolService/AllocateBlocks`, and Address the server it was called at.
+	Method, Address string
 	// Violations name the wrong fields.
 	Violations []Violation
 	// RetryDelay is how long to wait before the same call can succeed; nil where the server stated nothing.
@@ -61,11 +63,42 @@ func (e *Error) Error() string {
 	if e.Reason != "" {
 		text.WriteString(" " + e.Reason)
 	}
-	text.WriteString(": " + e.Message)
+	text.WriteString(": ")
 	for _, violation := range e.Violations {
-		fmt.Fprintf(&text, "; %s: %s", violation.Field, violation.Description)
+		if violation.Description == e.Message {
+			text.WriteString(violation.Field + ": ")
+			break
+		}
+	}
+	text.WriteString(e.Message)
+	for _, violation := range e.Violations {
+		if violation.Description != e.Message {
+			fmt.Fprintf(&text, "; %s: %s", violation.Field, violation.Description)
+		}
+	}
+	if e.Method != "" {
+		fmt.Fprintf(&text, " (%s at %s)", e.Method, e.Address)
 	}
 	return text.String()
+}
+
+// saidOnce is a message without the reason and the violations, which a server writes into it for tools that show no
+// more.
+func saidOnce(message, reason string, violations []Violation) string {
+	if reason != "" {
+		message = strings.TrimPrefix(message, reason+": ")
+	}
+	for _, violation := range violations {
+		if strings.HasPrefix(message, violation.Field+": "+violation.Description) {
+			return violation.Description
+		}
+	}
+	if len(violations) > 0 {
+		if said, _, found := strings.Cut(message, "; "+violations[0].Field+": "); found {
+			return said
+		}
+	}
+	return message
 }
 
 // Unwrap gives context.Canceled or context.DeadlineExceeded where the caller's context ended the call.
@@ -82,6 +115,15 @@ func (e *Error) FailureReason() pb.FailureReason {
 // NextStep is what would help, as far as this version knows the reason: never retry what you do not understand.
 func (e *Error) NextStep() pb.NextStep {
 	return nextStep(e.FailureReason(), pb.NextStep(pb.NextStep_value["NEXT_STEP_"+e.Next]))
+}
+
+// at says of an error where it is from, unless it does.
+func at(err error, method, address string) error {
+	var failed *Error
+	if errors.As(err, &failed) && failed.Method == "" {
+		failed.Method, failed.Address = strings.TrimPrefix(method, "/kvgrpc.v1."), address
+	}
+	return err
 }
 
 // toError makes the typed error of what a call with this context ended with. The end of a stream stays io.EOF.
@@ -107,6 +149,7 @@ func toError(ctx context.Context, err error, key string) error {
 			made.RetryDelay = &delay
 		}
 	}
+	made.Message = saidOnce(made.Message, made.Reason, made.Violations)
 	switch _, stated := ctx.Deadline(); {
 	case made.Reason != "":
 	case made.Code == codes.Canceled:

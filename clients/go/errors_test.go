@@ -43,8 +43,25 @@ func TestAnErrorHoldsAllThatTheServerSays(t *testing.T) {
 	if got.NextStep() != pb.NextStep_NEXT_STEP_FIX_REQUEST || status.Code(got) != codes.OutOfRange {
 		t.Errorf("%v %v", got.NextStep(), status.Code(got))
 	}
-	if text := got.Error(); text != "OUT_OF_RANGE BLOCK_OUT_OF_RANGE: no; blocks: too high" {
+	where := " (TransferService/GetTransfer at " + got.Address + ")"
+	if text := got.Error(); text != "OUT_OF_RANGE BLOCK_OUT_OF_RANGE: no; blocks: too high"+where {
 		t.Error(text)
+	}
+}
+
+func TestNothingIsSaidTwice(t *testing.T) {
+	wrong := []Violation{{"blocks", "too high"}, {"ttl", "too long"}}
+	for message, want := range map[string]string{
+		"no":                                     "no; blocks: too high; ttl: too long",
+		"R: no":                                  "no; blocks: too high; ttl: too long",
+		"R: no; blocks: too high; ttl: too long": "no; blocks: too high; ttl: too long",
+		"R: blocks: too high; ttl: too long":     "blocks: too high; ttl: too long",
+		"too high":                               "blocks: too high; ttl: too long",
+	} {
+		err := &Error{Code: codes.OutOfRange, Reason: "R", Message: saidOnce(message, "R", wrong), Violations: wrong}
+		if text := err.Error(); text != "OUT_OF_RANGE R: "+want {
+			t.Errorf("%s: %s", message, text)
+		}
 	}
 }
 

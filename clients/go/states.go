@@ -71,6 +71,26 @@ func TakesWork(admission pb.Admission) bool { return admission == pb.Admission_A
 // MayRecompute says whether a scheduler is to compute what did not come; else it ends the request.
 func MayRecompute(loss pb.OnLoss) bool { return loss == pb.OnLoss_ON_LOSS_RECOMPUTE }
 
+// ReasonName is a reason as errors have it, the same for a transfer's failure and for a call that was refused:
+// `LEASE_EXPIRED`, where the schema's value is FAILURE_REASON_LEASE_EXPIRED. A number that is unknown reads as INTERNAL.
+func ReasonName(reason pb.FailureReason) string {
+	if _, known := pb.FailureReason_name[int32(reason)]; !known {
+		reason = pb.FailureReason_FAILURE_REASON_INTERNAL
+	}
+	return shortName(reason, "FAILURE_REASON_")
+}
+
+// MayBeInFlight says whether bytes may still be in flight after a cancel, so that its blocks are not free yet. No other
+// outcome is to be told apart: a key that had ended, and one under which nothing had come yet, are over alike.
+func MayBeInFlight(reply *pb.CancelTransferResponse) bool {
+	return Outcome(reply) == pb.CancelOutcome_CANCEL_OUTCOME_CANCELLED_IN_FLIGHT
+}
+
+// lowerName is shortName as errors name phases.
+func lowerName(value fmt.Stringer, prefix string) string {
+	return strings.ToLower(shortName(value, prefix))
+}
+
 // shortName is the name of an enum's value without the prefix that all its names have.
 func shortName(value fmt.Stringer, prefix string) string {
 	return strings.TrimPrefix(value.String(), prefix)

@@ -20,8 +20,11 @@ from kvgrpc.client import (
     EngineUnreachable,
     HistoryLost,
     IncarnationChanged,
+    check_transfer,
     clean_up,
     connect,
+    move,
+    redacted,
 )
 from kvgrpc.errors import Aborted, DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.v1 import (
@@ -177,6 +180,31 @@ class Ops:
         self._held.pop(request["keeper"], None)
         await self._keepers.pop(request["keeper"]).aclose()
         return {}
+
+    async def op_pull(self, request: Json) -> Json:
+        asked = parsed(handoff_pb2.PullBlocksRequest.DESCRIPTOR, request["request"])
+        transfer = await self._clients[request["server"]].pull(
+            asked.grant if asked.HasField("grant") else asked.transfer_id,
+            asked.content if asked.HasField("content") else None,
+            blocks=asked.destination.blocks,
+            timeout_s=request["timeoutS"],
+        )
+        return {"transfer": as_json(check_transfer(transfer))}
+
+    async def op_move(self, request: Json) -> Json:
+        asked = parsed(handoff_pb2.HandOver.DESCRIPTOR, request["request"])
+        moved = await move(
+            self._clients[request["server"]],
+            self._clients[request["to"]],
+            asked.blocks,
+            asked.content,
+            request_id=request.get("requestId", ""),
+            timeout_s=request["timeoutS"],
+        )
+        return {"transfer": as_json(moved.transfer), "blocks": as_json(moved.blocks)}
+
+    async def op_redacted(self, request: Json) -> Json:
+        return {"text": redacted(parsed(METHODS[request["method"]].input_type, request["request"]))}
 
     async def op_cleanUp(self, request: Json) -> Json:  # noqa: N802 - named as the op
         sides = [

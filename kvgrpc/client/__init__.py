@@ -16,8 +16,18 @@ same methods to code without an event loop.
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
+from kvgrpc.client.moving import Moved, TransferFailed, check_transfer, move
+from kvgrpc.client.redaction import redacted
 from kvgrpc.client.scheduler import Scheduler, refusal, step_calls
-from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, SyncTensors, clean_up_sync, connect_sync
+from kvgrpc.client.sync import (
+    SyncClient,
+    SyncHeldLease,
+    SyncScheduler,
+    SyncTensors,
+    clean_up_sync,
+    connect_sync,
+    move_sync,
+)
 from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.values import (
     block_ids,
@@ -42,6 +52,7 @@ __all__ = [
     "HeldLease",
     "HistoryLost",
     "IncarnationChanged",
+    "Moved",
     "Pace",
     "Scheduler",
     "SyncClient",
@@ -49,9 +60,11 @@ __all__ = [
     "SyncScheduler",
     "SyncTensors",
     "Tensors",
+    "TransferFailed",
     "WatchEvent",
     "block_ids",
     "block_runs",
+    "check_transfer",
     "clean_up",
     "clean_up_sync",
     "connect",
@@ -60,8 +73,11 @@ __all__ = [
     "in_seconds",
     "is_over",
     "is_returned",
+    "move",
+    "move_sync",
     "name_of",
     "opaque_content",
+    "redacted",
     "refusal",
     "some_of",
     "step_calls",

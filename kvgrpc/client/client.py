@@ -166,7 +166,8 @@ class Client(HandoffCalls):
         self, counts: int | Mapping[int, int], **options: Unpack[opt.Allocation]
     ) -> pool_pb2.AllocateBlocksResponse:
         """Takes free blocks, all or none: so many of the one group, or {group: count}. They are freed by themselves
-        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. With `reclaim` they are taken back from
+        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. `request_id` and `label` say to those who
+        look (`allocations`) what they are for. With `reclaim` they are taken back from
         soft leases where too few are free. Hand the reply on as it is: every method
         that takes blocks takes it.
         """
@@ -189,6 +190,19 @@ class Client(HandoffCalls):
         """Extends the TTL of an allocation."""
         request = pool_pb2.AllocateBlocksRequest(allocation_id=allocation_id, **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
+
+    async def allocations(
+        self,
+        block: int | None = None,
+        *,
+        group: int = 0,
+        request_id: str = "",
+        label: str = "",
+        **options: Unpack[opt.Rows],
+    ) -> pool_pb2.ListAllocationsResponse:
+        """Who holds blocks, or one block, by AllocateBlocks; oldest first."""
+        request = pool_pb2.ListAllocationsRequest(block=block, group=group, request_id=request_id, label=label)
+        return await self._call.pages(self._pool.ListAllocations, request, options, "allocations")
 
     async def free(self, blocks: AnyBlocks | str, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
         """Gives blocks back: these, or (a string) all that is left of this allocation. Those that are pinned come free

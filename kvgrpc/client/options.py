@@ -70,6 +70,7 @@ class Allocation(Renewal, total=False):
     reclaim: bool
     request_time_us: int  # with `reclaim`
     request_id: str
+    label: str
 
 
 class Reclaiming(Effect, total=False):

@@ -19,9 +19,12 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
+from kvgrpc.client.moving import Moved, move
 from kvgrpc.client.scheduler import Scheduler, Step
 from kvgrpc.client.scheduler.step_calls import StepCall
 from kvgrpc.client.tensors import Tensors
+from kvgrpc.client.transfers import WAIT_S
+from kvgrpc.client.values import AnyBlocks, Tokens
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.lease_pb2 import LeaseState
@@ -290,6 +293,7 @@ class SyncClient(_Twin[Client]):
 
     acknowledge = _blocking(Client.acknowledge)
     allocate = _blocking(Client.allocate)
+    allocations = _blocking(Client.allocations)
     cancel = _blocking(Client.cancel)
     capabilities = _blocking(Client.capabilities)
     check_compatibility = _blocking(Client.check_compatibility)
@@ -358,6 +362,16 @@ def clean_up_sync(
     clients = [side.client for side in sides]
     told = [CleanUp(side.client._target, side.transfer, side.free_allocation_ids) for side in sides]  # noqa: SLF001
     return clients[0]._run(clean_up(told, message=message, timeout_s=timeout_s)) if clients else []  # noqa: SLF001
+
+
+def move_sync(  # noqa: PLR0913 - by name, each with a default
+    source: SyncClient, destination: SyncClient, blocks: AnyBlocks, content: Tokens, *,
+    into: AnyBlocks | None = None, request_id: str = "", timeout_s: float = WAIT_S,
+) -> Moved:  # fmt: skip
+    """As `move`, for synchronous clients."""
+    sides = source._target, destination._target  # noqa: SLF001
+    moving = move(*sides, blocks, content, into=into, request_id=request_id, timeout_s=timeout_s)
+    return source._run(moving)  # noqa: SLF001
 
 
 async def _next(events: AsyncIterator[T]) -> T:

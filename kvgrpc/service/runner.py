@@ -307,13 +307,15 @@ class Runner:
 
 def copied(error: KVGrpcError) -> KVGrpcError:
     """One refusal may answer several calls; each gets an exception object of its own."""
-    return type(error)(
+    made = type(error)(
         error.reason,
         error.message,
         violations=error.violations,
         retry_delay_s=error.retry_delay_s,
         metadata=error.metadata,
     )
+    made.next = error.next
+    return made
 
 
 def wall_us() -> int:

@@ -119,7 +119,11 @@ def status_code(error: KVGrpcError) -> grpc.StatusCode:
 
 
 def next_step(error: KVGrpcError) -> NextStep:
-    """What helps after a refusal: the same call, where it has a delay; else what its reason says, else its class."""
+    """What helps after a refusal: what the error itself says; the same call, where it has a delay; else what its reason
+    says, else its class.
+    """
+    if error.next is not None:
+        return error.next
     if error.retry_delay_s is not None:
         return NextStep.RETRY_HERE
     return _BY_REASON.get(error.reason) or _BY_KIND[error.code]

@@ -686,6 +686,7 @@ class ListPinsResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     PINS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ALLOCATIONS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page."""
     @_builtins.property
@@ -696,16 +697,23 @@ class ListPinsResponse(_message.Message):
     def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]:
         """The pins."""
 
+    @_builtins.property
+    def allocations(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.Allocation]:
+        """Where the request names a block: the allocations that hold it. They pin nothing, but nobody else is given the block.
+        PoolService.ListAllocations has them all.
+        """
+
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         pins: _abc.Iterable[Global___Pin] | None = ...,
         next_page_token: _builtins.str = ...,
+        allocations: _abc.Iterable[_pool_pb2.Allocation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "next_page_token", b"next_page_token", "pins", b"pins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "header", b"header", "next_page_token", b"next_page_token", "pins", b"pins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

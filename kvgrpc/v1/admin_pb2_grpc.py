@@ -89,7 +89,7 @@ class AdminServiceServicer:
 
     def ListPins(self, request, context):
         """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-        is on exactly one page.
+        is on exactly one page. Asked for one block it also names the allocation that holds it.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.

@@ -48,7 +48,7 @@ class AdminServiceStub:
     """
     ListPins: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]
     """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-    is on exactly one page.
+    is on exactly one page. Asked for one block it also names the allocation that holds it.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
@@ -103,7 +103,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ListPins: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]  # type: ignore[assignment]
     """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-    is on exactly one page.
+    is on exactly one page. Asked for one block it also names the allocation that holds it.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
@@ -173,7 +173,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPinsResponse, _abc.Awaitable[_admin_pb2.ListPinsResponse]]:
         """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-        is on exactly one page.
+        is on exactly one page. Asked for one block it also names the allocation that holds it.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.

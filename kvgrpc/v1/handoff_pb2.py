@@ -28,7 +28,7 @@ from kvgrpc.v1 import lease_pb2 as kvgrpc_dot_v1_dot_lease__pb2
 from kvgrpc.v1 import transfer_pb2 as kvgrpc_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xf6\x01\n\x15\x46inishedBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12*\n\x0b\x66or_readers\x18\x04 \x01(\x0b\x32\x13.kvgrpc.v1.HandOverH\x00\x12#\n\x04part\x18\x05 \x01(\x0b\x32\x13.kvgrpc.v1.PushPartH\x00\x12+\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x18.kvgrpc.v1.SourceFailureH\x00\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x42\x05\n\x03job\"\xb6\x02\n\x08HandOver\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x04 \x01(\r\x12$\n\x08on_abort\x18\x05 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nafter_step\x18\x06 \x01(\x04\x12\x10\n\x08lease_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12+\n\x08\x66irm_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0frequest_time_us\x18\n \x01(\x04\"\xe6\x02\n\x08PushPart\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x12\n\npart_epoch\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x07 \x01(\r\x12$\n\x08on_abort\x18\x08 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nafter_step\x18\t \x01(\x04\x12\x10\n\x08lease_id\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12+\n\x08\x66irm_ttl\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rSourceFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xac\x01\n\x16\x46inishedBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12%\n\x08transfer\x18\x03 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x1f\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"\xe6\x03\n\x11PullBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12\x15\n\x0btransfer_id\x18\x03 \x01(\tH\x00\x12#\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\nuse_tokens\x18\x05 \x01(\r\x12/\n\x0b\x64\x65stination\x18\x06 \x01(\x0b\x32\x1a.kvgrpc.v1.PullDestination\x12\x14\n\x0ctransfer_key\x18\x07 \x01(\x0c\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\nafter_step\x18\n \x01(\x04\x12\x30\n\rqueue_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\r \x01(\x08\x12%\n\x04wait\x18\x0e \x01(\x0b\x32\x17.kvgrpc.v1.TransferWait\x12\x17\n\x0frequest_time_us\x18\x0f \x01(\x04\x42\x06\n\x04pull\"I\n\x0fPullDestination\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0bhave_tokens\x18\x02 \x01(\r\"}\n\x12PullBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x15\n\rcondition_met\x18\x03 \x01(\x08\"\x8f\x03\n\x14ReserveBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x02 \x01(\x0c\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0bhave_tokens\x18\x05 \x01(\r\x12#\n\x07\x63ontent\x18\x06 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\nuse_tokens\x18\x07 \x01(\r\x12&\n\x06source\x18\x08 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x12\n\nafter_step\x18\t \x01(\x04\x12\x37\n\x14registration_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x15\n\rvalidate_only\x18\x0c \x01(\x08\x12%\n\x04wait\x18\r \x01(\x0b\x32\x17.kvgrpc.v1.TransferWait\"\xa1\x01\n\x15ReserveBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12\x15\n\rcondition_met\x18\x04 \x01(\x08\"z\n\x13RegisterPushRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x1f\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"h\n\x14RegisterPushResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer2\xeb\x02\n\x0eHandoffService\x12Z\n\x0e\x46inishedBlocks\x12 .kvgrpc.v1.FinishedBlocksRequest\x1a!.kvgrpc.v1.FinishedBlocksResponse\"\x03\x90\x02\x02\x12N\n\nPullBlocks\x12\x1c.kvgrpc.v1.PullBlocksRequest\x1a\x1d.kvgrpc.v1.PullBlocksResponse\"\x03\x90\x02\x02\x12W\n\rReserveBlocks\x12\x1f.kvgrpc.v1.ReserveBlocksRequest\x1a .kvgrpc.v1.ReserveBlocksResponse\"\x03\x90\x02\x02\x12T\n\x0cRegisterPush\x12\x1e.kvgrpc.v1.RegisterPushRequest\x1a\x1f.kvgrpc.v1.RegisterPushResponse\"\x03\x90\x02\x02\x42I\n\rdev.kvgrpc.v1B\x0cHandoffProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xfb\x01\n\x15\x46inishedBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x19\n\x0ctransfer_key\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12*\n\x0b\x66or_readers\x18\x04 \x01(\x0b\x32\x13.kvgrpc.v1.HandOverH\x00\x12#\n\x04part\x18\x05 \x01(\x0b\x32\x13.kvgrpc.v1.PushPartH\x00\x12+\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x18.kvgrpc.v1.SourceFailureH\x00\x12\x15\n\rvalidate_only\x18\x07 \x01(\x08\x42\x05\n\x03job\"\xb6\x02\n\x08HandOver\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x04 \x01(\r\x12$\n\x08on_abort\x18\x05 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nafter_step\x18\x06 \x01(\x04\x12\x10\n\x08lease_id\x18\x07 \x01(\t\x12\x10\n\x08priority\x18\x08 \x01(\x05\x12+\n\x08\x66irm_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0frequest_time_us\x18\n \x01(\x04\"\xe6\x02\n\x08PushPart\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x12\n\npart_epoch\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x07 \x01(\r\x12$\n\x08on_abort\x18\x08 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nafter_step\x18\t \x01(\x04\x12\x10\n\x08lease_id\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12+\n\x08\x66irm_ttl\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rSourceFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\"\xac\x01\n\x16\x46inishedBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12%\n\x08transfer\x18\x03 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x1f\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"\xeb\x03\n\x11PullBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12\x15\n\x0btransfer_id\x18\x03 \x01(\tH\x00\x12#\n\x07\x63ontent\x18\x04 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\nuse_tokens\x18\x05 \x01(\r\x12/\n\x0b\x64\x65stination\x18\x06 \x01(\x0b\x32\x1a.kvgrpc.v1.PullDestination\x12\x19\n\x0ctransfer_key\x18\x07 \x01(\x0c\x42\x03\x80\x01\x01\x12\x12\n\nrequest_id\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\nafter_step\x18\n \x01(\x04\x12\x30\n\rqueue_timeout\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\r \x01(\x08\x12%\n\x04wait\x18\x0e \x01(\x0b\x32\x17.kvgrpc.v1.TransferWait\x12\x17\n\x0frequest_time_us\x18\x0f \x01(\x04\x42\x06\n\x04pull\"I\n\x0fPullDestination\x12!\n\x06\x62locks\x18\x01 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0bhave_tokens\x18\x02 \x01(\r\"}\n\x12PullBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x15\n\rcondition_met\x18\x03 \x01(\x08\"\x94\x03\n\x14ReserveBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x19\n\x0ctransfer_key\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12!\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0bhave_tokens\x18\x05 \x01(\r\x12#\n\x07\x63ontent\x18\x06 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12\x12\n\nuse_tokens\x18\x07 \x01(\r\x12&\n\x06source\x18\x08 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x12\n\nafter_step\x18\t \x01(\x04\x12\x37\n\x14registration_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x15\n\rvalidate_only\x18\x0c \x01(\x08\x12%\n\x04wait\x18\r \x01(\x0b\x32\x17.kvgrpc.v1.TransferWait\"\xa1\x01\n\x15ReserveBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12\x15\n\rcondition_met\x18\x04 \x01(\x08\"z\n\x13RegisterPushRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x1f\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\"h\n\x14RegisterPushResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12%\n\x08transfer\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.Transfer2\xeb\x02\n\x0eHandoffService\x12Z\n\x0e\x46inishedBlocks\x12 .kvgrpc.v1.FinishedBlocksRequest\x1a!.kvgrpc.v1.FinishedBlocksResponse\"\x03\x90\x02\x02\x12N\n\nPullBlocks\x12\x1c.kvgrpc.v1.PullBlocksRequest\x1a\x1d.kvgrpc.v1.PullBlocksResponse\"\x03\x90\x02\x02\x12W\n\rReserveBlocks\x12\x1f.kvgrpc.v1.ReserveBlocksRequest\x1a .kvgrpc.v1.ReserveBlocksResponse\"\x03\x90\x02\x02\x12T\n\x0cRegisterPush\x12\x1e.kvgrpc.v1.RegisterPushRequest\x1a\x1f.kvgrpc.v1.RegisterPushResponse\"\x03\x90\x02\x02\x42I\n\rdev.kvgrpc.v1B\x0cHandoffProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.v1.handoff_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.kvgrpc.v1B\014HandoffProtoP\001Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1'
+  _globals['_FINISHEDBLOCKSREQUEST'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_FINISHEDBLOCKSREQUEST'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
+  _globals['_PULLBLOCKSREQUEST'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_PULLBLOCKSREQUEST'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
+  _globals['_RESERVEBLOCKSREQUEST'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_RESERVEBLOCKSREQUEST'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
   _globals['_HANDOFFSERVICE'].methods_by_name['FinishedBlocks']._loaded_options = None
   _globals['_HANDOFFSERVICE'].methods_by_name['FinishedBlocks']._serialized_options = b'\220\002\002'
   _globals['_HANDOFFSERVICE'].methods_by_name['PullBlocks']._loaded_options = None
@@ -45,29 +51,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOFFSERVICE'].methods_by_name['RegisterPush']._loaded_options = None
   _globals['_HANDOFFSERVICE'].methods_by_name['RegisterPush']._serialized_options = b'\220\002\002'
   _globals['_FINISHEDBLOCKSREQUEST']._serialized_start=144
-  _globals['_FINISHEDBLOCKSREQUEST']._serialized_end=390
-  _globals['_HANDOVER']._serialized_start=393
-  _globals['_HANDOVER']._serialized_end=703
-  _globals['_PUSHPART']._serialized_start=706
-  _globals['_PUSHPART']._serialized_end=1064
-  _globals['_SOURCEFAILURE']._serialized_start=1066
-  _globals['_SOURCEFAILURE']._serialized_end=1098
-  _globals['_FINISHEDBLOCKSRESPONSE']._serialized_start=1101
-  _globals['_FINISHEDBLOCKSRESPONSE']._serialized_end=1273
-  _globals['_PULLBLOCKSREQUEST']._serialized_start=1276
-  _globals['_PULLBLOCKSREQUEST']._serialized_end=1762
-  _globals['_PULLDESTINATION']._serialized_start=1764
-  _globals['_PULLDESTINATION']._serialized_end=1837
-  _globals['_PULLBLOCKSRESPONSE']._serialized_start=1839
-  _globals['_PULLBLOCKSRESPONSE']._serialized_end=1964
-  _globals['_RESERVEBLOCKSREQUEST']._serialized_start=1967
-  _globals['_RESERVEBLOCKSREQUEST']._serialized_end=2366
-  _globals['_RESERVEBLOCKSRESPONSE']._serialized_start=2369
-  _globals['_RESERVEBLOCKSRESPONSE']._serialized_end=2530
-  _globals['_REGISTERPUSHREQUEST']._serialized_start=2532
-  _globals['_REGISTERPUSHREQUEST']._serialized_end=2654
-  _globals['_REGISTERPUSHRESPONSE']._serialized_start=2656
-  _globals['_REGISTERPUSHRESPONSE']._serialized_end=2760
-  _globals['_HANDOFFSERVICE']._serialized_start=2763
-  _globals['_HANDOFFSERVICE']._serialized_end=3126
+  _globals['_FINISHEDBLOCKSREQUEST']._serialized_end=395
+  _globals['_HANDOVER']._serialized_start=398
+  _globals['_HANDOVER']._serialized_end=708
+  _globals['_PUSHPART']._serialized_start=711
+  _globals['_PUSHPART']._serialized_end=1069
+  _globals['_SOURCEFAILURE']._serialized_start=1071
+  _globals['_SOURCEFAILURE']._serialized_end=1103
+  _globals['_FINISHEDBLOCKSRESPONSE']._serialized_start=1106
+  _globals['_FINISHEDBLOCKSRESPONSE']._serialized_end=1278
+  _globals['_PULLBLOCKSREQUEST']._serialized_start=1281
+  _globals['_PULLBLOCKSREQUEST']._serialized_end=1772
+  _globals['_PULLDESTINATION']._serialized_start=1774
+  _globals['_PULLDESTINATION']._serialized_end=1847
+  _globals['_PULLBLOCKSRESPONSE']._serialized_start=1849
+  _globals['_PULLBLOCKSRESPONSE']._serialized_end=1974
+  _globals['_RESERVEBLOCKSREQUEST']._serialized_start=1977
+  _globals['_RESERVEBLOCKSREQUEST']._serialized_end=2381
+  _globals['_RESERVEBLOCKSRESPONSE']._serialized_start=2384
+  _globals['_RESERVEBLOCKSRESPONSE']._serialized_end=2545
+  _globals['_REGISTERPUSHREQUEST']._serialized_start=2547
+  _globals['_REGISTERPUSHREQUEST']._serialized_end=2669
+  _globals['_REGISTERPUSHRESPONSE']._serialized_start=2671
+  _globals['_REGISTERPUSHRESPONSE']._serialized_end=2775
+  _globals['_HANDOFFSERVICE']._serialized_start=2778
+  _globals['_HANDOFFSERVICE']._serialized_end=3141
 # @@protoc_insertion_point(module_scope)

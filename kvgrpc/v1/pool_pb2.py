@@ -27,7 +27,7 @@ from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 from kvgrpc.v1 import pool_types_pb2 as kvgrpc_dot_v1_dot_pool__types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvgrpc/v1/pool.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\x16\n\x14\x44\x65scribePoolsRequest\"m\n\x15\x44\x65scribePoolsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12)\n\x05pools\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\"5\n\x0fGroupBlockCount\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\"\x8f\x02\n\x15\x41llocateBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rallocation_id\x18\x04 \x01(\t\x12\x11\n\tno_expiry\x18\x05 \x01(\x08\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x12\x0f\n\x07reclaim\x18\x07 \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x08 \x01(\x04\x12\x12\n\nrequest_id\x18\t \x01(\t\"K\n\x0eReclaimedLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"o\n\tSoftLater\x12*\n\x07soft_in\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\"\xcd\x01\n\tReclaimed\x12\x0e\n\x06\x65nough\x18\x01 \x01(\x08\x12)\n\x06leases\x18\x02 \x03(\x0b\x32\x19.kvgrpc.v1.ReclaimedLease\x12\x13\n\x0blease_count\x18\x03 \x01(\r\x12\'\n\x0c\x66reed_blocks\x18\x04 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12*\n\x0clater_leases\x18\x05 \x03(\x0b\x32\x14.kvgrpc.v1.SoftLater\x12\x1b\n\x13\x63laimed_lease_count\x18\x06 \x01(\r\"\xab\x01\n\x14ReclaimBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"k\n\x15ReclaimBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\treclaimed\x18\x02 \x01(\x0b\x32\x14.kvgrpc.v1.Reclaimed\"\x94\x01\n\x16\x41llocateBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12,\n\tremaining\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8a\x01\n\x11\x46reeBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12#\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.BlocksH\x00\x12\x17\n\rallocation_id\x18\x03 \x01(\tH\x00\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x42\x07\n\x05\x66reed\"h\n\x12\x46reeBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x0c\x66reed_blocks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\"\x16\n\x14GetPoolStatusRequest\"\xf8\x01\n\x0bGroupStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x1d\n\x15\x61llocated_block_count\x18\x04 \x01(\r\x12\x1a\n\x12pinned_block_count\x18\x05 \x01(\r\x12\x1a\n\x12leased_block_count\x18\x06 \x01(\r\x12\x1a\n\x12target_block_count\x18\x07 \x01(\r\x12\x1f\n\x17quarantined_block_count\x18\x08 \x01(\r\x12\x18\n\x10soft_block_count\x18\t \x01(\r\"\x8d\x01\n\x15GetPoolStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.kvgrpc.v1.GroupStatus\"k\n\x11ReadBlocksRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"7\n\tBlockData\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"e\n\x12ReadBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.kvgrpc.v1.BlockData2\x94\x04\n\x0bPoolService\x12W\n\rDescribePools\x12\x1f.kvgrpc.v1.DescribePoolsRequest\x1a .kvgrpc.v1.DescribePoolsResponse\"\x03\x90\x02\x01\x12Z\n\x0e\x41llocateBlocks\x12 .kvgrpc.v1.AllocateBlocksRequest\x1a!.kvgrpc.v1.AllocateBlocksResponse\"\x03\x90\x02\x02\x12N\n\nFreeBlocks\x12\x1c.kvgrpc.v1.FreeBlocksRequest\x1a\x1d.kvgrpc.v1.FreeBlocksResponse\"\x03\x90\x02\x02\x12W\n\rReclaimBlocks\x12\x1f.kvgrpc.v1.ReclaimBlocksRequest\x1a .kvgrpc.v1.ReclaimBlocksResponse\"\x03\x90\x02\x02\x12W\n\rGetPoolStatus\x12\x1f.kvgrpc.v1.GetPoolStatusRequest\x1a .kvgrpc.v1.GetPoolStatusResponse\"\x03\x90\x02\x01\x12N\n\nReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01\x42\x46\n\rdev.kvgrpc.v1B\tPoolProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvgrpc/v1/pool.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\x16\n\x14\x44\x65scribePoolsRequest\"m\n\x15\x44\x65scribePoolsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12)\n\x05pools\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\"5\n\x0fGroupBlockCount\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\"\x9e\x02\n\x15\x41llocateBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rallocation_id\x18\x04 \x01(\t\x12\x11\n\tno_expiry\x18\x05 \x01(\x08\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\x12\x0f\n\x07reclaim\x18\x07 \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x08 \x01(\x04\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\r\n\x05label\x18\n \x01(\t\"K\n\x0eReclaimedLease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0btransfer_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"o\n\tSoftLater\x12*\n\x07soft_in\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\"\xcd\x01\n\tReclaimed\x12\x0e\n\x06\x65nough\x18\x01 \x01(\x08\x12)\n\x06leases\x18\x02 \x03(\x0b\x32\x19.kvgrpc.v1.ReclaimedLease\x12\x13\n\x0blease_count\x18\x03 \x01(\r\x12\'\n\x0c\x66reed_blocks\x18\x04 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12*\n\x0clater_leases\x18\x05 \x03(\x0b\x32\x14.kvgrpc.v1.SoftLater\x12\x1b\n\x13\x63laimed_lease_count\x18\x06 \x01(\r\"\xab\x01\n\x14ReclaimBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x36\n\x12group_block_counts\x18\x02 \x03(\x0b\x32\x1a.kvgrpc.v1.GroupBlockCount\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x17\n\x0frequest_time_us\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"k\n\x15ReclaimBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\treclaimed\x18\x02 \x01(\x0b\x32\x14.kvgrpc.v1.Reclaimed\"\x94\x01\n\x16\x41llocateBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12,\n\tremaining\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8f\x01\n\x16ListAllocationsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x12\n\x05\x62lock\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05group\x18\x04 \x01(\r\x12\x11\n\tpage_size\x18\x05 \x01(\r\x12\x12\n\npage_token\x18\x06 \x01(\tB\x08\n\x06_block\"\xce\x01\n\nAllocation\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05label\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x06\x62locks\x18\x07 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\"\x89\x01\n\x17ListAllocationsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12*\n\x0b\x61llocations\x18\x02 \x03(\x0b\x32\x15.kvgrpc.v1.Allocation\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\x8a\x01\n\x11\x46reeBlocksRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12#\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.BlocksH\x00\x12\x17\n\rallocation_id\x18\x03 \x01(\tH\x00\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x42\x07\n\x05\x66reed\"h\n\x12\x46reeBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x0c\x66reed_blocks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\"\x16\n\x14GetPoolStatusRequest\"\xf8\x01\n\x0bGroupStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x1d\n\x15\x61llocated_block_count\x18\x04 \x01(\r\x12\x1a\n\x12pinned_block_count\x18\x05 \x01(\r\x12\x1a\n\x12leased_block_count\x18\x06 \x01(\r\x12\x1a\n\x12target_block_count\x18\x07 \x01(\r\x12\x1f\n\x17quarantined_block_count\x18\x08 \x01(\r\x12\x18\n\x10soft_block_count\x18\t \x01(\r\"\x8d\x01\n\x15GetPoolStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.kvgrpc.v1.GroupStatus\"k\n\x11ReadBlocksRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12%\n\x06layers\x18\x03 \x01(\x0b\x32\x15.kvgrpc.v1.LayerRange\"7\n\tBlockData\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"e\n\x12ReadBlocksResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.kvgrpc.v1.BlockData2\xf3\x04\n\x0bPoolService\x12W\n\rDescribePools\x12\x1f.kvgrpc.v1.DescribePoolsRequest\x1a .kvgrpc.v1.DescribePoolsResponse\"\x03\x90\x02\x01\x12Z\n\x0e\x41llocateBlocks\x12 .kvgrpc.v1.AllocateBlocksRequest\x1a!.kvgrpc.v1.AllocateBlocksResponse\"\x03\x90\x02\x02\x12N\n\nFreeBlocks\x12\x1c.kvgrpc.v1.FreeBlocksRequest\x1a\x1d.kvgrpc.v1.FreeBlocksResponse\"\x03\x90\x02\x02\x12W\n\rReclaimBlocks\x12\x1f.kvgrpc.v1.ReclaimBlocksRequest\x1a .kvgrpc.v1.ReclaimBlocksResponse\"\x03\x90\x02\x02\x12]\n\x0fListAllocations\x12!.kvgrpc.v1.ListAllocationsRequest\x1a\".kvgrpc.v1.ListAllocationsResponse\"\x03\x90\x02\x01\x12W\n\rGetPoolStatus\x12\x1f.kvgrpc.v1.GetPoolStatusRequest\x1a .kvgrpc.v1.GetPoolStatusResponse\"\x03\x90\x02\x01\x12N\n\nReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01\x42\x46\n\rdev.kvgrpc.v1B\tPoolProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,6 +43,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLSERVICE'].methods_by_name['FreeBlocks']._serialized_options = b'\220\002\002'
   _globals['_POOLSERVICE'].methods_by_name['ReclaimBlocks']._loaded_options = None
   _globals['_POOLSERVICE'].methods_by_name['ReclaimBlocks']._serialized_options = b'\220\002\002'
+  _globals['_POOLSERVICE'].methods_by_name['ListAllocations']._loaded_options = None
+  _globals['_POOLSERVICE'].methods_by_name['ListAllocations']._serialized_options = b'\220\002\001'
   _globals['_POOLSERVICE'].methods_by_name['GetPoolStatus']._loaded_options = None
   _globals['_POOLSERVICE'].methods_by_name['GetPoolStatus']._serialized_options = b'\220\002\001'
   _globals['_POOLSERVICE'].methods_by_name['ReadBlocks']._loaded_options = None
@@ -54,35 +56,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPBLOCKCOUNT']._serialized_start=254
   _globals['_GROUPBLOCKCOUNT']._serialized_end=307
   _globals['_ALLOCATEBLOCKSREQUEST']._serialized_start=310
-  _globals['_ALLOCATEBLOCKSREQUEST']._serialized_end=581
-  _globals['_RECLAIMEDLEASE']._serialized_start=583
-  _globals['_RECLAIMEDLEASE']._serialized_end=658
-  _globals['_SOFTLATER']._serialized_start=660
-  _globals['_SOFTLATER']._serialized_end=771
-  _globals['_RECLAIMED']._serialized_start=774
-  _globals['_RECLAIMED']._serialized_end=979
-  _globals['_RECLAIMBLOCKSREQUEST']._serialized_start=982
-  _globals['_RECLAIMBLOCKSREQUEST']._serialized_end=1153
-  _globals['_RECLAIMBLOCKSRESPONSE']._serialized_start=1155
-  _globals['_RECLAIMBLOCKSRESPONSE']._serialized_end=1262
-  _globals['_ALLOCATEBLOCKSRESPONSE']._serialized_start=1265
-  _globals['_ALLOCATEBLOCKSRESPONSE']._serialized_end=1413
-  _globals['_FREEBLOCKSREQUEST']._serialized_start=1416
-  _globals['_FREEBLOCKSREQUEST']._serialized_end=1554
-  _globals['_FREEBLOCKSRESPONSE']._serialized_start=1556
-  _globals['_FREEBLOCKSRESPONSE']._serialized_end=1660
-  _globals['_GETPOOLSTATUSREQUEST']._serialized_start=1662
-  _globals['_GETPOOLSTATUSREQUEST']._serialized_end=1684
-  _globals['_GROUPSTATUS']._serialized_start=1687
-  _globals['_GROUPSTATUS']._serialized_end=1935
-  _globals['_GETPOOLSTATUSRESPONSE']._serialized_start=1938
-  _globals['_GETPOOLSTATUSRESPONSE']._serialized_end=2079
-  _globals['_READBLOCKSREQUEST']._serialized_start=2081
-  _globals['_READBLOCKSREQUEST']._serialized_end=2188
-  _globals['_BLOCKDATA']._serialized_start=2190
-  _globals['_BLOCKDATA']._serialized_end=2245
-  _globals['_READBLOCKSRESPONSE']._serialized_start=2247
-  _globals['_READBLOCKSRESPONSE']._serialized_end=2348
-  _globals['_POOLSERVICE']._serialized_start=2351
-  _globals['_POOLSERVICE']._serialized_end=2883
+  _globals['_ALLOCATEBLOCKSREQUEST']._serialized_end=596
+  _globals['_RECLAIMEDLEASE']._serialized_start=598
+  _globals['_RECLAIMEDLEASE']._serialized_end=673
+  _globals['_SOFTLATER']._serialized_start=675
+  _globals['_SOFTLATER']._serialized_end=786
+  _globals['_RECLAIMED']._serialized_start=789
+  _globals['_RECLAIMED']._serialized_end=994
+  _globals['_RECLAIMBLOCKSREQUEST']._serialized_start=997
+  _globals['_RECLAIMBLOCKSREQUEST']._serialized_end=1168
+  _globals['_RECLAIMBLOCKSRESPONSE']._serialized_start=1170
+  _globals['_RECLAIMBLOCKSRESPONSE']._serialized_end=1277
+  _globals['_ALLOCATEBLOCKSRESPONSE']._serialized_start=1280
+  _globals['_ALLOCATEBLOCKSRESPONSE']._serialized_end=1428
+  _globals['_LISTALLOCATIONSREQUEST']._serialized_start=1431
+  _globals['_LISTALLOCATIONSREQUEST']._serialized_end=1574
+  _globals['_ALLOCATION']._serialized_start=1577
+  _globals['_ALLOCATION']._serialized_end=1783
+  _globals['_LISTALLOCATIONSRESPONSE']._serialized_start=1786
+  _globals['_LISTALLOCATIONSRESPONSE']._serialized_end=1923
+  _globals['_FREEBLOCKSREQUEST']._serialized_start=1926
+  _globals['_FREEBLOCKSREQUEST']._serialized_end=2064
+  _globals['_FREEBLOCKSRESPONSE']._serialized_start=2066
+  _globals['_FREEBLOCKSRESPONSE']._serialized_end=2170
+  _globals['_GETPOOLSTATUSREQUEST']._serialized_start=2172
+  _globals['_GETPOOLSTATUSREQUEST']._serialized_end=2194
+  _globals['_GROUPSTATUS']._serialized_start=2197
+  _globals['_GROUPSTATUS']._serialized_end=2445
+  _globals['_GETPOOLSTATUSRESPONSE']._serialized_start=2448
+  _globals['_GETPOOLSTATUSRESPONSE']._serialized_end=2589
+  _globals['_READBLOCKSREQUEST']._serialized_start=2591
+  _globals['_READBLOCKSREQUEST']._serialized_end=2698
+  _globals['_BLOCKDATA']._serialized_start=2700
+  _globals['_BLOCKDATA']._serialized_end=2755
+  _globals['_READBLOCKSRESPONSE']._serialized_start=2757
+  _globals['_READBLOCKSRESPONSE']._serialized_end=2858
+  _globals['_POOLSERVICE']._serialized_start=2861
+  _globals['_POOLSERVICE']._serialized_end=3488
 # @@protoc_insertion_point(module_scope)

@@ -109,6 +109,7 @@ class AllocateBlocksRequest(_message.Message):
     RECLAIM_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     allocation_id: _builtins.str
@@ -122,7 +123,11 @@ class AllocateBlocksRequest(_message.Message):
     request_time_us: _builtins.int
     """As in ReclaimBlocks; for `reclaim`."""
     request_id: _builtins.str
-    """As in ReclaimBlocks."""
+    """The LLM request's id, which ListAllocations shows; with `reclaim` also as in ReclaimBlocks."""
+    label: _builtins.str
+    """A word of the caller's own that ListAllocations shows, such as its name or what the blocks are for. A renewal leaves
+    it and `request_id` as they are.
+    """
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
         """Required. How many from each group; at most 256 rows."""
@@ -143,10 +148,11 @@ class AllocateBlocksRequest(_message.Message):
         reclaim: _builtins.bool = ...,
         request_time_us: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "reclaim", b"reclaim", "request_id", b"request_id", "request_time_us", b"request_time_us", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "label", b"label", "no_expiry", b"no_expiry", "reclaim", b"reclaim", "request_id", b"request_id", "request_time_us", b"request_time_us", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,6 +376,138 @@ class AllocateBlocksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AllocateBlocksResponse: _TypeAlias = AllocateBlocksResponse  # noqa: Y015
+
+@_typing.final
+class ListAllocationsRequest(_message.Message):
+    """Which allocations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Only those of this LLM request."""
+    label: _builtins.str
+    """Only those with this label."""
+    block: _builtins.int
+    """Only those that hold this block, as of whichever group of its block space."""
+    group: _builtins.int
+    """With `block`: index of its group."""
+    page_size: _builtins.int
+    """At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer."""
+    page_token: _builtins.str
+    """From the last page's reply."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        label: _builtins.str = ...,
+        block: _builtins.int | None = ...,
+        group: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "block", b"block"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "block", b"block", "group", b"group", "label", b"label", "page_size", b"page_size", "page_token", b"page_token", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__block: _TypeAlias = _typing.Literal["block"]  # noqa: Y015
+    _WhichOneofArgType__block: _TypeAlias = _typing.Literal["_block", b"_block"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__block) -> _WhichOneofReturnType__block | None: ...
+
+Global___ListAllocationsRequest: _TypeAlias = ListAllocationsRequest  # noqa: Y015
+
+@_typing.final
+class Allocation(_message.Message):
+    """Blocks that were given out, and not all given back yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    allocation_id: _builtins.str
+    """Its id. It is no secret: only its owner may use, renew or free what it holds."""
+    request_id: _builtins.str
+    """The LLM request's id, as its caller stated it."""
+    label: _builtins.str
+    """Its label, as its caller stated it."""
+    owner: _builtins.str
+    """Whose it is: the attached engine ("engine", "scheduler"), callers without credentials ("anonymous"), or the server's
+    own staging store ("store").
+    """
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Since when."""
+
+    @_builtins.property
+    def remaining(self) -> _duration_pb2.Duration:
+        """What is left of its TTL; unset without one."""
+
+    @_builtins.property
+    def blocks(self) -> _common_pb2.Blocks:
+        """The blocks that it still holds."""
+
+    def __init__(
+        self,
+        *,
+        allocation_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        label: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        age: _duration_pb2.Duration | None = ...,
+        remaining: _duration_pb2.Duration | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "remaining", b"remaining"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "allocation_id", b"allocation_id", "blocks", b"blocks", "label", b"label", "owner", b"owner", "remaining", b"remaining", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Allocation: _TypeAlias = Allocation  # noqa: Y015
+
+@_typing.final
+class ListAllocationsResponse(_message.Message):
+    """A page of allocations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ALLOCATIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def allocations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Allocation]:
+        """The allocations. There are none in an ENGINE_MANAGED pool."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        allocations: _abc.Iterable[Global___Allocation] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocations", b"allocations", "header", b"header", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAllocationsResponse: _TypeAlias = ListAllocationsResponse  # noqa: Y015
 
 @_typing.final
 class FreeBlocksRequest(_message.Message):

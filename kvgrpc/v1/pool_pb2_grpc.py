@@ -55,6 +55,11 @@ class PoolServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.FromString,
                 _registered_method=True)
+        self.ListAllocations = channel.unary_unary(
+                '/kvgrpc.v1.PoolService/ListAllocations',
+                request_serializer=kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsResponse.FromString,
+                _registered_method=True)
         self.GetPoolStatus = channel.unary_unary(
                 '/kvgrpc.v1.PoolService/GetPoolStatus',
                 request_serializer=kvgrpc_dot_v1_dot_pool__pb2.GetPoolStatusRequest.SerializeToString,
@@ -140,6 +145,20 @@ class PoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAllocations(self, request, context):
+        """Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+        ListPins; a caller that forgets to free shows here. Called by routers and operators.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+        * ABORTED INCARNATION_CHANGED: the page token is of another life.
+        * UNAVAILABLE NO_POOL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPoolStatus(self, request, context):
         """Counts per group: free, allocated, pinned by what.
 
@@ -184,6 +203,11 @@ def add_PoolServiceServicer_to_server(servicer, server):
                     servicer.ReclaimBlocks,
                     request_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.SerializeToString,
+            ),
+            'ListAllocations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAllocations,
+                    request_deserializer=kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsResponse.SerializeToString,
             ),
             'GetPoolStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPoolStatus,
@@ -305,6 +329,33 @@ class PoolService:
             '/kvgrpc.v1.PoolService/ReclaimBlocks',
             kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksRequest.SerializeToString,
             kvgrpc_dot_v1_dot_pool__pb2.ReclaimBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAllocations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.PoolService/ListAllocations',
+            kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_pool__pb2.ListAllocationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

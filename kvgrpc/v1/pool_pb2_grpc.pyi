@@ -86,6 +86,16 @@ class PoolServiceStub:
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
     * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
     """
+    ListAllocations: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ListAllocationsRequest, _pool_pb2.ListAllocationsResponse]
+    """Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+    ListPins; a caller that forgets to free shows here. Called by routers and operators.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+    * ABORTED INCARNATION_CHANGED: the page token is of another life.
+    * UNAVAILABLE NO_POOL.
+    """
     GetPoolStatus: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]
     """Counts per group: free, allocated, pinned by what.
 
@@ -158,6 +168,16 @@ class PoolServiceAsyncStub(PoolServiceStub):
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
     * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+    """
+    ListAllocations: _aio.UnaryUnaryMultiCallable[_pool_pb2.ListAllocationsRequest, _pool_pb2.ListAllocationsResponse]  # type: ignore[assignment]
+    """Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+    ListPins; a caller that forgets to free shows here. Called by routers and operators.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+    * ABORTED INCARNATION_CHANGED: the page token is of another life.
+    * UNAVAILABLE NO_POOL.
     """
     GetPoolStatus: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]  # type: ignore[assignment]
     """Counts per group: free, allocated, pinned by what.
@@ -252,6 +272,22 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
         * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAllocations(
+        self,
+        request: _pool_pb2.ListAllocationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pool_pb2.ListAllocationsResponse, _abc.Awaitable[_pool_pb2.ListAllocationsResponse]]:
+        """Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+        ListPins; a caller that forgets to free shows here. Called by routers and operators.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+        * ABORTED INCARNATION_CHANGED: the page token is of another life.
+        * UNAVAILABLE NO_POOL.
         """
 
     @_abc_1.abstractmethod

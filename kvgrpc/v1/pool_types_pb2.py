@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x9a\x02\n\x05Group\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.GroupKind\x12\x13\n\x0blayer_count\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\r\x12\x15\n\rkv_head_count\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12$\n\x05order\x18\t \x01(\x0e\x32\x15.kvgrpc.v1.BlockOrder\x12\x15\n\rwindow_tokens\x18\n \x01(\r\x12\r\n\x05space\x18\x0b \x01(\t\x12\x1b\n\x13total_kv_head_count\x18\x0c \x01(\r\"b\n\x0c\x42lockStrides\x12\x13\n\x0blayer_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cvalues_bytes\x18\x02 \x01(\x04\x12\x12\n\nhead_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x04\"\xdc\x01\n\x06Region\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x13\n\x0blayer_count\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x14\n\x0cstride_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12%\n\x06tensor\x18\x07 \x01(\x0e\x32\x15.kvgrpc.v1.TensorKind\x12(\n\x07strides\x18\x08 \x01(\x0b\x32\x17.kvgrpc.v1.BlockStrides\x12\r\n\x05stage\x18\t \x01(\r\"\xa4\x01\n\x0fPoolDescription\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12 \n\x06groups\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Group\x12\"\n\x07regions\x18\x03 \x03(\x0b\x32\x11.kvgrpc.v1.Region\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"c\n\x07Segment\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.kvgrpc.v1.MemoryKind\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\r\"j\n\x0bShmEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x14\n\x0cnonce_offset\x18\x05 \x01(\x04\"5\n\x0fProcessEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"`\n\x0b\x43maEndpoint\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.kvgrpc.v1.ProcessEndpoint\x12$\n\x08segments\x18\x02 \x03(\x0b\x32\x12.kvgrpc.v1.Segment\"\x93\x01\n\x0cNixlEndpoint\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12$\n\x08segments\x18\x04 \x03(\x0b\x32\x12.kvgrpc.v1.Segment\x12+\n\x07process\x18\x05 \x01(\x0b\x32\x1a.kvgrpc.v1.ProcessEndpoint\"J\n\x12\x43ollectiveEndpoint\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x66raming\x18\x03 \x01(\r\"&\n\x10\x44\x65viceAllocation\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\"H\n\x0e\x41llocationSpan\x12\x12\n\nallocation\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\xd1\x01\n\x0f\x43udaVmmEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x13\n\x0b\x64\x65vice_uuid\x18\x03 \x01(\x0c\x12\r\n\x05nonce\x18\x04 \x01(\x0c\x12\x30\n\x0b\x61llocations\x18\x05 \x03(\x0b\x32\x1b.kvgrpc.v1.DeviceAllocation\x12(\n\x05spans\x18\x06 \x03(\x0b\x32\x19.kvgrpc.v1.AllocationSpan\x12\x1a\n\x12unavailable_reason\x18\x07 \x01(\t\"3\n\x10LoopbackEndpoint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\x9d\x02\n\x0cRankEndpoint\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12#\n\x03shm\x18\x02 \x01(\x0b\x32\x16.kvgrpc.v1.ShmEndpoint\x12#\n\x03\x63ma\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.CmaEndpoint\x12%\n\x04nixl\x18\x04 \x01(\x0b\x32\x17.kvgrpc.v1.NixlEndpoint\x12-\n\x08loopback\x18\x05 \x01(\x0b\x32\x1b.kvgrpc.v1.LoopbackEndpoint\x12\x31\n\ncollective\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.v1.CollectiveEndpoint\x12,\n\x08\x63uda_vmm\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.CudaVmmEndpoint*a\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18POOL_KIND_SERVER_MANAGED\x10\x01\x12\x1c\n\x18POOL_KIND_ENGINE_MANAGED\x10\x02*\x8f\x01\n\tGroupKind\x12\x1a\n\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19GROUP_KIND_FULL_ATTENTION\x10\x01\x12\x1d\n\x19GROUP_KIND_SLIDING_WINDOW\x10\x02\x12\x12\n\x0eGROUP_KIND_MLA\x10\x03\x12\x14\n\x10GROUP_KIND_STATE\x10\x04*\x92\x01\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTENSOR_KIND_KV\x10\x01\x12\x11\n\rTENSOR_KIND_K\x10\x02\x12\x11\n\rTENSOR_KIND_V\x10\x03\x12\x16\n\x12TENSOR_KIND_LATENT\x10\x04\x12\x15\n\x11TENSOR_KIND_STATE\x10\x05*b\n\nBlockOrder\x12\x1b\n\x17\x42LOCK_ORDER_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_ORDER_TOKEN_MAJOR\x10\x01\x12\x1a\n\x16\x42LOCK_ORDER_HEAD_MAJOR\x10\x02*r\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_KIND_HOST\x10\x01\x12\x1b\n\x17MEMORY_KIND_PINNED_HOST\x10\x02\x12\x14\n\x10MEMORY_KIND_CUDA\x10\x03\x42K\n\rdev.kvgrpc.v1B\x0ePoolTypesProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x9a\x02\n\x05Group\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.kvgrpc.v1.GroupKind\x12\x13\n\x0blayer_count\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x05 \x01(\r\x12\x15\n\rkv_head_count\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12$\n\x05order\x18\t \x01(\x0e\x32\x15.kvgrpc.v1.BlockOrder\x12\x15\n\rwindow_tokens\x18\n \x01(\r\x12\r\n\x05space\x18\x0b \x01(\t\x12\x1b\n\x13total_kv_head_count\x18\x0c \x01(\r\"b\n\x0c\x42lockStrides\x12\x13\n\x0blayer_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cvalues_bytes\x18\x02 \x01(\x04\x12\x12\n\nhead_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x04\"\xdc\x01\n\x06Region\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x13\n\x0blayer_count\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x14\n\x0cstride_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12%\n\x06tensor\x18\x07 \x01(\x0e\x32\x15.kvgrpc.v1.TensorKind\x12(\n\x07strides\x18\x08 \x01(\x0b\x32\x17.kvgrpc.v1.BlockStrides\x12\r\n\x05stage\x18\t \x01(\r\"\xa4\x01\n\x0fPoolDescription\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12 \n\x06groups\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Group\x12\"\n\x07regions\x18\x03 \x03(\x0b\x32\x11.kvgrpc.v1.Region\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\"c\n\x07Segment\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.kvgrpc.v1.MemoryKind\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\r\"t\n\x0bShmEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x12\n\x05nonce\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x14\n\x0cnonce_offset\x18\x05 \x01(\x04\":\n\x0fProcessEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\"`\n\x0b\x43maEndpoint\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.kvgrpc.v1.ProcessEndpoint\x12$\n\x08segments\x18\x02 \x03(\x0b\x32\x12.kvgrpc.v1.Segment\"\x98\x01\n\x0cNixlEndpoint\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x15\n\x08metadata\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12$\n\x08segments\x18\x04 \x03(\x0b\x32\x12.kvgrpc.v1.Segment\x12+\n\x07process\x18\x05 \x01(\x0b\x32\x1a.kvgrpc.v1.ProcessEndpoint\"J\n\x12\x43ollectiveEndpoint\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07\x66raming\x18\x03 \x01(\r\"&\n\x10\x44\x65viceAllocation\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\"H\n\x0e\x41llocationSpan\x12\x12\n\nallocation\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\xdb\x01\n\x0f\x43udaVmmEndpoint\x12\x13\n\x0bsocket_path\x18\x01 \x01(\t\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x13\n\x0b\x64\x65vice_uuid\x18\x03 \x01(\x0c\x12\x12\n\x05nonce\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x30\n\x0b\x61llocations\x18\x05 \x03(\x0b\x32\x1b.kvgrpc.v1.DeviceAllocation\x12(\n\x05spans\x18\x06 \x03(\x0b\x32\x19.kvgrpc.v1.AllocationSpan\x12\x1a\n\x12unavailable_reason\x18\x07 \x01(\t\"3\n\x10LoopbackEndpoint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\x9d\x02\n\x0cRankEndpoint\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12#\n\x03shm\x18\x02 \x01(\x0b\x32\x16.kvgrpc.v1.ShmEndpoint\x12#\n\x03\x63ma\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.CmaEndpoint\x12%\n\x04nixl\x18\x04 \x01(\x0b\x32\x17.kvgrpc.v1.NixlEndpoint\x12-\n\x08loopback\x18\x05 \x01(\x0b\x32\x1b.kvgrpc.v1.LoopbackEndpoint\x12\x31\n\ncollective\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.v1.CollectiveEndpoint\x12,\n\x08\x63uda_vmm\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.CudaVmmEndpoint*a\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18POOL_KIND_SERVER_MANAGED\x10\x01\x12\x1c\n\x18POOL_KIND_ENGINE_MANAGED\x10\x02*\x8f\x01\n\tGroupKind\x12\x1a\n\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19GROUP_KIND_FULL_ATTENTION\x10\x01\x12\x1d\n\x19GROUP_KIND_SLIDING_WINDOW\x10\x02\x12\x12\n\x0eGROUP_KIND_MLA\x10\x03\x12\x14\n\x10GROUP_KIND_STATE\x10\x04*\x92\x01\n\nTensorKind\x12\x1b\n\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eTENSOR_KIND_KV\x10\x01\x12\x11\n\rTENSOR_KIND_K\x10\x02\x12\x11\n\rTENSOR_KIND_V\x10\x03\x12\x16\n\x12TENSOR_KIND_LATENT\x10\x04\x12\x15\n\x11TENSOR_KIND_STATE\x10\x05*b\n\nBlockOrder\x12\x1b\n\x17\x42LOCK_ORDER_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x42LOCK_ORDER_TOKEN_MAJOR\x10\x01\x12\x1a\n\x16\x42LOCK_ORDER_HEAD_MAJOR\x10\x02*r\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_KIND_HOST\x10\x01\x12\x1b\n\x17MEMORY_KIND_PINNED_HOST\x10\x02\x12\x14\n\x10MEMORY_KIND_CUDA\x10\x03\x42K\n\rdev.kvgrpc.v1B\x0ePoolTypesProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,16 +32,28 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.v1.pool_types_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.kvgrpc.v1B\016PoolTypesProtoP\001Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1'
-  _globals['_POOLKIND']._serialized_start=2071
-  _globals['_POOLKIND']._serialized_end=2168
-  _globals['_GROUPKIND']._serialized_start=2171
-  _globals['_GROUPKIND']._serialized_end=2314
-  _globals['_TENSORKIND']._serialized_start=2317
-  _globals['_TENSORKIND']._serialized_end=2463
-  _globals['_BLOCKORDER']._serialized_start=2465
-  _globals['_BLOCKORDER']._serialized_end=2563
-  _globals['_MEMORYKIND']._serialized_start=2565
-  _globals['_MEMORYKIND']._serialized_end=2679
+  _globals['_SHMENDPOINT'].fields_by_name['token']._loaded_options = None
+  _globals['_SHMENDPOINT'].fields_by_name['token']._serialized_options = b'\200\001\001'
+  _globals['_SHMENDPOINT'].fields_by_name['nonce']._loaded_options = None
+  _globals['_SHMENDPOINT'].fields_by_name['nonce']._serialized_options = b'\200\001\001'
+  _globals['_PROCESSENDPOINT'].fields_by_name['token']._loaded_options = None
+  _globals['_PROCESSENDPOINT'].fields_by_name['token']._serialized_options = b'\200\001\001'
+  _globals['_NIXLENDPOINT'].fields_by_name['metadata']._loaded_options = None
+  _globals['_NIXLENDPOINT'].fields_by_name['metadata']._serialized_options = b'\200\001\001'
+  _globals['_CUDAVMMENDPOINT'].fields_by_name['token']._loaded_options = None
+  _globals['_CUDAVMMENDPOINT'].fields_by_name['token']._serialized_options = b'\200\001\001'
+  _globals['_CUDAVMMENDPOINT'].fields_by_name['nonce']._loaded_options = None
+  _globals['_CUDAVMMENDPOINT'].fields_by_name['nonce']._serialized_options = b'\200\001\001'
+  _globals['_POOLKIND']._serialized_start=2101
+  _globals['_POOLKIND']._serialized_end=2198
+  _globals['_GROUPKIND']._serialized_start=2201
+  _globals['_GROUPKIND']._serialized_end=2344
+  _globals['_TENSORKIND']._serialized_start=2347
+  _globals['_TENSORKIND']._serialized_end=2493
+  _globals['_BLOCKORDER']._serialized_start=2495
+  _globals['_BLOCKORDER']._serialized_end=2593
+  _globals['_MEMORYKIND']._serialized_start=2595
+  _globals['_MEMORYKIND']._serialized_end=2709
   _globals['_GROUP']._serialized_start=42
   _globals['_GROUP']._serialized_end=324
   _globals['_BLOCKSTRIDES']._serialized_start=326
@@ -53,23 +65,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEGMENT']._serialized_start=816
   _globals['_SEGMENT']._serialized_end=915
   _globals['_SHMENDPOINT']._serialized_start=917
-  _globals['_SHMENDPOINT']._serialized_end=1023
-  _globals['_PROCESSENDPOINT']._serialized_start=1025
-  _globals['_PROCESSENDPOINT']._serialized_end=1078
-  _globals['_CMAENDPOINT']._serialized_start=1080
-  _globals['_CMAENDPOINT']._serialized_end=1176
-  _globals['_NIXLENDPOINT']._serialized_start=1179
-  _globals['_NIXLENDPOINT']._serialized_end=1326
-  _globals['_COLLECTIVEENDPOINT']._serialized_start=1328
-  _globals['_COLLECTIVEENDPOINT']._serialized_end=1402
-  _globals['_DEVICEALLOCATION']._serialized_start=1404
-  _globals['_DEVICEALLOCATION']._serialized_end=1442
-  _globals['_ALLOCATIONSPAN']._serialized_start=1444
-  _globals['_ALLOCATIONSPAN']._serialized_end=1516
-  _globals['_CUDAVMMENDPOINT']._serialized_start=1519
-  _globals['_CUDAVMMENDPOINT']._serialized_end=1728
-  _globals['_LOOPBACKENDPOINT']._serialized_start=1730
-  _globals['_LOOPBACKENDPOINT']._serialized_end=1781
-  _globals['_RANKENDPOINT']._serialized_start=1784
-  _globals['_RANKENDPOINT']._serialized_end=2069
+  _globals['_SHMENDPOINT']._serialized_end=1033
+  _globals['_PROCESSENDPOINT']._serialized_start=1035
+  _globals['_PROCESSENDPOINT']._serialized_end=1093
+  _globals['_CMAENDPOINT']._serialized_start=1095
+  _globals['_CMAENDPOINT']._serialized_end=1191
+  _globals['_NIXLENDPOINT']._serialized_start=1194
+  _globals['_NIXLENDPOINT']._serialized_end=1346
+  _globals['_COLLECTIVEENDPOINT']._serialized_start=1348
+  _globals['_COLLECTIVEENDPOINT']._serialized_end=1422
+  _globals['_DEVICEALLOCATION']._serialized_start=1424
+  _globals['_DEVICEALLOCATION']._serialized_end=1462
+  _globals['_ALLOCATIONSPAN']._serialized_start=1464
+  _globals['_ALLOCATIONSPAN']._serialized_end=1536
+  _globals['_CUDAVMMENDPOINT']._serialized_start=1539
+  _globals['_CUDAVMMENDPOINT']._serialized_end=1758
+  _globals['_LOOPBACKENDPOINT']._serialized_start=1760
+  _globals['_LOOPBACKENDPOINT']._serialized_end=1811
+  _globals['_RANKENDPOINT']._serialized_start=1814
+  _globals['_RANKENDPOINT']._serialized_end=2099
 # @@protoc_insertion_point(module_scope)

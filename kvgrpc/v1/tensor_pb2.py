@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvgrpc/v1/tensor.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\">\n\nTensorName\x12\x14\n\x0ctransfer_key\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\r\"}\n\x11TensorDescription\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bshape_sizes\x18\x02 \x03(\r\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x12\n\x05layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\x0c\x42\x08\n\x06_layer\"z\n\x0e\x45xpectedTensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bshape_sizes\x18\x02 \x03(\r\x12\x0e\n\x06scalar\x18\x03 \x01(\x08\x12\x12\n\x05layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\x0c\x42\x08\n\x06_layer\"\xa8\x03\n\x10PutTensorRequest\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12\x31\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\x12\x17\n\rallocation_id\x18\x03 \x01(\tH\x00\x12!\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12)\n\tconsumers\x18\x05 \x03(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x16\n\x0e\x63onsumer_count\x18\x06 \x01(\r\x12&\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x61synchronous\x18\t \x01(\x08\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x31\n\x0f\x62undled_tensors\x18\x0b \x03(\x0b\x32\x18.kvgrpc.v1.BundledTensorB\n\n\x08location\"i\n\rBundledTensor\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12\x31\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\"\x8d\x01\n\x11PutTensorResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Tensor\x12*\n\x0f\x62undled_tensors\x18\x03 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\"\xaa\x02\n\x10GetTensorRequest\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12+\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x19.kvgrpc.v1.ExpectedTensor\x12&\n\x06source\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x10\n\x08\x61s_offer\x18\x04 \x01(\x08\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x30\n\x0f\x62undled_tensors\x18\x07 \x03(\x0b\x32\x17.kvgrpc.v1.WantedTensor\x12\x16\n\x0epage_count_max\x18\x08 \x01(\r\"b\n\x0cWantedTensor\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12+\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x19.kvgrpc.v1.ExpectedTensor\"\xd0\x01\n\x11GetTensorResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Tensor\x12 \n\x05pages\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x1f\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12*\n\x0f\x62undled_tensors\x18\x05 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\"{\n\x15ReleaseTensorsRequest\x12\x14\n\x0ctransfer_key\x18\x01 \x01(\x0c\x12$\n\x05names\x18\x02 \x03(\x0b\x32\x15.kvgrpc.v1.TensorName\x12&\n\x06source\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"z\n\x16ReleaseTensorsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x16\n\x0ereleased_count\x18\x02 \x01(\r\x12\x1d\n\x15source_released_count\x18\x03 \x01(\r\"y\n\x12ListTensorsRequest\x12\x14\n\x0ctransfer_key\x18\x01 \x01(\x0c\x12&\n\x06states\x18\x02 \x03(\x0e\x32\x16.kvgrpc.v1.TensorState\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"}\n\x13ListTensorsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\"\n\x07tensors\x18\x02 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xf6\x01\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07pair_id\x18\x03 \x01(\t\x12\x31\n\x0b\x64\x65scription\x18\x04 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.kvgrpc.v1.TensorState\x12\x12\n\npage_count\x18\x06 \x01(\r\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cpeer_address\x18\x08 \x01(\t\x12\x13\n\x0btransfer_id\x18\t \x01(\t\"\x19\n\x17GetStagingStatusRequest\"\xb6\x02\n\x18GetStagingStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x12\n\npage_count\x18\x03 \x01(\r\x12\x17\n\x0fused_page_count\x18\x04 \x01(\r\x12\x18\n\x10spill_page_count\x18\x05 \x01(\r\x12\x1d\n\x15used_spill_page_count\x18\x06 \x01(\r\x12\x14\n\x0ctensor_count\x18\x07 \x01(\r\x12\x15\n\roffered_count\x18\x08 \x01(\r\x12\x15\n\rwaiting_count\x18\t \x01(\r\x12\x1b\n\x13reserved_page_count\x18\n \x01(\r\x12\x14\n\x0cqueued_count\x18\x0b \x01(\r*\xaa\x01\n\x0bTensorState\x12\x1c\n\x18TENSOR_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_STATE_ARRIVING\x10\x01\x12\x17\n\x13TENSOR_STATE_STORED\x10\x02\x12\x18\n\x14TENSOR_STATE_SPILLED\x10\x03\x12\x15\n\x11TENSOR_STATE_HELD\x10\x04\x12\x18\n\x14TENSOR_STATE_OFFERED\x10\x05\x32\xba\x03\n\rTensorService\x12K\n\tPutTensor\x12\x1b.kvgrpc.v1.PutTensorRequest\x1a\x1c.kvgrpc.v1.PutTensorResponse\"\x03\x90\x02\x02\x12K\n\tGetTensor\x12\x1b.kvgrpc.v1.GetTensorRequest\x1a\x1c.kvgrpc.v1.GetTensorResponse\"\x03\x90\x02\x02\x12Z\n\x0eReleaseTensors\x12 .kvgrpc.v1.ReleaseTensorsRequest\x1a!.kvgrpc.v1.ReleaseTensorsResponse\"\x03\x90\x02\x02\x12Q\n\x0bListTensors\x12\x1d.kvgrpc.v1.ListTensorsRequest\x1a\x1e.kvgrpc.v1.ListTensorsResponse\"\x03\x90\x02\x01\x12`\n\x10GetStagingStatus\x12\".kvgrpc.v1.GetStagingStatusRequest\x1a#.kvgrpc.v1.GetStagingStatusResponse\"\x03\x90\x02\x01\x42H\n\rdev.kvgrpc.v1B\x0bTensorProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvgrpc/v1/tensor.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"C\n\nTensorName\x12\x19\n\x0ctransfer_key\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\r\"}\n\x11TensorDescription\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bshape_sizes\x18\x02 \x03(\r\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\x12\x12\n\x05layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\x0c\x42\x08\n\x06_layer\"z\n\x0e\x45xpectedTensor\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x13\n\x0bshape_sizes\x18\x02 \x03(\r\x12\x0e\n\x06scalar\x18\x03 \x01(\x08\x12\x12\n\x05layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\x0c\x42\x08\n\x06_layer\"\xa8\x03\n\x10PutTensorRequest\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12\x31\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\x12\x17\n\rallocation_id\x18\x03 \x01(\tH\x00\x12!\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12)\n\tconsumers\x18\x05 \x03(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x16\n\x0e\x63onsumer_count\x18\x06 \x01(\r\x12&\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x61synchronous\x18\t \x01(\x08\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x31\n\x0f\x62undled_tensors\x18\x0b \x03(\x0b\x32\x18.kvgrpc.v1.BundledTensorB\n\n\x08location\"i\n\rBundledTensor\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12\x31\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\"\x8d\x01\n\x11PutTensorResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Tensor\x12*\n\x0f\x62undled_tensors\x18\x03 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\"\xaa\x02\n\x10GetTensorRequest\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12+\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x19.kvgrpc.v1.ExpectedTensor\x12&\n\x06source\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x10\n\x08\x61s_offer\x18\x04 \x01(\x08\x12*\n\x07timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x30\n\x0f\x62undled_tensors\x18\x07 \x03(\x0b\x32\x17.kvgrpc.v1.WantedTensor\x12\x16\n\x0epage_count_max\x18\x08 \x01(\r\"b\n\x0cWantedTensor\x12%\n\x06tensor\x18\x01 \x01(\x0b\x32\x15.kvgrpc.v1.TensorName\x12+\n\x08\x65xpected\x18\x02 \x01(\x0b\x32\x19.kvgrpc.v1.ExpectedTensor\"\xd0\x01\n\x11GetTensorResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Tensor\x12 \n\x05pages\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x1f\n\x05grant\x18\x04 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\x12*\n\x0f\x62undled_tensors\x18\x05 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\"\x80\x01\n\x15ReleaseTensorsRequest\x12\x19\n\x0ctransfer_key\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12$\n\x05names\x18\x02 \x03(\x0b\x32\x15.kvgrpc.v1.TensorName\x12&\n\x06source\x18\x03 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"z\n\x16ReleaseTensorsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x16\n\x0ereleased_count\x18\x02 \x01(\r\x12\x1d\n\x15source_released_count\x18\x03 \x01(\r\"~\n\x12ListTensorsRequest\x12\x19\n\x0ctransfer_key\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12&\n\x06states\x18\x02 \x03(\x0e\x32\x16.kvgrpc.v1.TensorState\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"}\n\x13ListTensorsResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\"\n\x07tensors\x18\x02 \x03(\x0b\x32\x11.kvgrpc.v1.Tensor\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xab\x02\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0f\n\x07pair_id\x18\x03 \x01(\t\x12\x31\n\x0b\x64\x65scription\x18\x04 \x01(\x0b\x32\x1c.kvgrpc.v1.TensorDescription\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.kvgrpc.v1.TensorState\x12\x12\n\npage_count\x18\x06 \x01(\r\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0cpeer_address\x18\x08 \x01(\t\x12\x13\n\x0btransfer_id\x18\t \x01(\t\x12\x16\n\x0e\x63onsumer_count\x18\n \x01(\r\x12\x1b\n\x13\x64one_consumer_count\x18\x0b \x01(\r\"\x19\n\x17GetStagingStatusRequest\"\xb6\x02\n\x18GetStagingStatusResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x12\n\npage_count\x18\x03 \x01(\r\x12\x17\n\x0fused_page_count\x18\x04 \x01(\r\x12\x18\n\x10spill_page_count\x18\x05 \x01(\r\x12\x1d\n\x15used_spill_page_count\x18\x06 \x01(\r\x12\x14\n\x0ctensor_count\x18\x07 \x01(\r\x12\x15\n\roffered_count\x18\x08 \x01(\r\x12\x15\n\rwaiting_count\x18\t \x01(\r\x12\x1b\n\x13reserved_page_count\x18\n \x01(\r\x12\x14\n\x0cqueued_count\x18\x0b \x01(\r*\xaa\x01\n\x0bTensorState\x12\x1c\n\x18TENSOR_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TENSOR_STATE_ARRIVING\x10\x01\x12\x17\n\x13TENSOR_STATE_STORED\x10\x02\x12\x18\n\x14TENSOR_STATE_SPILLED\x10\x03\x12\x15\n\x11TENSOR_STATE_HELD\x10\x04\x12\x18\n\x14TENSOR_STATE_OFFERED\x10\x05\x32\xba\x03\n\rTensorService\x12K\n\tPutTensor\x12\x1b.kvgrpc.v1.PutTensorRequest\x1a\x1c.kvgrpc.v1.PutTensorResponse\"\x03\x90\x02\x02\x12K\n\tGetTensor\x12\x1b.kvgrpc.v1.GetTensorRequest\x1a\x1c.kvgrpc.v1.GetTensorResponse\"\x03\x90\x02\x02\x12Z\n\x0eReleaseTensors\x12 .kvgrpc.v1.ReleaseTensorsRequest\x1a!.kvgrpc.v1.ReleaseTensorsResponse\"\x03\x90\x02\x02\x12Q\n\x0bListTensors\x12\x1d.kvgrpc.v1.ListTensorsRequest\x1a\x1e.kvgrpc.v1.ListTensorsResponse\"\x03\x90\x02\x01\x12`\n\x10GetStagingStatus\x12\".kvgrpc.v1.GetStagingStatusRequest\x1a#.kvgrpc.v1.GetStagingStatusResponse\"\x03\x90\x02\x01\x42H\n\rdev.kvgrpc.v1B\x0bTensorProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.v1.tensor_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.kvgrpc.v1B\013TensorProtoP\001Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1'
+  _globals['_TENSORNAME'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_TENSORNAME'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
+  _globals['_RELEASETENSORSREQUEST'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_RELEASETENSORSREQUEST'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
+  _globals['_LISTTENSORSREQUEST'].fields_by_name['transfer_key']._loaded_options = None
+  _globals['_LISTTENSORSREQUEST'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
   _globals['_TENSORSERVICE'].methods_by_name['PutTensor']._loaded_options = None
   _globals['_TENSORSERVICE'].methods_by_name['PutTensor']._serialized_options = b'\220\002\002'
   _globals['_TENSORSERVICE'].methods_by_name['GetTensor']._loaded_options = None
@@ -44,40 +50,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSORSERVICE'].methods_by_name['ListTensors']._serialized_options = b'\220\002\001'
   _globals['_TENSORSERVICE'].methods_by_name['GetStagingStatus']._loaded_options = None
   _globals['_TENSORSERVICE'].methods_by_name['GetStagingStatus']._serialized_options = b'\220\002\001'
-  _globals['_TENSORSTATE']._serialized_start=2787
-  _globals['_TENSORSTATE']._serialized_end=2957
+  _globals['_TENSORSTATE']._serialized_start=2856
+  _globals['_TENSORSTATE']._serialized_end=3026
   _globals['_TENSORNAME']._serialized_start=93
-  _globals['_TENSORNAME']._serialized_end=155
-  _globals['_TENSORDESCRIPTION']._serialized_start=157
-  _globals['_TENSORDESCRIPTION']._serialized_end=282
-  _globals['_EXPECTEDTENSOR']._serialized_start=284
-  _globals['_EXPECTEDTENSOR']._serialized_end=406
-  _globals['_PUTTENSORREQUEST']._serialized_start=409
-  _globals['_PUTTENSORREQUEST']._serialized_end=833
-  _globals['_BUNDLEDTENSOR']._serialized_start=835
-  _globals['_BUNDLEDTENSOR']._serialized_end=940
-  _globals['_PUTTENSORRESPONSE']._serialized_start=943
-  _globals['_PUTTENSORRESPONSE']._serialized_end=1084
-  _globals['_GETTENSORREQUEST']._serialized_start=1087
-  _globals['_GETTENSORREQUEST']._serialized_end=1385
-  _globals['_WANTEDTENSOR']._serialized_start=1387
-  _globals['_WANTEDTENSOR']._serialized_end=1485
-  _globals['_GETTENSORRESPONSE']._serialized_start=1488
-  _globals['_GETTENSORRESPONSE']._serialized_end=1696
-  _globals['_RELEASETENSORSREQUEST']._serialized_start=1698
-  _globals['_RELEASETENSORSREQUEST']._serialized_end=1821
-  _globals['_RELEASETENSORSRESPONSE']._serialized_start=1823
-  _globals['_RELEASETENSORSRESPONSE']._serialized_end=1945
-  _globals['_LISTTENSORSREQUEST']._serialized_start=1947
-  _globals['_LISTTENSORSREQUEST']._serialized_end=2068
-  _globals['_LISTTENSORSRESPONSE']._serialized_start=2070
-  _globals['_LISTTENSORSRESPONSE']._serialized_end=2195
-  _globals['_TENSOR']._serialized_start=2198
-  _globals['_TENSOR']._serialized_end=2444
-  _globals['_GETSTAGINGSTATUSREQUEST']._serialized_start=2446
-  _globals['_GETSTAGINGSTATUSREQUEST']._serialized_end=2471
-  _globals['_GETSTAGINGSTATUSRESPONSE']._serialized_start=2474
-  _globals['_GETSTAGINGSTATUSRESPONSE']._serialized_end=2784
-  _globals['_TENSORSERVICE']._serialized_start=2960
-  _globals['_TENSORSERVICE']._serialized_end=3402
+  _globals['_TENSORNAME']._serialized_end=160
+  _globals['_TENSORDESCRIPTION']._serialized_start=162
+  _globals['_TENSORDESCRIPTION']._serialized_end=287
+  _globals['_EXPECTEDTENSOR']._serialized_start=289
+  _globals['_EXPECTEDTENSOR']._serialized_end=411
+  _globals['_PUTTENSORREQUEST']._serialized_start=414
+  _globals['_PUTTENSORREQUEST']._serialized_end=838
+  _globals['_BUNDLEDTENSOR']._serialized_start=840
+  _globals['_BUNDLEDTENSOR']._serialized_end=945
+  _globals['_PUTTENSORRESPONSE']._serialized_start=948
+  _globals['_PUTTENSORRESPONSE']._serialized_end=1089
+  _globals['_GETTENSORREQUEST']._serialized_start=1092
+  _globals['_GETTENSORREQUEST']._serialized_end=1390
+  _globals['_WANTEDTENSOR']._serialized_start=1392
+  _globals['_WANTEDTENSOR']._serialized_end=1490
+  _globals['_GETTENSORRESPONSE']._serialized_start=1493
+  _globals['_GETTENSORRESPONSE']._serialized_end=1701
+  _globals['_RELEASETENSORSREQUEST']._serialized_start=1704
+  _globals['_RELEASETENSORSREQUEST']._serialized_end=1832
+  _globals['_RELEASETENSORSRESPONSE']._serialized_start=1834
+  _globals['_RELEASETENSORSRESPONSE']._serialized_end=1956
+  _globals['_LISTTENSORSREQUEST']._serialized_start=1958
+  _globals['_LISTTENSORSREQUEST']._serialized_end=2084
+  _globals['_LISTTENSORSRESPONSE']._serialized_start=2086
+  _globals['_LISTTENSORSRESPONSE']._serialized_end=2211
+  _globals['_TENSOR']._serialized_start=2214
+  _globals['_TENSOR']._serialized_end=2513
+  _globals['_GETSTAGINGSTATUSREQUEST']._serialized_start=2515
+  _globals['_GETSTAGINGSTATUSREQUEST']._serialized_end=2540
+  _globals['_GETSTAGINGSTATUSRESPONSE']._serialized_start=2543
+  _globals['_GETSTAGINGSTATUSRESPONSE']._serialized_end=2853
+  _globals['_TENSORSERVICE']._serialized_start=3029
+  _globals['_TENSORSERVICE']._serialized_end=3471
 # @@protoc_insertion_point(module_scope)

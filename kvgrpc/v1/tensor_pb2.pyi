@@ -45,7 +45,9 @@ class _TensorStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorSta
     TENSOR_STATE_HELD: _TensorState.ValueType  # 4
     """The engine has it, until it releases it."""
     TENSOR_STATE_OFFERED: _TensorState.ValueType  # 5
-    """This engine's own, kept for others."""
+    """This engine's own, kept for others, or, in the reply of PutTensor, at all of them by now: Tensor.done_consumer_count
+    tells which.
+    """
 
 class TensorState(_TensorState, metaclass=_TensorStateEnumTypeWrapper):
     """Where a tensor is. Read an unknown value as one that is not to be read."""
@@ -61,7 +63,9 @@ TENSOR_STATE_SPILLED: TensorState.ValueType  # 3
 TENSOR_STATE_HELD: TensorState.ValueType  # 4
 """The engine has it, until it releases it."""
 TENSOR_STATE_OFFERED: TensorState.ValueType  # 5
-"""This engine's own, kept for others."""
+"""This engine's own, kept for others, or, in the reply of PutTensor, at all of them by now: Tensor.done_consumer_count
+tells which.
+"""
 Global___TensorState: _TypeAlias = TensorState  # noqa: Y015
 
 @_typing.final
@@ -621,6 +625,8 @@ class Tensor(_message.Message):
     AGE_FIELD_NUMBER: _builtins.int
     PEER_ADDRESS_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    DONE_CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name; its transfer key is left out, which is a secret: `pair_id` tells requests apart."""
     part: _builtins.int
@@ -637,6 +643,10 @@ class Tensor(_message.Message):
     """The transfer that brings or brought it, which is that of its bundle if it goes with others; of one that is kept here,
     that its consumers read by: empty while it waits for a moment to be sent.
     """
+    consumer_count: _builtins.int
+    """Of this engine's own: how many consumers it is for."""
+    done_consumer_count: _builtins.int
+    """Of this engine's own: how many of them have it. As many as it is for: it is delivered."""
     @_builtins.property
     def description(self) -> Global___TensorDescription:
         """What it is."""
@@ -657,10 +667,12 @@ class Tensor(_message.Message):
         age: _duration_pb2.Duration | None = ...,
         peer_address: _builtins.str = ...,
         transfer_id: _builtins.str = ...,
+        consumer_count: _builtins.int = ...,
+        done_consumer_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "description", b"description"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "description", b"description", "name", b"name", "page_count", b"page_count", "pair_id", b"pair_id", "part", b"part", "peer_address", b"peer_address", "state", b"state", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "consumer_count", b"consumer_count", "description", b"description", "done_consumer_count", b"done_consumer_count", "name", b"name", "page_count", b"page_count", "pair_id", b"pair_id", "part", b"part", "peer_address", b"peer_address", "state", b"state", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

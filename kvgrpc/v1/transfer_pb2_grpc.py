@@ -80,7 +80,8 @@ class TransferServiceServicer:
         """One transfer, also for a while after its end. Any caller.
 
         Errors:
-        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+        FIX_REQUEST: that is no id of a transfer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

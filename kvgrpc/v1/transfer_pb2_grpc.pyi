@@ -37,7 +37,8 @@ class TransferServiceStub:
     """One transfer, also for a while after its end. Any caller.
 
     Errors:
-    * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+    * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+      FIX_REQUEST: that is no id of a transfer.
     """
     WaitTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransferRequest, _transfer_pb2.WaitTransferResponse]
     """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
@@ -107,7 +108,8 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """One transfer, also for a while after its end. Any caller.
 
     Errors:
-    * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+    * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+      FIX_REQUEST: that is no id of a transfer.
     """
     WaitTransfer: _aio.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransferRequest, _transfer_pb2.WaitTransferResponse]  # type: ignore[assignment]
     """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
@@ -180,7 +182,8 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         """One transfer, also for a while after its end. Any caller.
 
         Errors:
-        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+          FIX_REQUEST: that is no id of a transfer.
         """
 
     @_abc_1.abstractmethod

@@ -1,12 +1,15 @@
 """Engines, pools and peers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Strides, TensorKind
 from kvgrpc.core.values.obstacles import Difference
-from kvgrpc.errors import invalid
+from kvgrpc.errors import InvalidRequest, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
     GROUPS_MAX,
@@ -16,6 +19,7 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
+from kvgrpc.wire.paths import in_schema
 from kvgrpc.wire.values import data_path, duration
 
 POOL_KINDS = {
@@ -144,7 +148,18 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor, strides, r.stage
             )
         )
-    return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
+    with _layout_at(field):
+        return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
+
+
+@contextmanager
+def _layout_at(field: str) -> Iterator[None]:
+    """What refuses a layout names its fields as the schema does, behind the path of its description."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.violations = in_schema(error.violations, field)
+        raise
 
 
 def pool_kind_from_proto(value: int, field: str) -> PoolKind:
@@ -181,20 +196,26 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         raise invalid(f"{field}.incarnation", "is required")
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
-    return EngineDescription(
-        engine_id=_printable(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
-        incarnation=value.incarnation,
-        address=_printable(f"{field}.address", value.address),
-        protocol_min=value.protocol_min,
-        protocol_max=value.protocol_max,
-        weights_revision=_printable(f"{field}.weights_revision", value.weights_revision),
-        pool=pool_from_proto(value.pool, f"{field}.pool"),
-        pool_kind=pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind"),
-        world_size=value.world_size,
-        memory_generation=value.memory_generation,
-        features=tuple(_feature(number) for number in value.features),
-        required_features=tuple(_feature(number) for number in value.required_features),
-    )
+    address = _printable(f"{field}.address", value.address)
+    engine_id = _printable(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX)
+    weights = _printable(f"{field}.weights_revision", value.weights_revision)
+    pool = pool_from_proto(value.pool, f"{field}.pool")
+    kind = pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind")
+    with _layout_at(f"{field}.pool"):
+        return EngineDescription(
+            engine_id=engine_id,
+            incarnation=value.incarnation,
+            address=address,
+            protocol_min=value.protocol_min,
+            protocol_max=value.protocol_max,
+            weights_revision=weights,
+            pool=pool,
+            pool_kind=kind,
+            world_size=value.world_size,
+            memory_generation=value.memory_generation,
+            features=tuple(_feature(number) for number in value.features),
+            required_features=tuple(_feature(number) for number in value.required_features),
+        )
 
 
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:

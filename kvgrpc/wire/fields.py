@@ -109,7 +109,7 @@ TABLE: tuple[Bound, ...] = (
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
-        "peer_address unavailable_reason",
+        "peer_address unavailable_reason label",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
@@ -138,7 +138,8 @@ TABLE: tuple[Bound, ...] = (
         Kind.FREE, 0,
         "seconds nanos rank source_rank peer_rank world_size device void_slot group block count first number part "
         "part_epoch epoch framing "
-        "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
+        "priority consumer_count done_consumer_count page_size token_count opaque_tokens offer_tokens use_tokens "
+        "have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
         "total_kv_head_count stage layer shape_sizes page_count page_count_max allocation",

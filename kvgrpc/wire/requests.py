@@ -298,6 +298,8 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
         request.reclaim,
         request.validate_only,
         _by(request),
+        text("request_id", request.request_id),
+        text("label", request.label),
     )
 
 

@@ -1,5 +1,6 @@
 """Named tensors: requests of TensorService to the core's values, and what a lead knows of tensors to messages."""
 
+from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import pair_id
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, Wanted
@@ -155,8 +156,9 @@ def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
     )  # fmt: skip
 
 
-def row(value: Tensor | Offer, now: float) -> tensor_pb2.Tensor:
-    """What a lead knows of a tensor."""
+def row(value: Tensor | Offer, now: float, transfers: TransferTable) -> tensor_pb2.Tensor:
+    """What a lead knows of a tensor; of one of its own how many have it, which its transfer tells."""
+    read = transfers.find(value.transfer_id) if isinstance(value, Offer) else None
     return tensor_pb2.Tensor(
         name=value.id.name,
         part=value.id.part,
@@ -167,6 +169,8 @@ def row(value: Tensor | Offer, now: float) -> tensor_pb2.Tensor:
         age=duration(now - value.since),
         peer_address="" if isinstance(value, Offer) else value.peer,
         transfer_id=value.transfer_id,
+        consumer_count=value.consumer_count if isinstance(value, Offer) else 0,
+        done_consumer_count=0 if read is None else read.consumers_done,
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.state.engine_status import EngineStatus, GroupLoad, engine_status
-from kvgrpc.core.tables.allocator import Allocator
+from kvgrpc.core.tables.allocator import Allocator, Terms
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.descriptors import Blocks
@@ -39,7 +39,7 @@ def drop(pins: PinTable, _: Allocator, owner: str, __: Blocks) -> None:
 
 def take(_: PinTable, allocator: Allocator, name: str, blocks: Blocks) -> None:
     if not allocator.known(name):
-        allocator.take(name, allocator.choose({0: len(blocks[0])}), ENGINE)
+        allocator.take(name, allocator.choose({0: len(blocks[0])}), Terms(ENGINE))
 
 
 def free(_: PinTable, allocator: Allocator, name: str, __: Blocks) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvgrpc.core.tensors.store import store_layout
 from kvgrpc.core.values.bridge import RUN_BYTES_MIN, STAGED_AT_ONCE_BYTES, STAGING_BYTES, Bridge, Side
 from kvgrpc.core.values.compatibility import CHECKSUMS, compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
@@ -149,17 +150,18 @@ LATENT = Side(
     ), 1 << 20), 1,
 )  # fmt: skip
 REFUSED: list[list[tuple[str, Side, Side]]] = [
+    [("pool.groups", of_groups(1), Side(store_layout(1 << 20), 1))],
     [("pool.groups", of_groups(1), of_groups(2))],
     [("kind", plainly(), LATENT)],
-    [("layers", plainly(), plainly(layers=3))],
+    [("layer_count", plainly(), plainly(layers=3))],
     [("head_dim", plainly(), plainly(head_dim=32))],
     [("dtype", plainly(), plainly(dtype="float16"))],
     [("window_tokens", plainly(), plainly(window_tokens=64))],
     [("block_tokens", plainly(block_tokens=16), plainly(block_tokens=24))],
-    [("total_kv_heads", plainly(kv_heads=1, total_kv_heads=1), plainly(2, kv_heads=1))],
+    [("total_kv_head_count", plainly(kv_heads=1, total_kv_heads=1), plainly(2, kv_heads=1))],
     [
         ("block_tokens", opaque(), opaque(block_tokens=32)),
-        ("kv_heads", opaque(), opaque(kv_heads=2)),
+        ("kv_head_count", opaque(), opaque(kv_heads=2)),
         ("order", opaque(), opaque(order="token_major")),
         ("world_size", opaque(), opaque(2)),
         ("pool.regions", opaque(), opaque(nbytes=664)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvgrpc.service.rpc.server import REFLECTION_V1, REFLECTION_V1ALPHA, SERVICES
 from tests.service.engines import Engine, ServeProcess
 from tests.service.tensors.stores import TENSORS
 
@@ -21,6 +22,8 @@ TOOLS = ROOT / ".tools" / "bin"
 _FENCED = re.compile(r"^```(sh servers|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVE = re.compile(r"^kvgrpc serve --port (\d+) (.*)$", re.MULTILINE)
 MARK = "----- end of block"
+OTHERS = ("grpc.channelz.v1.Channelz", "grpc.health.v1.Health", REFLECTION_V1, REFLECTION_V1ALPHA)
+"""Services of every server that are not kvgrpc's."""
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -101,6 +104,11 @@ def test_the_commands_of_the_page_print_what_it_shows(grpcurl: str, engines: dic
             assert at is not None, f"the page shows {line!r}, and there was:\n{output}"
             left = left[at + 1 :]
         assert "ERROR" not in output or any("Code:" in line for line in lines), output
+
+
+def test_the_page_lists_every_service_and_no_other() -> None:
+    (listed,) = (shown for shown in expected() if "grpc.health.v1.Health" in shown)
+    assert sorted(listed) == sorted([*SERVICES, *OTHERS])
 
 
 def test_tensors_are_put_and_listed_by_grpcurl(grpcurl: str, tmp_path: Path) -> None:

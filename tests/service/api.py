@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2_grpc
@@ -21,6 +22,7 @@ from kvgrpc.v1 import (
     calls_pb2_grpc,
     common_pb2,
     handoff_pb2_grpc,
+    handshake_pb2,
     handshake_pb2_grpc,
     lease_pb2_grpc,
     pool_pb2_grpc,
@@ -28,6 +30,7 @@ from kvgrpc.v1 import (
     tensor_pb2_grpc,
     transfer_pb2_grpc,
 )
+from kvgrpc.wire.paths import ABOUT_ENGINES, is_field
 from tests.service.contract import errors_of
 
 CALL_S = 60.0
@@ -109,11 +112,29 @@ def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
         else:
             assert detail.Unpack(info), detail.type_url
     assert info.domain == "kvgrpc.dev"
+    check_paths(method, info.reason, fields)
     assert f"NEXT_STEP_{info.metadata['next']}" in common_pb2.NextStep.keys()  # noqa: SIM118 - no mapping
     assert info.metadata["engine_id"]
     assert int(info.metadata["incarnation"]) < 2**53
     assert (delay_s is None) or info.metadata["next"] == "RETRY_HERE", info
     return Refusal(method, code, info.reason, message, fields, delay_s, dict(info.metadata))
+
+
+ASKED_BY_ANOTHER = ("expected.",)
+"""Fields of a request that another caller made: a consumer's GetTensor, of which PutTensor tells."""
+
+
+def check_paths(method: str, reason: str, fields: tuple[str, ...]) -> None:
+    """Each path of a refusal is one of the request, by the schema's names."""
+    service, _, name = method.strip("/").partition("/")
+    if not service.startswith("kvgrpc."):
+        return
+    request = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type
+    engine = handshake_pb2.EngineDescription.DESCRIPTOR
+    for path in fields:
+        about_engines = reason in ABOUT_ENGINES and is_field(path, engine)
+        told = path.startswith(ASKED_BY_ANOTHER) and name == "PutTensor"
+        assert is_field(path, request) or about_engines or told, f"{method} has no field {path} ({reason})"
 
 
 @contextmanager

@@ -25,6 +25,9 @@ OPS = {
     "kept": {"index", "timeoutS"},
     "stopKeeping": set(),
     "cleanUp": {"message"},
+    "pull": {"server", "timeoutS"},
+    "move": {"server", "to", "requestId", "timeoutS"},
+    "redacted": {"request"},
     "connect": set(),
     "close": set(),
     "use": {"with"},
@@ -144,7 +147,7 @@ def _step_faults(step: Mapping[str, Json], case: Case, known: set[str], streams:
 
 def _message_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) -> Iterator[str]:
     """Whether requests and what is expected of replies fit their messages."""
-    if op in ("call", "open"):
+    if op in ("call", "open", "redacted"):
         method = schema.full_name(step[op])
         if method not in schema.methods():
             yield f"there is no method {method}"
@@ -152,9 +155,18 @@ def _message_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) 
         yield from schema.request_faults(method, step.get("request", {}))
         if op == "open":
             streams[step["stream"]] = method
-        else:
+        elif op == "call":
             yield from schema.reply_faults(method, step.get("expect", {}).get("reply", {}))
-    elif op == "watch":
+    elif op == "pull":
+        yield from schema.request_faults("kvgrpc.v1.HandoffService/PullBlocks", step[op])
+    elif op == "move":
+        yield from schema.request_faults("kvgrpc.v1.HandoffService/FinishedBlocks", {"forReaders": step[op]})
+    else:
+        yield from _stream_faults(op, step, streams)
+
+
+def _stream_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) -> Iterator[str]:
+    if op == "watch":
         streams[step[op]] = "kvgrpc.v1.TransferService/WatchTransfers"
         yield from schema.request_faults(streams[step[op]], {"filter": step.get("filter", {})})
     elif op == "watchEngine":

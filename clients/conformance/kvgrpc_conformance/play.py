@@ -112,7 +112,7 @@ class Player:
         filled = {name: fill(value, self.variables) for name, value in step.items() if name not in _OURS}
         subject = _SUBJECTS.get(op, op)
         request = {"op": op, **{name: value for name, value in filled.items() if name != op}}
-        if op in ("call", "open"):
+        if op in ("call", "open", "redacted"):
             request |= {"method": schema.full_name(filled[op]), "request": filled.get("request", {})}
             if op == "open" and "request" not in step:
                 del request["request"]
@@ -130,6 +130,10 @@ class Player:
             allocation = at(answer, "ok.reply.blocks.allocationId")
             if allocation:
                 self.allocations.append((request["server"], allocation))
+        if request["op"] == "move":
+            allocation = at(answer, "ok.blocks.allocationId")
+            if allocation:
+                self.allocations.append((request["to"], allocation))
         return {**answer, "request": request}
 
     def _judged(self, step: dict[str, Json], number: int, answer: Json) -> Failure | None:
@@ -140,6 +144,7 @@ class Player:
         if "error" in step:
             problems = ["it was answered, where an error is expected"] if error is None else []
             problems += mismatches(fill(step["error"], self.variables), error, "error") if error is not None else []
+            problems += schema.unknown_paths(request, error) if self.stage.is_real(step.get("server", "")) else []
         else:
             expected = fill(step.get("expect", {}), self.variables)
             problems = _unexpected(op_of(step), expected, ok) if ok is not None else ["it failed"]
@@ -164,7 +169,7 @@ _OURS = {"save", "expect", "error", "withinS", "start", "note"}
 _SUBJECTS = {
     "send": "stream", "finish": "stream", "next": "stream", "cancel": "stream", "wait": "transferId",
     "watch": "stream", "watchEngine": "stream", "keepAlive": "keeper", "kept": "keeper", "stopKeeping": "keeper",
-    "cleanUp": "sides", "connect": "server", "close": "server",
+    "cleanUp": "sides", "pull": "request", "move": "request", "connect": "server", "close": "server",
 }  # fmt: skip
 """How the executor's protocol calls what a step names after its op."""
 

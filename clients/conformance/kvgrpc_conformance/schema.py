@@ -19,6 +19,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from kvgrpc.wire.paths import ABOUT_ENGINES, is_field
 
 from .matching import TEST_NAMES
 from .values import Json, names_in
@@ -68,6 +69,24 @@ def request_faults(method: str, value: Json) -> Iterator[str]:
 def reply_faults(method: str, value: Json) -> Iterator[str]:
     """What a case expects that its message does not have."""
     yield from _faults(methods()[method].output_type, value, "reply", expected=True)
+
+
+def unknown_paths(asked: Json, error: Json) -> list[str]:
+    """Violations of an error that name no field of the request that was refused."""
+    if not isinstance(error, Mapping) or asked.get("op") not in ("call", "open"):
+        return []
+    method, reason = asked["method"].rpartition("/")[2], error.get("reason", "")
+    messages = [methods()[asked["method"]].input_type]
+    if reason in ABOUT_ENGINES:
+        messages.append(handshake_pb2.EngineDescription.DESCRIPTOR)
+    if method == "PutTensor":  # a consumer that waits says what it expects, and the put is told
+        messages.append(tensor_pb2.GetTensorRequest.DESCRIPTOR)
+    paths = [violation["field"] for violation in error.get("violations", [])]
+    return [
+        f"error: {method}Request has no field {path}"
+        for path in paths
+        if not any(is_field(path, message) for message in messages)
+    ]
 
 
 def _faults(message: Descriptor, value: Json, where: str, *, expected: bool) -> Iterator[str]:

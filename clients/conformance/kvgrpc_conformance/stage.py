@@ -57,6 +57,10 @@ class Stage:
     def _all(self) -> dict[str, Server | NewerServer]:
         return {**self._real, **self._newer}
 
+    def is_real(self, name: str) -> bool:
+        """Whether that server is one of kvgrpc, and none that a case makes up."""
+        return name in self._real
+
     def clients(self) -> dict[str, str]:
         """Where clients find each server."""
         return {name: server.address for name, server in self._all().items()}

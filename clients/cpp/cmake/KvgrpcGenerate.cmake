@@ -1,3 +1,30 @@
+# kvgrpc_readable(OUT ROOT)
+#
+# Sets OUT to a folder with the schema below ROOT that the protoc found can read: ROOT itself, or, for protoc 3, a copy
+# without the option debug_redact, which that does not know and which changes no message.
+function(kvgrpc_readable out root)
+  execute_process(COMMAND ${KVGRPC_PROTOC} --version OUTPUT_VARIABLE version)
+  if(NOT version MATCHES "libprotoc 3\\.")
+    set(${out} ${root} PARENT_SCOPE)
+    return()
+  endif()
+  set(copy "${CMAKE_CURRENT_BINARY_DIR}/proto")
+  file(GLOB_RECURSE files RELATIVE ${root} CONFIGURE_DEPENDS ${root}/kvgrpc/*.proto)
+  foreach(name IN LISTS files)
+    file(READ "${root}/${name}" text)
+    string(REPLACE " [debug_redact = true]" "" text "${text}")
+    set(before "")
+    if(EXISTS "${copy}/${name}")
+      file(READ "${copy}/${name}" before)
+    endif()
+    if(NOT text STREQUAL before)
+      file(WRITE "${copy}/${name}" "${text}")
+    endif()
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${root}/${name}")
+  endforeach()
+  set(${out} ${copy} PARENT_SCOPE)
+endfunction()
+
 # kvgrpc_generate(OUT ROOT dir PACKAGE folder FILES name... [SERVICES])
 #
 # Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the files made. With SERVICES

@@ -26,12 +26,26 @@ struct Unary<Method> {
     read_message(fields, "request", request);
     return to_json(client.call(Method, request, call_options(fields)));
   }
+  static std::string redacted(const Struct& fields) {
+    Request request;
+    read_message(fields, "request", request);
+    return kvgrpc::redacted(request);
+  }
+};
+
+struct NamedMethod {
+  std::string (*call)(const Client&, const Struct&);
+  std::string (*redacted)(const Struct&);
 };
 
 #define KVGRPC_UNARY(stem, method) \
-  { "kvgrpc.v1." #stem "Service/" #method, Unary<&kvgrpc::stem##Stub::method>::call }
+  {                                                                             \
+    "kvgrpc.v1." #stem "Service/" #method, {                                    \
+      Unary<&kvgrpc::stem##Stub::method>::call, Unary<&kvgrpc::stem##Stub::method>::redacted \
+    }                                                                           \
+  }
 
-const std::map<std::string, std::string (*)(const Client&, const Struct&)> kUnary = {
+const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Admin, GetStatus),
     KVGRPC_UNARY(Admin, ListPeers),
     KVGRPC_UNARY(Admin, ListPins),
@@ -55,6 +69,7 @@ const std::map<std::string, std::string (*)(const Client&, const Struct&)> kUnar
     KVGRPC_UNARY(Pool, AllocateBlocks),
     KVGRPC_UNARY(Pool, FreeBlocks),
     KVGRPC_UNARY(Pool, ReclaimBlocks),
+    KVGRPC_UNARY(Pool, ListAllocations),
     KVGRPC_UNARY(Pool, GetPoolStatus),
     KVGRPC_UNARY(Pool, ReadBlocks),
     KVGRPC_UNARY(Scheduler, RequestArrived),
@@ -68,6 +83,11 @@ const std::map<std::string, std::string (*)(const Client&, const Struct&)> kUnar
     KVGRPC_UNARY(Scheduler, AbortRequest),
     KVGRPC_UNARY(Scheduler, PollSchedulerNews),
     KVGRPC_UNARY(Scheduler, ScheduleStep),
+    KVGRPC_UNARY(Tensor, PutTensor),
+    KVGRPC_UNARY(Tensor, GetTensor),
+    KVGRPC_UNARY(Tensor, ReleaseTensors),
+    KVGRPC_UNARY(Tensor, ListTensors),
+    KVGRPC_UNARY(Tensor, GetStagingStatus),
     KVGRPC_UNARY(Transfer, GetTransfer),
     KVGRPC_UNARY(Transfer, WaitTransfer),
     KVGRPC_UNARY(Transfer, WaitTransfers),
@@ -110,10 +130,35 @@ kvgrpc::Nanoseconds timeout_of(const Struct& request) {
   return seconds(request, "timeoutS").value_or(std::chrono::seconds(10));
 }
 
-std::string call(const Struct& request) {
+const NamedMethod& method_of(const Struct& request) {
   const auto method = kUnary.find(text(request, "method"));
   if (method == kUnary.end()) throw Unable("no unary method is called " + text(request, "method"));
-  return "{\"reply\":" + method->second(client_of(request), request) + "}";
+  return method->second;
+}
+
+std::string call(const Struct& request) {
+  return "{\"reply\":" + method_of(request).call(client_of(request), request) + "}";
+}
+
+std::string redacted(const Struct& request) {
+  return "{\"text\":" + quoted(method_of(request).redacted(request)) + "}";
+}
+
+std::string pull(const Struct& request) {
+  kvgrpc::v1::PullBlocksRequest asked;
+  read_message(request, "request", asked);
+  return "{\"transfer\":" + to_json(kvgrpc::pull(client_of(request), asked, timeout_of(request))) + "}";
+}
+
+std::string move(const Struct& request) {
+  kvgrpc::v1::HandOver asked;
+  read_message(request, "request", asked);
+  kvgrpc::Moving moving;
+  moving.request_id = text(request, "requestId", "");
+  moving.timeout = timeout_of(request);
+  const auto moved = kvgrpc::move(client_of(request), clients.get(text(request, "to")), asked.blocks(),
+                                  asked.content(), moving);
+  return "{\"transfer\":" + to_json(moved.transfer) + ",\"blocks\":" + to_json(moved.blocks) + "}";
 }
 
 std::string open(const Struct& request) {
@@ -189,6 +234,9 @@ const std::map<std::string, std::function<std::string(const Struct&)>> kOperatio
     {"next", [](const Struct& request) { return stream_of(request)->next(timeout_of(request)); }},
     {"cancel", [](const Struct& request) { return stream_of(request)->cancel(), "{}"; }},
     {"wait", wait},
+    {"pull", pull},
+    {"move", move},
+    {"redacted", redacted},
     {"watch",
      [](const Struct& request) {
        streams.put(text(request, "stream"), watch_transfers(client_of(request), request));

@@ -9,12 +9,17 @@ namespace kvgrpc {
 namespace {
 
 constexpr std::chrono::seconds kLongestWait(60);  // of one call, at any server
+// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
+// with one no more than the longest life of a lease.
+constexpr std::chrono::seconds kPutTensor(120);
+constexpr std::chrono::seconds kLongestPutTensor(600);
 // ReleaseQuarantine is over when every rank has begun its data paths again.
 constexpr std::chrono::seconds kReleaseQuarantine(60);
 
 // The wait that a request asks for, as the server reads it.
-Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset) {
-  return stated ? std::clamp<Nanoseconds>(from_duration(wait), Nanoseconds(0), kLongestWait) : unset;
+Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset,
+                    Nanoseconds longest = kLongestWait) {
+  return stated ? std::clamp<Nanoseconds>(from_duration(wait), Nanoseconds(0), longest) : unset;
 }
 
 grpc::ChannelArguments channel_arguments() {
@@ -94,6 +99,14 @@ Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Option
   return wait_of(request.has_wait(), request.wait(), Nanoseconds(0)) + options.call_timeout;
 }
 
+Nanoseconds timeout_of(const v1::GetTensorRequest& request, const Options& options) {
+  return wait_of(request.has_timeout(), request.timeout(), kLongestWait) + options.call_timeout;
+}
+
+Nanoseconds timeout_of(const v1::PutTensorRequest& request, const Options& options) {
+  return wait_of(request.has_timeout(), request.timeout(), kPutTensor, kLongestPutTensor) + options.call_timeout;
+}
+
 Nanoseconds timeout_of(const v1::ConnectPeerRequest&, const Options& options) { return options.connect_peer_timeout; }
 
 Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest&, const Options& options) {
@@ -127,7 +140,7 @@ Client connect(const std::string& address, Options options) {
   shared->stubs = {v1::AdminService::NewStub(channel),    v1::HandoffService::NewStub(channel),
                    v1::HandshakeService::NewStub(channel), v1::LeaseService::NewStub(channel),
                    v1::PoolService::NewStub(channel),      v1::SchedulerService::NewStub(channel),
-                   v1::TransferService::NewStub(channel)};
+                   v1::TensorService::NewStub(channel),    v1::TransferService::NewStub(channel)};
   return Client(std::move(shared));
 }
 

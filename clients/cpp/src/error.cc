@@ -45,10 +45,23 @@ struct Error::Parts {
     client::Status details;
     if (!details.ParseFromString(status.error_details())) return parts;
     for (const auto& detail : details.details()) parts.read(detail);
-    // A server may put the reason before the sentence, for tools that show nothing else.
-    const std::string repeated = parts.reason_name + ": ";
-    if (!parts.reason_name.empty() && parts.message.rfind(repeated, 0) == 0) parts.message.erase(0, repeated.size());
+    parts.say_once();
     return parts;
+  }
+
+  // A server writes reason and violations into the sentence, for tools that show nothing else.
+  void say_once() {
+    const std::string repeated = reason_name + ": ";
+    if (!reason_name.empty() && message.rfind(repeated, 0) == 0) message.erase(0, repeated.size());
+    for (const auto& violation : violations) {
+      if (message.rfind(violation.field + ": " + violation.description, 0) == 0) {
+        message = violation.description;
+        return;
+      }
+    }
+    if (violations.empty()) return;
+    const auto said = message.find("; " + violations[0].field + ": ");
+    if (said != std::string::npos) message.erase(said);
   }
 
   // By the name in the type URL and not by Any::UnpackTo: the messages have other full names here.
@@ -75,8 +88,14 @@ struct Error::Parts {
   std::string sentence() const {
     std::string text = name_of(code);
     if (!reason_name.empty()) text += " " + reason_name;
-    text += ": " + message;
-    for (const auto& violation : violations) text += "; " + violation.field + ": " + violation.description;
+    text += ": ";
+    for (const auto& violation : violations) {
+      if (violation.description == message) text += violation.field + ": ";
+    }
+    text += message;
+    for (const auto& violation : violations) {
+      if (violation.description != message) text += "; " + violation.field + ": " + violation.description;
+    }
     return text;
   }
 
@@ -109,8 +128,9 @@ Error::Error(Parts parts)
 
 Error::Error(const grpc::Status& status) : Error(Parts::of(status)) {}
 
-Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message, v1::NextStep next)
-    : Error(Parts{code, message, name_of(reason), name_of(next)}) {}
+Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message, v1::NextStep next,
+             std::map<std::string, std::string> metadata)
+    : Error(Parts{code, message, name_of(reason), name_of(next), {}, 0, {}, {}, std::move(metadata)}) {}
 
 bool Error::may_retry_here() const {
   return next_ == v1::NEXT_STEP_RETRY_HERE && name_of(reason_) == reason_name_;

@@ -1,5 +1,7 @@
 #include "kvgrpc/states.h"
 
+#include <cctype>
+
 namespace kvgrpc {
 namespace {
 
@@ -21,7 +23,7 @@ bool is_over(const v1::Transfer& transfer) { return is_over(transfer.state()); }
 
 bool is_over(v1::LeaseState state) {
   return state == v1::LEASE_STATE_EXPIRED || state == v1::LEASE_STATE_RELEASED || state == v1::LEASE_STATE_DONE ||
-         state == v1::LEASE_STATE_VOIDED || state == v1::LEASE_STATE_LOST;
+         state == v1::LEASE_STATE_VOIDED || state == v1::LEASE_STATE_LOST || state == v1::LEASE_STATE_RECLAIMED;
 }
 
 bool has_succeeded(const v1::Transfer& transfer) { return transfer.state() == v1::TRANSFER_STATE_SUCCEEDED; }
@@ -68,6 +70,11 @@ std::string name_of(v1::LeaseState value) {
 }
 std::string name_of(v1::TransferState value) {
   return short_name(value, v1::TransferState_Name(value), sizeof("TRANSFER_STATE_") - 1);
+}
+std::string name_of(v1::TransferPhase value) {
+  std::string name = short_name(value, v1::TransferPhase_Name(value), sizeof("TRANSFER_PHASE_") - 1);
+  for (char& letter : name) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  return name;
 }
 std::string name_of(v1::MemoryDisposition value) {
   return short_name(value, v1::MemoryDisposition_Name(value), sizeof("MEMORY_DISPOSITION_") - 1);

@@ -54,6 +54,23 @@ TEST_F(Calls, ACallThatWaitsHasTheWaitAndTenSeconds) {
   EXPECT_NEAR(left_s.take(), 40, 2);
 }
 
+TEST_F(Calls, ATensorThatIsPutOrWantedHasItsTimeAtTheServer) {
+  const Options options;
+  const auto seconds = [&](const auto& request) {
+    return std::chrono::duration_cast<std::chrono::seconds>(detail::timeout_of(request, options)).count();
+  };
+  v1::GetTensorRequest get;
+  v1::PutTensorRequest put;
+  EXPECT_EQ(seconds(get), 70);
+  EXPECT_EQ(seconds(put), 130);
+  get.mutable_timeout()->set_seconds(5);
+  put.mutable_timeout()->set_seconds(5);
+  EXPECT_EQ(seconds(get), 15);
+  EXPECT_EQ(seconds(put), 15);
+  put.mutable_timeout()->set_seconds(3600);
+  EXPECT_EQ(seconds(put), 610);
+}
+
 TEST_F(Calls, ConnectPeerHasSixtySeconds) {
   server.handshakes.connect_peer = tell_deadline<v1::ConnectPeerResponse>();
   client().call(&HandshakeStub::ConnectPeer, v1::ConnectPeerRequest());

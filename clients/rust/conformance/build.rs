@@ -16,11 +16,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let version = String::from_utf8(compiler)?.split_whitespace().nth(1).unwrap_or("unknown").to_owned();
     println!("cargo:rustc-env=KVGRPC_RUST_VERSION={version}");
 
-    let files = ["admin", "handoff", "handshake", "lease", "pool", "scheduler", "transfer"];
+    let files = ["admin", "handoff", "handshake", "lease", "pool", "scheduler", "tensor", "transfer"];
     let files = files.map(|name| format!("kvgrpc/v1/{name}.proto"));
     let descriptors = protox::compile(files, [Path::new("../proto")])?;
     let descriptors = FileDescriptorSet::decode(descriptors.encode_to_vec().as_slice())?;
-    let (mut unary, mut streams) = (String::new(), String::new());
+    let (mut unary, mut streams, mut redacted) = (String::new(), String::new(), String::new());
     for file in &descriptors.file {
         for service in &file.service {
             for method in &service.method {
@@ -31,6 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                     service.name(),
                     snake(method.name())
                 );
+                let input = method.input_type().trim_start_matches(".kvgrpc.v1.");
+                writeln!(redacted, "\"{path}\" => shown::<kvgrpc::v1::{input}>(message),")?;
                 match (method.client_streaming(), method.server_streaming()) {
                     (false, false) => {
                         writeln!(unary, "\"{path}\" => one(call, async |request| {call}(request).await).await,")
@@ -47,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("unary.rs"), format!("match method {{\n{unary}_ => return None,\n}}"))?;
+    fs::write(out.join("redacted.rs"), format!("match method {{\n{redacted}_ => return None,\n}}"))?;
     fs::write(out.join("streams.rs"), format!("match method {{\n{streams}_ => return None,\n}}"))?;
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::v1::handshake_service_client::HandshakeServiceClient;
 use crate::v1::lease_service_client::LeaseServiceClient;
 use crate::v1::pool_service_client::PoolServiceClient;
 use crate::v1::scheduler_service_client::SchedulerServiceClient;
+use crate::v1::tensor_service_client::TensorServiceClient;
 use crate::v1::transfer_service_client::TransferServiceClient;
 use crate::{Error, trace};
 
@@ -72,6 +73,11 @@ impl Client {
     /// The calls of an engine's scheduler, one by one. [`Client::scheduler`](Self::scheduler) makes steps of them.
     pub fn scheduler_service(&self) -> SchedulerServiceClient<Channel> {
         SchedulerServiceClient::new(self.channel())
+    }
+
+    /// Named tensors, of a server whose pool is a staging store.
+    pub fn tensors(&self) -> TensorServiceClient<Channel> {
+        TensorServiceClient::new(self.channel())
     }
 
     /// An operator's questions.

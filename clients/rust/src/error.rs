@@ -50,6 +50,12 @@ impl Error {
         error
     }
 
+    /// The same error, with one more row of metadata.
+    pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
+        self.0.metadata.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
     /// That of a call that a message reports: the same as if the call had ended with it.
     pub(crate) fn reported(status_code: u32, failure: Failure) -> Self {
         let code = i32::try_from(status_code).map_or(Code::Unknown, Code::from_i32);
@@ -163,6 +169,7 @@ impl From<Status> for Error {
             said.incarnation = of("incarnation").parse().unwrap_or_default();
             said.metadata = info.metadata.clone();
         }
+        said.message = said_once(said.message, &said.reason, &said.violations);
         Self(Box::new(said))
     }
 }
@@ -173,8 +180,32 @@ impl fmt::Display for Error {
         if !self.0.reason.is_empty() {
             write!(out, " {}", self.0.reason)?;
         }
-        write!(out, ": {}", self.0.message)
+        out.write_str(": ")?;
+        let same = |violation: &&FieldViolation| violation.description == self.0.message;
+        if let Some(violation) = self.0.violations.iter().find(same) {
+            write!(out, "{}: ", violation.field)?;
+        }
+        out.write_str(&self.0.message)?;
+        for violation in self.0.violations.iter().filter(|violation| !same(violation)) {
+            write!(out, "; {}: {}", violation.field, violation.description)?;
+        }
+        Ok(())
     }
+}
+
+/// A message without the reason and the violations, which a server writes into it for tools that show no more.
+fn said_once(message: String, reason: &str, violations: &[FieldViolation]) -> String {
+    let bare = match message.strip_prefix(reason).and_then(|rest| rest.strip_prefix(": ")) {
+        Some(rest) if !reason.is_empty() => rest,
+        _ => &message,
+    };
+    for violation in violations {
+        if bare.starts_with(&format!("{}: {}", violation.field, violation.description)) {
+            return violation.description.clone();
+        }
+    }
+    let listed = violations.first().and_then(|first| bare.find(&format!("; {}: ", first.field)));
+    bare[..listed.unwrap_or(bare.len())].to_owned()
 }
 
 impl std::error::Error for Error {}

@@ -3,8 +3,8 @@
 //! [`connect`] gives a [`Client`]. Its services are the generated clients of [`v1`] over one [`Channel`], which adds to
 //! every call what the protocol asks of clients: a deadline, an idempotency key, the repetition of UNAVAILABLE, the
 //! trace context. [`Error`] is what a status says, with types. On top of that stand the loops that every user needs:
-//! [`Client::wait`], [`Client::watch`], [`Client::watch_engine`], [`Client::keep_alive`], [`clean_up`] and
-//! [`Client::scheduler`].
+//! [`Client::wait`], [`Client::watch`], [`Client::watch_engine`], [`Client::keep_alive`], [`clean_up`],
+//! [`Client::pull`], [`move_blocks`] and [`Client::scheduler`]. What `{:?}` prints of a message hides its secrets.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), kvgrpc::Error> {
@@ -23,6 +23,7 @@ mod error;
 mod events;
 mod keeper;
 mod methods;
+mod moves;
 mod options;
 mod pauses;
 mod reading;
@@ -40,6 +41,7 @@ pub use engine::{EngineEvent, EngineWatch};
 pub use error::{DOMAIN, Error, FieldViolation};
 pub use events::Events;
 pub use keeper::Keeper;
+pub use moves::{Moved, Moving, move_blocks};
 pub use options::Options;
 pub use renewal::Kept;
 pub use scheduler::{Scheduler, Step};
@@ -51,6 +53,7 @@ pub use watch::{Position, Watch};
 #[allow(missing_docs, clippy::all, rustdoc::all)]
 pub mod v1 {
     tonic::include_proto!("kvgrpc.v1");
+    include!(concat!(env!("OUT_DIR"), "/redacted.rs"));
 
     /// The schema, as an encoded `google.protobuf.FileDescriptorSet`: for reflection and for JSON.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

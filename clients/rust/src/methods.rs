@@ -5,11 +5,16 @@ use std::time::Duration;
 use prost::Message;
 
 use crate::v1::{
-    PollSchedulerNewsRequest, PullBlocksRequest, ReserveBlocksRequest, WaitTransferRequest, WaitTransfersRequest,
+    GetTensorRequest, PollSchedulerNewsRequest, PullBlocksRequest, PutTensorRequest, ReserveBlocksRequest,
+    WaitTransferRequest, WaitTransfersRequest,
 };
 use crate::values::std_duration;
 
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
+/// with one no more than the longest life of a lease.
+const PUT_TENSOR: Duration = Duration::from_secs(120);
+const LONGEST_PUT_TENSOR: Duration = Duration::from_secs(600);
 
 /// ConnectPeer waits for another server: with the usual deadline a minute in all.
 const CONNECT_PEER: Duration = Duration::from_secs(50);
@@ -59,6 +64,13 @@ pub(crate) fn time_at_server(path: &str, request: &[u8]) -> Duration {
             let asked = PollSchedulerNewsRequest::decode(request).unwrap_or_default();
             asked.wait.map_or(Duration::ZERO, std_duration).min(LONGEST_WAIT)
         }
+        "/kvgrpc.v1.TensorService/GetTensor" => {
+            GetTensorRequest::decode(request).map_or(LONGEST_WAIT, |asked| wait(asked.timeout))
+        }
+        "/kvgrpc.v1.TensorService/PutTensor" => {
+            let asked = PutTensorRequest::decode(request).unwrap_or_default();
+            asked.timeout.map_or(PUT_TENSOR, std_duration).min(LONGEST_PUT_TENSOR)
+        }
         CONNECT_PEER_PATH => CONNECT_PEER,
         "/kvgrpc.v1.AdminService/ReleaseQuarantine" => RELEASE_QUARANTINE,
         _ => Duration::ZERO,
@@ -88,6 +100,19 @@ mod tests {
         assert_eq!(time_at_server(path, &asked(hour)), LONGEST_WAIT);
         let second = Some(proto_duration(Duration::from_secs(1)));
         assert_eq!(time_at_server(path, &asked(second)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_tensor_that_is_put_or_wanted_has_its_time_at_the_server() {
+        let put = |timeout| PutTensorRequest { timeout, ..Default::default() }.encode_to_vec();
+        let get = |timeout| GetTensorRequest { timeout, ..Default::default() }.encode_to_vec();
+        let time = |seconds| Some(proto_duration(Duration::from_secs(seconds)));
+        let (at_put, at_get) = ("/kvgrpc.v1.TensorService/PutTensor", "/kvgrpc.v1.TensorService/GetTensor");
+        assert_eq!(time_at_server(at_put, &put(None)), PUT_TENSOR);
+        assert_eq!(time_at_server(at_put, &put(time(5))), Duration::from_secs(5));
+        assert_eq!(time_at_server(at_put, &put(time(3600))), LONGEST_PUT_TENSOR);
+        assert_eq!(time_at_server(at_get, &get(None)), LONGEST_WAIT);
+        assert_eq!(time_at_server(at_get, &get(time(5))), Duration::from_secs(5));
     }
 
     #[test]

@@ -9,8 +9,11 @@ import {
   WaitCondition,
   cleanUp,
   connect,
+  move,
   nameOf,
+  redacted,
   type Client,
+  type HandOver,
   type HeldLease,
   type Keeper,
   type LeaseRef,
@@ -91,6 +94,29 @@ const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
       transfer: toJson(".kvgrpc.v1.Transfer", waited.transfer),
       conditionMet: waited.conditionMet,
     };
+  },
+
+  pull: async ({ server, request, timeoutS }) => {
+    const asked = fromJson(".kvgrpc.v1.PullBlocksRequest", request);
+    const transfer = await client(server).pull(asked, { timeoutMs: timeoutS * 1000 });
+    return { transfer: toJson(".kvgrpc.v1.Transfer", transfer) };
+  },
+
+  move: async ({ server, to, request, requestId, timeoutS }) => {
+    const { blocks, content } = messageOf(".kvgrpc.v1.HandOver").fromPartial(
+      fromJson(".kvgrpc.v1.HandOver", request),
+    ) as HandOver;
+    const options = { requestId, timeoutMs: timeoutS * 1000 };
+    const moved = await move(client(server), client(to), blocks!, content!, options);
+    return {
+      transfer: toJson(".kvgrpc.v1.Transfer", moved.transfer),
+      blocks: toJson(".kvgrpc.v1.Blocks", moved.blocks),
+    };
+  },
+
+  redacted: ({ method: path, request }) => {
+    const { requestType } = methodOf(path);
+    return { text: redacted(messageOf(requestType).fromPartial(fromJson(requestType, request ?? {}))) };
   },
 
   watch: ({ server, stream, filter, after }) => {

@@ -3,7 +3,7 @@
 import * as kvgrpc from "kvgrpc";
 import type { Client, Method } from "kvgrpc";
 
-type ServiceName = "admin" | "handoff" | "handshake" | "leases" | "pool" | "scheduler" | "transfers";
+type ServiceName = "admin" | "handoff" | "handshake" | "leases" | "pool" | "scheduler" | "tensors" | "transfers";
 
 interface MessageType {
   fromPartial(fields: object): object;
@@ -25,6 +25,7 @@ const SERVICES: [ServiceName & keyof Client, object][] = [
   ["leases", kvgrpc.LeaseServiceService],
   ["pool", kvgrpc.PoolServiceService],
   ["scheduler", kvgrpc.SchedulerServiceService],
+  ["tensors", kvgrpc.TensorServiceService],
   ["transfers", kvgrpc.TransferServiceService],
 ];
 

@@ -41,6 +41,12 @@ export interface CallDefaults {
 
 /** A server holds a waiting call for so long at most. */
 const LONGEST_WAIT_MS = 60_000;
+/**
+ * PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
+ * with one no more than the longest life of a lease.
+ */
+const PUT_TENSOR_MS = 120_000;
+const LONGEST_PUT_TENSOR_MS = 600_000;
 
 interface Waiting {
   timeout?: Duration;
@@ -54,6 +60,8 @@ const WAITS: Record<string, (request: Waiting) => number> = {
   "/kvgrpc.v1.TransferService/WaitTransfer": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
   "/kvgrpc.v1.TransferService/WaitTransfers": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
   "/kvgrpc.v1.SchedulerService/PollSchedulerNews": (request) => waitMs(request.wait as Duration | undefined, 0),
+  "/kvgrpc.v1.TensorService/GetTensor": (request) => waitMs(request.timeout, LONGEST_WAIT_MS),
+  "/kvgrpc.v1.TensorService/PutTensor": (request) => waitMs(request.timeout, PUT_TENSOR_MS, LONGEST_PUT_TENSOR_MS),
 };
 
 /** Two servers get to know each other meanwhile, or transfers in flight come to their end. */
@@ -201,6 +209,6 @@ function inCallMs(wait: TransferWait | undefined): number {
   return wait ? waitMs(wait.timeout, LONGEST_WAIT_MS) : 0;
 }
 
-function waitMs(asked: Duration | undefined, unset: number): number {
-  return asked ? Math.min(Math.max(milliseconds(asked), 0), LONGEST_WAIT_MS) : unset;
+function waitMs(asked: Duration | undefined, unset: number, most = LONGEST_WAIT_MS): number {
+  return asked ? Math.min(Math.max(milliseconds(asked), 0), most) : unset;
 }

@@ -2,12 +2,14 @@
 
 import { credentials as grpcCredentials, Client as GrpcClient } from "@grpc/grpc-js";
 import type { ChannelCredentials, ChannelOptions } from "@grpc/grpc-js";
-import type { WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
+import type { PullBlocksRequest, ReserveBlocksRequest } from "../gen/kvgrpc/v1/handoff.js";
+import type { Transfer, WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
 import { Caller, type CallOptions, type Method } from "./caller.js";
 import { CHANNEL_OPTIONS } from "./channel.js";
 import type { AnyLease } from "./held-lease.js";
 import { Keeper, type KeepAliveOptions } from "./keeper.js";
-import { services, type Services } from "./services.js";
+import { pull, receive, type EndOptions } from "./move.js";
+import { services, type Partially, type Services } from "./services.js";
 import type { Stream } from "./stream.js";
 import { wait, type Waited, type WaitOptions } from "./wait.js";
 import { watch, type WatchOptions } from "./watch.js";
@@ -43,6 +45,7 @@ export class Client implements Services {
   readonly leases: Services["leases"];
   readonly pool: Services["pool"];
   readonly scheduler: Services["scheduler"];
+  readonly tensors: Services["tensors"];
   readonly transfers: Services["transfers"];
   private readonly caller: Caller;
   private readonly keepers = new Set<Keeper>();
@@ -58,19 +61,34 @@ export class Client implements Services {
       metadata: options.metadata ?? {},
       traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,
     });
-    const { admin, handoff, handshake, leases, pool, scheduler, transfers } = services(this.caller);
+    const { admin, handoff, handshake, leases, pool, scheduler, tensors, transfers } = services(this.caller);
     this.admin = admin;
     this.handoff = handoff;
     this.handshake = handshake;
     this.leases = leases;
     this.pool = pool;
     this.scheduler = scheduler;
+    this.tensors = tensors;
     this.transfers = transfers;
   }
 
   /** Waits for a transfer; see WaitOptions. */
   wait(transferId: string, options?: WaitOptions): Promise<Waited> {
     return wait(this.caller, transferId, options);
+  }
+
+  /**
+   * Makes a pull whose destination is stated, and waits for its end: the transfer once the KV is in its blocks. What ended
+   * in another way throws as checkTransfer does, and the end of the time with DEADLINE_EXCEEDED: the transfer goes on then,
+   * and cancelTransfer ends it. State `wait.until` to wait for the return of the memory, too.
+   */
+  pull(request: Partially<PullBlocksRequest>, options?: EndOptions): Promise<Transfer> {
+    return pull(this, request, options);
+  }
+
+  /** As pull, for a push: reserves blocks for what the request's source is to send. */
+  receive(request: Partially<ReserveBlocksRequest>, options?: EndOptions): Promise<Transfer> {
+    return receive(this, request, options);
   }
 
   /** Tells every change of transfers; resumes by itself. */

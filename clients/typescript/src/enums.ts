@@ -28,6 +28,7 @@ const LEASE_ENDS = new Set([
   LeaseState.LEASE_STATE_DONE,
   LeaseState.LEASE_STATE_VOIDED,
   LeaseState.LEASE_STATE_LOST,
+  LeaseState.LEASE_STATE_RECLAIMED,
 ]);
 
 /** Whether a transfer has ended, one way or another. Says nothing about its memory. */

@@ -86,7 +86,13 @@ export class KvGrpcError extends Error implements Details {
 /** The typed error of a failed call. */
 export function fromStatus(failed: Pick<ServiceError, "code" | "details" | "metadata">): KvGrpcError {
   const message = failed.details || status[failed.code] || "unknown";
-  return new KvGrpcError(failed.code, message, detailsOf(failed.metadata), { cause: failed });
+  const details = detailsOf(failed.metadata);
+  return new KvGrpcError(failed.code, saidOnce(message, details), details, { cause: failed });
+}
+
+/** The sentence without its reason, which a server writes into it for tools that show no more. */
+function saidOnce(message: string, { reason }: Partial<Details>): string {
+  return reason && message.startsWith(`${reason}: `) ? message.slice(reason.length + 2) : message;
 }
 
 function detailsOf(trailers: Metadata | undefined): Partial<Details> {

@@ -11,6 +11,7 @@ export * from "../gen/kvgrpc/v1/lease.js";
 export * from "../gen/kvgrpc/v1/pool.js";
 export * from "../gen/kvgrpc/v1/pool_types.js";
 export * from "../gen/kvgrpc/v1/scheduler.js";
+export * from "../gen/kvgrpc/v1/tensor.js";
 export * from "../gen/kvgrpc/v1/transfer.js";
 
 export type { CallOptions, Method } from "./caller.js";
@@ -23,6 +24,8 @@ export { fromStatus, KvGrpcError, type Next, type Reason, type Violation } from 
 export { HeldLease, type AnyLease, type LeaseEnd } from "./held-lease.js";
 export { intentFromJson, intentToJson } from "./intent-json.js";
 export { Keeper, type KeepAliveOptions } from "./keeper.js";
+export { checkTransfer, move, type EndOptions, type Moved, type MoveOptions } from "./move.js";
+export { redacted } from "./redacted.js";
 export type { Partially, Service, Services } from "./services.js";
 export { Stream } from "./stream.js";
 export type { Waited, WaitOptions } from "./wait.js";

@@ -6,6 +6,7 @@ import * as handshake from "../gen/kvgrpc/v1/handshake.js";
 import * as lease from "../gen/kvgrpc/v1/lease.js";
 import * as pool from "../gen/kvgrpc/v1/pool.js";
 import * as scheduler from "../gen/kvgrpc/v1/scheduler.js";
+import * as tensor from "../gen/kvgrpc/v1/tensor.js";
 import * as transfer from "../gen/kvgrpc/v1/transfer.js";
 import type { CallOptions, Caller, Method } from "./caller.js";
 
@@ -61,6 +62,7 @@ export interface Services {
   readonly leases: Service<typeof lease.LeaseServiceService>;
   readonly pool: Service<typeof pool.PoolServiceService>;
   readonly scheduler: Service<typeof scheduler.SchedulerServiceService>;
+  readonly tensors: Service<typeof tensor.TensorServiceService>;
   readonly transfers: Service<typeof transfer.TransferServiceService>;
 }
 
@@ -72,6 +74,7 @@ export function services(caller: Caller): Services {
     leases: service(caller, lease, lease.LeaseServiceService),
     pool: service(caller, pool, pool.PoolServiceService),
     scheduler: service(caller, scheduler, scheduler.SchedulerServiceService),
+    tensors: service(caller, tensor, tensor.TensorServiceService),
     transfers: service(caller, transfer, transfer.TransferServiceService),
   };
 }

@@ -78,6 +78,7 @@ test("every unary call has a deadline; one that waits has its wait on top", asyn
     admin: { getStatus: note, releaseQuarantine: note },
     handshake: { connectPeer: note },
     scheduler: { pollSchedulerNews: note },
+    tensors: { getTensor: note, putTensor: note },
     transfers: { waitTransfer: note, waitTransfers: note },
   });
   await engine.admin.getStatus({});
@@ -86,9 +87,12 @@ test("every unary call has a deadline; one that waits has its wait on top", asyn
   await engine.transfers.waitTransfers({});
   await engine.scheduler.pollSchedulerNews({ wait: duration(20_000) });
   await engine.scheduler.pollSchedulerNews({});
+  await engine.tensors.getTensor({});
+  await engine.tensors.putTensor({});
+  await engine.tensors.putTensor({ timeout: duration(5_000) });
   await engine.handshake.connectPeer({});
   await engine.admin.releaseQuarantine({});
-  assert.deepEqual(deadlines, [10, 3, 15, 70, 30, 10, 60, 60]);
+  assert.deepEqual(deadlines, [10, 3, 15, 70, 30, 10, 70, 130, 15, 60, 60]);
 });
 
 test("a timeout that is no positive number is refused", async (t) => {

@@ -27,6 +27,7 @@ const SERVICES = {
   leases: kvgrpc.LeaseServiceService,
   pool: kvgrpc.PoolServiceService,
   scheduler: kvgrpc.SchedulerServiceService,
+  tensors: kvgrpc.TensorServiceService,
   transfers: kvgrpc.TransferServiceService,
 };
 

@@ -68,7 +68,9 @@ class ChecksumCalls:
             what = "ranks of several pipeline stages compute no checksums: pull without them"
             raise Unimplemented(Reason.FEATURE_UNAVAILABLE, what)
         self._check_room(access)
-        wanted = [(state.resolve(lists, f"blocks[{i}]"), layers) for i, (lists, layers) in enumerate(event.blocks)]
+        wanted = [
+            (state.resolve(lists, f"blocks[{i}]", "blocks"), layers) for i, (lists, layers) in enumerate(event.blocks)
+        ]
         _check_granted(wanted, state.pins.blocks(access.owner, PinKind.ACCESS))
         if self._prefetch.answer(event.call.id, access, state.leases.get(access.lease_id), wanted):
             return

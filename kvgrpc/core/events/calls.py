@@ -249,6 +249,9 @@ class AllocateBlocks:
     validate_only: bool = False
     by: RequestTime | None = None
     """As in ReclaimBlocks."""
+    request_id: str = ""
+    """As its caller states it, for those who list allocations."""
+    label: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from kvgrpc.core.events import AllocateBlocks, FreeBlocks, GiveAllocation
 from kvgrpc.core.send.reclaiming import Plan, Reclaiming, named_by
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
-from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S
+from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S, Terms
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_id
@@ -118,7 +118,8 @@ class Allocations:
             taken = state.allocator.choose(counts)
         self._made += 1
         allocation_id = mint_id(state.secret, state.incarnation, "blocks", "lead", self._made)
-        state.allocator.take(allocation_id, taken, event.call.principal, event.call.payer)
+        terms = Terms(event.call.principal, state.now, event.request_id, event.label)
+        state.allocator.take(allocation_id, taken, terms, event.call.payer)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))

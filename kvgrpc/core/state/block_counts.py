@@ -12,11 +12,14 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
     Raises InvalidRequest or OutOfRange.
     """
     groups = state.pool.pool.groups
-    counts = dict(rows)
-    if len(counts) != len(rows) or any(not 0 <= g < len(groups) for g in counts):
-        raise InvalidRequest(
-            Reason.GROUP_MISMATCH, f"counts names each of the groups 0 to {len(groups) - 1} at most once"
-        )
+    counts: dict[int, int] = {}
+    for row, (group, count) in enumerate(rows):
+        if not 0 <= group < len(groups) or group in counts:
+            why = "is named twice" if group in counts else f"does not exist; the pool has {len(groups)}"
+            what = f"group {group} {why}"
+            violation = FieldViolation(f"group_block_counts[{row}].group", what)
+            raise InvalidRequest(Reason.GROUP_MISMATCH, what, violations=(violation,))
+        counts[group] = count
     total = sum(counts.values())
     if total <= 0 or min(counts.values()) < 0:
         raise invalid("group_block_counts", "asks for no block")
@@ -25,6 +28,7 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
         raise OutOfRange(
             Reason.LIMIT_EXCEEDED,
             f"{total} blocks in one request; the limit is {most}",
+            violations=(FieldViolation("group_block_counts", f"at most {most} blocks in one request"),),
             metadata={"limit": str(most)},
         )
     for row, (group, count) in enumerate(rows):

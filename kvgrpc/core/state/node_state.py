@@ -226,8 +226,9 @@ class NodeState:
         if owner == ENGINE and self.attached:
             self.emit(TellEngine(news))
 
-    def resolve(self, lists: BlockLists, field: str) -> Blocks:
-        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed.
+    def resolve(self, lists: BlockLists, field: str, rows: str = "groups") -> Blocks:
+        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed. `rows` is
+        what the field calls them.
 
         Raises OutOfRange or InvalidRequest.
         """
@@ -236,18 +237,19 @@ class NodeState:
         seen = set()
         for row, (group, ids) in enumerate(lists):
             if not 0 <= group < len(groups) or group in seen:
-                what = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
-                wrong = (FieldViolation(f"{field}.groups[{row}].group", what),)
-                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}", violations=wrong)
+                why = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
+                what = f"group {group} {why}"
+                wrong = (FieldViolation(f"{field}.{rows}[{row}].group", what),)
+                raise InvalidRequest(Reason.GROUP_MISMATCH, what, violations=wrong)
             seen.add(group)
-            check_ids(ids, groups[group].blocks, f"{field}.groups[{row}]", group=group)
+            check_ids(ids, groups[group].blocks, f"{field}.{rows}[{row}]", group=group)
             blocks[group] = ids
         check_spaces(blocks, self.pool.pool, field)
         total = sum(len(ids) for ids in blocks)
         if total > self.limits.blocks_per_request:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
-                f"{field}: {total} blocks in one request; the limit is {self.limits.blocks_per_request}",
+                f"{total} blocks in one request; the limit is {self.limits.blocks_per_request}",
                 violations=(FieldViolation(field, f"at most {self.limits.blocks_per_request} blocks"),),
                 metadata={"limit": str(self.limits.blocks_per_request)},
             )

@@ -5,7 +5,8 @@ only when it is neither allocated nor pinned, as of whichever group of its space
 effect at the last unpin by itself.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +25,17 @@ _NO_NUMBER = -1
 """Of no allocation, and no block."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """Whose an allocation is, and what was said of it when it was made."""
+
+    owner: str
+    """A principal."""
+    since: float = 0.0
+    request_id: str = ""
+    label: str = ""
+
+
 class Allocator:
     """Allocations and their blocks, for the groups of one pool."""
 
@@ -38,8 +50,7 @@ class Allocator:
         """How many blocks each allocation still holds: at least 1."""
         self._whole: dict[int, Kept] = {}
         """The blocks of each of which none was given back by itself: whoever frees them all looks at those alone."""
-        self._owners: dict[int, str] = {}
-        """The principal that owns each allocation."""
+        self._terms: dict[int, Terms] = {}
         self._last = 0
 
     def choose(self, counts: Mapping[int, int]) -> Blocks:
@@ -65,10 +76,10 @@ class Allocator:
             chosen.append(_first_run(free, wanted))
         return tuple(chosen)
 
-    def take(self, allocation_id: str, blocks: Blocks, owner: str, payer: str = "") -> None:
-        """These free blocks, at least one, are a new allocation's, which that principal owns, and `payer` pays for."""
+    def take(self, allocation_id: str, blocks: Blocks, terms: Terms, payer: str = "") -> None:
+        """These free blocks, at least one, are a new allocation's, for which `payer` pays."""
         self._last += 1
-        self._owners[self._last] = owner
+        self._terms[self._last] = terms
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
@@ -114,11 +125,13 @@ class Allocator:
 
     def owner(self, allocation_id: str) -> str | None:
         """The principal that owns an allocation; None when the allocation does not exist."""
-        return self._owners.get(self._numbers.get(allocation_id, _NO_NUMBER))
+        terms = self._terms.get(self._numbers.get(allocation_id, _NO_NUMBER))
+        return None if terms is None else terms.owner
 
     def give(self, allocation_id: str, owner: str) -> None:
         """An allocation that exists is that principal's from now on."""
-        self._owners[self._numbers[allocation_id]] = owner
+        number = self._numbers[allocation_id]
+        self._terms[number] = replace(self._terms[number], owner=owner)
 
     def known(self, allocation_id: str) -> bool:
         """Whether an allocation still holds a block."""
@@ -131,6 +144,16 @@ class Allocator:
             return None
         whole = self._whole.get(number)
         return unpack(whole) if whole else tuple(np.flatnonzero(holder == number) for holder in self._holder)
+
+    def rows(self) -> Iterator[tuple[str, Terms]]:
+        """All allocations, oldest first."""
+        return ((allocation_id, self._terms[number]) for allocation_id, number in self._numbers.items())
+
+    def holders(self, group: int, block: int) -> frozenset[str]:
+        """The allocations that hold a block, as one of whichever group of its space."""
+        alike = (other for other, space in enumerate(self._pins.spaces) if space == self._pins.spaces[group])
+        numbers = {int(self._holder[other][block]) for other in alike if block < len(self._holder[other])}
+        return frozenset(self._ids[number] for number in numbers if number)
 
     def check_usable(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
         """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or of an allocation that the caller
@@ -165,18 +188,20 @@ class Allocator:
         return self._pins.free[space]
 
     def _may_use(self, number: int, caller: str) -> bool:
-        owner = self._owners.get(number)
-        return owner is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, owner))
+        terms = self._terms.get(number)
+        return terms is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, terms.owner))
 
     def _forget(self, number: int) -> None:
         allocation_id = self._ids.pop(number)
         del self._numbers[allocation_id]
         self._ledger.drop(RowKind.ALLOCATION, allocation_id)
-        del self._left[number], self._owners[number]
+        del self._left[number], self._terms[number]
         self._whole.pop(number, None)
 
     def _kept_bytes(self, number: int) -> int:
-        return ALLOCATION_BYTES + len(self._ids[number]) + kept_bytes(self._whole.get(number, ()))
+        terms = self._terms[number]
+        texts = len(self._ids[number]) + len(terms.request_id) + len(terms.label)
+        return ALLOCATION_BYTES + texts + kept_bytes(self._whole.get(number, ()))
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:

@@ -21,9 +21,9 @@ from kvgrpc.core.tables.transfers import (
     Transfer,
     pair_id,
 )
-from kvgrpc.core.values.ids import mint_id
+from kvgrpc.core.values.ids import may_name, mint_id
 from kvgrpc.core.values.owners import Kind, Thing, Verb, may
-from kvgrpc.errors import NotFound, Reason
+from kvgrpc.errors import NextStep, NotFound, Reason
 
 
 @dataclass
@@ -249,9 +249,14 @@ class TransferTable:
 
 
 def _unknown(transfer_id: str) -> NotFound:
-    return NotFound(
-        Reason.TRANSFER_NOT_FOUND, f"no transfer {transfer_id} here; if it was one, treat its memory as quarantined"
+    if may_name("transfer", transfer_id):
+        why = f"no transfer {transfer_id} here any more: treat its memory as quarantined"
+        return NotFound(Reason.TRANSFER_NOT_FOUND, why)
+    error = NotFound(
+        Reason.TRANSFER_NOT_FOUND, f"{transfer_id!r} is the id of no transfer: take it from a reply, unchanged"
     )
+    error.next = NextStep.FIX_REQUEST
+    return error
 
 
 def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:

@@ -4,14 +4,13 @@ Both sides make its layout here, so that stores of any sizes exchange tensors, a
 when their leads meet.
 """
 
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.errors import KVGrpcError, invalid
 
 PAGE_BYTES = 64 * 1024
 PAGE_BYTES_MIN = 4 * 1024
 PAGE_BYTES_MAX = 1 << 30
 PAGES_MAX = 1 << 24
-GROUP = "pages"
 
 
 def store_layout(store_bytes: int, page_bytes: int = PAGE_BYTES) -> PoolLayout:
@@ -23,7 +22,7 @@ def store_layout(store_bytes: int, page_bytes: int = PAGE_BYTES) -> PoolLayout:
     pages = store_bytes // page_bytes
     if not 1 <= pages <= PAGES_MAX:
         raise invalid("store_bytes", f"holds 1 to {PAGES_MAX} pages of {page_bytes} bytes")
-    return uniform_layout(Group(GROUP, GroupKind.MLA, 1, 1, pages, 1, page_bytes, "uint8"), page_bytes)
+    return uniform_layout(Group(PAGES, GroupKind.MLA, 1, 1, pages, 1, page_bytes, "uint8"), page_bytes)
 
 
 def page_bytes_of(layout: PoolLayout) -> int:

@@ -73,14 +73,14 @@ class Description:
         if len(self.content_digest) > OPAQUE_BYTES_MAX:
             raise invalid("description.content_digest", f"has at most {OPAQUE_BYTES_MAX} bytes")
         if len(self.shape) > DIMENSIONS_MAX:
-            raise invalid("description.shape", f"has at most {DIMENSIONS_MAX} dimensions")
+            raise invalid("description.shape_sizes", f"has at most {DIMENSIONS_MAX} dimensions")
         nbytes = item
         for size in self.shape:
             if size < 1:
-                raise invalid("description.shape", "each dimension is at least 1: an empty tensor is not moved")
+                raise invalid("description.shape_sizes", "each dimension is at least 1: an empty tensor is not moved")
             nbytes *= size
             if nbytes > BYTES_MAX:
-                raise invalid("description.shape", f"is of more than {BYTES_MAX} bytes")
+                raise invalid("description.shape_sizes", f"is of more than {BYTES_MAX} bytes")
         if nbytes != self.nbytes:
             raise invalid("description.nbytes", f"is {self.nbytes}; {self.dtype} of this shape has {nbytes}")
 
@@ -97,7 +97,8 @@ class Expected:
     def check(self, found: Description) -> None:
         """Raises PreconditionFailed (CONTENT_MISMATCH) with the fields in which the tensor is another one."""
         wrong = tuple(
-            FieldViolation(f"expected.{field.name}", f"is {_shown(getattr(self, field.name))} where it is asked for, "
+            FieldViolation(f"expected.{_SCHEMA_NAMES.get(field.name, field.name)}",
+                           f"is {_shown(getattr(self, field.name))} where it is asked for, "
                            f"and {_shown(getattr(found, field.name))} at its source")
             for field in fields(self)
             if getattr(self, field.name) not in (None, getattr(found, field.name))
@@ -147,6 +148,10 @@ def _opaque(id_: TensorId, described: Description, weights: str) -> bytes:
 
 def _prefixed(field: bytes) -> bytes:
     return struct.pack("<I", len(field)) + field
+
+
+_SCHEMA_NAMES = {"shape": "shape_sizes"}
+"""What the schema calls fields that have another name here."""
 
 
 def _shown(value: object) -> str:

@@ -134,13 +134,18 @@ def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
     blocking = [d for d in compare(here, there) if not d.bridgeable]
     if not blocking:
         return
-    raise incompatible(REASONS.get(blocking[0].field, Reason.INCOMPATIBLE_POOLS), there, blocking)
+    raise incompatible(REASONS.get(blocking[0].field, Reason.INCOMPATIBLE_POOLS), here, there, blocking)
 
 
-def incompatible(reason: Reason, there: EngineDescription, blocking: list[Difference]) -> KVGrpcError:
-    """The error that names each blocking difference."""
+def incompatible(
+    reason: Reason, here: EngineDescription, there: EngineDescription, blocking: list[Difference]
+) -> KVGrpcError:
+    """The error that names each blocking difference. It names both engines, since it may be read at either."""
+    one, other = here.engine_id, there.engine_id
     return PreconditionFailed(
         reason,
-        f"cannot exchange blocks with engine {there.engine_id}",
-        violations=tuple(FieldViolation(d.field, f"{d.here} here, {d.there} there: {d.why}") for d in blocking),
+        f"engines {one} and {other} cannot exchange blocks",
+        violations=tuple(
+            FieldViolation(d.field, f"{d.here} at {one}, {d.there} at {other}: {d.why}") for d in blocking
+        ),
     )

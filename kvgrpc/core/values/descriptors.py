@@ -116,9 +116,9 @@ def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     return ids[edges[:-1]], np.diff(edges)
 
 
-def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) -> None:
+def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None, where: str = "") -> None:
     """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice. `group`: they are blocks
-    of that group, which the error names.
+    of that group, which the error names. `where` is said of one that is twice.
     """
     if not len(ids):
         return
@@ -129,7 +129,7 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
         what = f"block {bad} does not exist; ids run from 0 to {blocks - 1}"
         raise OutOfRange(
             Reason.BLOCK_OUT_OF_RANGE,
-            f"{field}: {what}",
+            what,
             violations=(FieldViolation(field, what),),
             metadata={} if group is None else {"group": str(group), "block_count": str(blocks)},
         )
@@ -143,8 +143,8 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
     in_order = np.sort(ids)
     twice = in_order[1:][in_order[1:] == in_order[:-1]]
     if len(twice):
-        what = f"block {int(twice[0])} is listed twice"
-        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: {what}", violations=(FieldViolation(field, what),))
+        what = f"block {int(twice[0])} is listed twice{where}"
+        raise InvalidRequest(Reason.BLOCK_DUPLICATE, what, violations=(FieldViolation(field, what),))
 
 
 def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
@@ -154,7 +154,8 @@ def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
     for groups in pool.shared_spaces:
         listed = [blocks[group] for group in groups if len(blocks[group])]
         if len(listed) > 1:
-            check_ids(np.concatenate(listed), pool.groups[groups[0]].blocks, f"{field}, in groups of one block space")
+            merged, count = np.concatenate(listed), pool.groups[groups[0]].blocks
+            check_ids(merged, count, field, where=", in groups of one block space")
 
 
 def holds(region: Region, layers: tuple[int, int]) -> bool:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 BYTES_MAX = 2**53 - 1
 """Above any memory; every language can hold it, and no sum of offsets leaves 64 bits."""
 LAYERS_MAX = 1 << 16
+PAGES = "pages"
+"""Name of the one group of a pool that is a staging store of named tensors."""
 REGIONS_MAX = 1 << 16
 
 

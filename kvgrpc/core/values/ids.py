@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 
 from kvgrpc.errors import invalid
 
@@ -34,6 +35,11 @@ def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int
     """
     digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]
     return f"{kind[0]}-{format_incarnation(incarnation)}-{digest.hex()}"
+
+
+def may_name(kind: str, name: str) -> bool:
+    """Whether that text may be the id of a thing of this kind, of whichever life and engine."""
+    return re.fullmatch(rf"{kind[0]}-[0-9a-f]{{16}}-[0-9a-f]{{{2 * ID_BYTES}}}", name) is not None
 
 
 def mint_lease_id(secret: bytes, incarnation: int, minter: str, number: int) -> str:

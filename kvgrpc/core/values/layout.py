@@ -14,6 +14,7 @@ from kvgrpc.core.values.groups import (
     BYTES_MAX,
     ITEM_BYTES,
     LAYERS_MAX,
+    PAGES,
     PARTS,
     REGIONS_MAX,
     WHOLE,
@@ -27,8 +28,8 @@ from kvgrpc.core.values.groups import (
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 __all__ = [
-    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "PoolKind", "PoolLayout",
-    "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
+    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "PAGES", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "PoolKind",
+    "PoolLayout", "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side, common_stages
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides
+from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.views import total_heads, view_of
 
 ROWS_MAX = 1 << 16
@@ -22,6 +22,14 @@ class Difference:
     why: str
 
 
+SCHEMA_NAMES = {
+    "layers": "layer_count",
+    "kv_heads": "kv_head_count",
+    "total_kv_heads": "total_kv_head_count",
+    "blocks": "block_count",
+}
+"""What the schema calls fields of a group that have another name here."""
+
 EQUAL_FIELDS: dict[str, str] = {
     "kind": "layers of another kind use their blocks in another way",
     "layers": "the models have different numbers of layers",
@@ -32,6 +40,7 @@ EQUAL_FIELDS: dict[str, str] = {
 """Fields of a group that must be equal, and why."""
 
 WHOLE = "by whole blocks"
+STORE = "a staging store of named tensors"
 UNKNOWN = "of group {} nothing is known of the inside of blocks, which are moved whole"
 SPLIT_FIELDS = {
     "block_tokens": "blocks hold different numbers of tokens",
@@ -46,6 +55,10 @@ def differences(here: Side, there: Side) -> list[Difference]:
     exchanged come without what a bridge would cost.
     """
     mine, theirs = here.pool, there.pool
+    if _holds_tensors(mine) != _holds_tensors(theirs):
+        one, other = (STORE if _holds_tensors(pool) else "a pool of blocks" for pool in (mine, theirs))
+        why = "tensors and blocks of a cache are not exchanged: pair engines of one kind"
+        return [Difference("pool.groups", one, other, False, why)]
     if len(mine.groups) != len(theirs.groups):
         why = "the models group their layers differently"
         return [Difference("pool.groups", str(len(mine.groups)), str(len(theirs.groups)), False, why)]
@@ -91,8 +104,8 @@ def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
     heads, others = (total_heads(side.pool.groups[index], side.stage_ranks) for side in (here, there))
     if heads == others:
         return None
-    why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_heads where ranks have the same ones"
-    return Difference(f"pool.groups[{index}].total_kv_heads", str(heads), str(others), False, why)
+    why = f"{SPLIT_FIELDS['kv_heads']}; state total_kv_head_count where ranks have the same ones"
+    return Difference(_path(index, "total_kv_heads"), str(heads), str(others), False, why)
 
 
 def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
@@ -152,7 +165,17 @@ def _differs(index: int, field: str, a: Group, b: Group, why: str, *, bridgeable
     if values[0] == values[1]:
         return None
     here, there = (value.value if isinstance(value, GroupKind) else str(value) for value in values)
-    return Difference(f"pool.groups[{index}].{field}", here, there, bridgeable, why)
+    return Difference(_path(index, field), here, there, bridgeable, why)
+
+
+def _path(group: int, field: str) -> str:
+    """Where the schema has that field of a group, in a description of an engine."""
+    return f"pool.groups[{group}].{SCHEMA_NAMES.get(field, field)}"
+
+
+def _holds_tensors(pool: PoolLayout) -> bool:
+    """Whether a pool is a staging store."""
+    return [(g.name, g.kind, g.block_tokens, g.dtype) for g in pool.groups] == [(PAGES, GroupKind.MLA, 1, "uint8")]
 
 
 def _costs(here: Side, there: Side) -> list[Difference]:

@@ -28,7 +28,7 @@ from kvgrpc.session.v1 import session_pb2 as kvgrpc_dot_session_dot_v1_dot_sessi
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x1fkvgrpc/session/v1/session.proto\x1a\x16kvgrpc/v1/common.proto\"\x9a\x01\n\x12\x43onnectRankRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12.\n\x07reports\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0f\n\x07returns\x18\x04 \x01(\x08\x12\x13\n\x0bnot_at_rest\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\"\x83\x02\n\x13\x43onnectRankResponse\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand\x12\x37\n\x08\x61ttached\x18\x02 \x01(\x0b\x32%.kvgrpc.session.v1.AttachRankResponse\x12(\n\x05grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x04over\x18\x04 \x01(\x0b\x32\x1e.kvgrpc.session.v1.SessionOver\x12)\n\x06header\x18\x05 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader2i\n\x0bRankService\x12Z\n\x0b\x43onnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x01\x30\x01\x42R\n\x12\x64\x65v.kvgrpc.peer.v1B\rPeerRankProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x1fkvgrpc/session/v1/session.proto\x1a\x16kvgrpc/v1/common.proto\"\x9f\x01\n\x12\x43onnectRankRequest\x12\x13\n\x06ticket\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12.\n\x07reports\x18\x02 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0f\n\x07returns\x18\x04 \x01(\x08\x12\x13\n\x0bnot_at_rest\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\"\x83\x02\n\x13\x43onnectRankResponse\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand\x12\x37\n\x08\x61ttached\x18\x02 \x01(\x0b\x32%.kvgrpc.session.v1.AttachRankResponse\x12(\n\x05grace\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x04over\x18\x04 \x01(\x0b\x32\x1e.kvgrpc.session.v1.SessionOver\x12)\n\x06header\x18\x05 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader2i\n\x0bRankService\x12Z\n\x0b\x43onnectRank\x12\".kvgrpc.peer.v1.ConnectRankRequest\x1a#.kvgrpc.peer.v1.ConnectRankResponse(\x01\x30\x01\x42R\n\x12\x64\x65v.kvgrpc.peer.v1B\rPeerRankProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvgrpc.peer.v1.rank_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\022dev.kvgrpc.peer.v1B\rPeerRankProtoP\001Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1'
+  _globals['_CONNECTRANKREQUEST'].fields_by_name['ticket']._loaded_options = None
+  _globals['_CONNECTRANKREQUEST'].fields_by_name['ticket']._serialized_options = b'\200\001\001'
   _globals['_CONNECTRANKREQUEST']._serialized_start=165
-  _globals['_CONNECTRANKREQUEST']._serialized_end=319
-  _globals['_CONNECTRANKRESPONSE']._serialized_start=322
-  _globals['_CONNECTRANKRESPONSE']._serialized_end=581
-  _globals['_RANKSERVICE']._serialized_start=583
-  _globals['_RANKSERVICE']._serialized_end=688
+  _globals['_CONNECTRANKREQUEST']._serialized_end=324
+  _globals['_CONNECTRANKRESPONSE']._serialized_start=327
+  _globals['_CONNECTRANKRESPONSE']._serialized_end=586
+  _globals['_RANKSERVICE']._serialized_start=588
+  _globals['_RANKSERVICE']._serialized_end=693
 # @@protoc_insertion_point(module_scope)

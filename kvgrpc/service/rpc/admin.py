@@ -2,8 +2,6 @@
 
 import logging
 
-import numpy as np
-
 from kvgrpc.core import actions
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Access
@@ -12,9 +10,9 @@ from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import Ledger, Share
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.descriptors import check_ids
 from kvgrpc.errors import note
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc import allocations
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
@@ -79,11 +77,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.node.state
-        pins = list(state.pins)
+        pins, held = list(state.pins), list[allocations.Row]()
         if request.HasField("block"):
-            groups = state.pool.pool.groups
-            check_ids(np.array([request.block.group]), len(groups), "block.group")
-            check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
+            held = allocations.holding(state, request.block.group, request.block.block, "block.")
             pins = state.pins.of_block(request.block.group, request.block.block)
         found = page(
             lead,
@@ -92,7 +88,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"),
             lambda pin: _pin(lead.node, pin, lead.runner.now),
         )
-        return admin_pb2.ListPinsResponse(header=found.header, pins=found.rows, next_page_token=found.next_page_token)
+        return admin_pb2.ListPinsResponse(
+            header=found.header,
+            pins=found.rows,
+            next_page_token=found.next_page_token,
+            allocations=[allocations.message(lead, row) for row in held],
+        )
 
     @unary
     async def Drain(self, request: admin_pb2.DrainRequest, trace: str) -> admin_pb2.DrainResponse:

@@ -16,7 +16,7 @@ from kvgrpc.service import heap, status, telemetry
 from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
-from kvgrpc.wire import fields
+from kvgrpc.wire import fields, paths
 
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews", "PutTensor", "GetTensor"})
@@ -64,7 +64,7 @@ def unary(
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
         except KVGrpcError as error:
-            await status.abort(context, error, self._lead.header())
+            await status.abort(context, paths.placed(error, request), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
@@ -95,7 +95,7 @@ def streaming(
             async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
-            await status.abort(context, error, self._lead.header())
+            await status.abort(context, paths.placed(error, request), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server

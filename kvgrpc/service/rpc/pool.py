@@ -8,7 +8,9 @@ from kvgrpc.core.values.descriptors import holds
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc import allocations
 from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
@@ -72,6 +74,32 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             lambda call: requests.reclaim_blocks(request, call),
         )
         return pool_pb2.ReclaimBlocksResponse(header=header, reclaimed=answers.reclaimed(answer, header.incarnation))
+
+    @unary
+    async def ListAllocations(
+        self, request: pool_pb2.ListAllocationsRequest, trace: str
+    ) -> pool_pb2.ListAllocationsResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        managed = state.pool.pool_kind is PoolKind.SERVER_MANAGED
+        rows = state.allocator.rows() if managed else iter(())
+        if request.HasField("block"):
+            rows = iter(allocations.holding(state, request.group, request.block))
+        if request.request_id:
+            rows = (row for row in rows if row[1].request_id == request.request_id)
+        if request.label:
+            rows = (row for row in rows if row[1].label == request.label)
+        found = page(
+            lead,
+            request,
+            rows,
+            lambda row: (row[1].since - state.began, row[0]),
+            lambda row: allocations.message(lead, row),
+        )
+        return pool_pb2.ListAllocationsResponse(
+            header=found.header, allocations=found.rows, next_page_token=found.next_page_token
+        )
 
     @unary
     async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:

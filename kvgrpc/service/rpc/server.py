@@ -25,6 +25,7 @@ from kvgrpc.service.rpc.method import Registrar
 from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
 from kvgrpc.service.rpc.rank import Attaching, RankService
+from kvgrpc.service.rpc.reflection import Schema
 from kvgrpc.service.rpc.scheduler import SchedulerService
 from kvgrpc.service.rpc.tensor import TensorService
 from kvgrpc.service.rpc.transfer import TransferService
@@ -148,8 +149,8 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
 def _add_reflection(server: grpc.aio.Server) -> None:
     """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
     names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
-    pool = _Symbols(descriptor_pool.Default())
-    servicer = reflection.aio.ReflectionServicer(names, pool)
+    schema = Schema(descriptor_pool.Default())
+    servicer = reflection.aio.ReflectionServicer(names, schema)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -157,20 +158,3 @@ def _add_reflection(server: grpc.aio.Server) -> None:
     )
     for name in (REFLECTION_V1, REFLECTION_V1ALPHA):
         server.add_registered_method_handlers(name, {"ServerReflectionInfo": handler})
-
-
-class _Symbols:
-    """A descriptor pool that finds methods too: `grpcurl describe Service.Method` asks for them by their name."""
-
-    def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
-        self._pool = pool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-    def FindFileContainingSymbol(self, symbol: str) -> Any:
-        try:
-            return self._pool.FindFileContainingSymbol(symbol)
-        except KeyError:
-            service, _, method = symbol.rpartition(".")
-            return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file

@@ -54,7 +54,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             request,
             rows,
             lambda row: (row.made, f"{row.number}"),
-            lambda row: wire.row(row, now),
+            lambda row: wire.row(row, now, lead.node.state.transfers),
         )
         return tensor_pb2.ListTensorsResponse(
             header=listed.header, tensors=listed.rows, next_page_token=listed.next_page_token

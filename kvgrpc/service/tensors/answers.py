@@ -19,7 +19,7 @@ async def put(
 ) -> tensor_pb2.PutTensorResponse:
     """PutTensor."""
     found = await lead.tensors.put(wire.put(request, lead.config.limits), trace, caller)
-    first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in found]
+    first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
@@ -29,7 +29,7 @@ async def get(
     """GetTensor."""
     got = await lead.tensors.get(wire.get(request), trace, caller)
     header = lead.header()
-    first, *bundled = [wire.row(tensor, lead.runner.now) for tensor in got.tensors]
+    first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in got.tensors]
     made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
     if got.pages is not None:
         allocation_id, ids = got.pages

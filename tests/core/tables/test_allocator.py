@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator
+from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator, Terms
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.owners import ENGINE
@@ -20,7 +20,7 @@ def make(*sizes: int) -> tuple[Allocator, PinTable]:
 def take(allocator: Allocator, allocation_id: str, counts: dict[int, int]) -> Blocks:
     """A new allocation's blocks."""
     blocks = allocator.choose(counts)
-    allocator.take(allocation_id, blocks, ENGINE)
+    allocator.take(allocation_id, blocks, Terms(ENGINE))
     return blocks
 
 
@@ -140,7 +140,7 @@ def test_an_allocation_is_given_back_whole_and_once() -> None:
 
 def test_an_allocation_keeps_the_memory_of_its_own_blocks_alone() -> None:
     allocator = Allocator((1 << 16,), PinTable((1 << 16,)))
-    allocator.take("a", allocator.choose({0: 2}), ENGINE)
+    allocator.take("a", allocator.choose({0: 2}), Terms(ENGINE))
     found = allocator.find("a")
     assert found is not None
     whole = found[0] if found[0].base is None else found[0].base

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.tables.allocator import Allocator
+from kvgrpc.core.tables.allocator import Allocator, Terms
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin, PinKind, PinTable
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.owners import ENGINE
@@ -98,7 +98,7 @@ def test_groups_of_one_space_get_different_blocks() -> None:
 
 def test_an_allocated_block_is_a_block_of_the_group_that_it_was_allocated_for() -> None:
     allocator = Allocator((8, 4, 8), table())
-    allocator.take("a", (ids(0, 1), ids(), ids(2)), ENGINE)
+    allocator.take("a", (ids(0, 1), ids(), ids(2)), Terms(ENGINE))
     allocator.check_usable((ids(0, 1), ids(), ids(2)), "a", ENGINE)
     for wrong in (in_group(2, 0), in_group(0, 2), in_group(2, 3)):
         for allocation in ("", "a"):
@@ -109,7 +109,7 @@ def test_an_allocated_block_is_a_block_of_the_group_that_it_was_allocated_for() 
     assert [group.tolist() for group in found] == [[0, 1], [], [2]]
     assert (allocator.allocated(0), allocator.allocated(1), allocator.free_count(0)) == (3, 0, 5)
     assert allocator.free(in_group(0, 0, 1)) == []
-    allocator.take("b", in_group(2, 0, 1), ENGINE)
+    allocator.take("b", in_group(2, 0, 1), Terms(ENGINE))
     assert allocator.free(in_group(2, 2)) == ["a"]
 
 
@@ -178,7 +178,7 @@ class Shared(RuleBasedStateMachine):
         assert not rows.keys() & (self.pinned() | self.given.keys())
         if rows:
             self.made += 1
-            self.allocator.take(str(self.made), chosen, ENGINE)
+            self.allocator.take(str(self.made), chosen, Terms(ENGINE))
             self.given |= rows
 
     @rule(blocks=st.sets(st.integers(0, BLOCKS - 1), min_size=1))

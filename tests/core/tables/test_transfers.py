@@ -19,7 +19,8 @@ from kvgrpc.core.tables.transfers import (
     Transfer,
     pair_id,
 )
-from kvgrpc.errors import NotFound
+from kvgrpc.core.values.ids import mint_id
+from kvgrpc.errors import NextStep, NotFound
 from tests.core.nodes import check_table, snapshot
 
 
@@ -135,8 +136,18 @@ def test_only_a_settled_transfer_moves_to_the_history_and_may_be_asked_to_again(
 
 
 def test_an_unknown_transfer_reads_as_quarantined() -> None:
-    with pytest.raises(NotFound, match=r"TRANSFER_NOT_FOUND.*quarantined"):
-        TransferTable(1, 10).get("t")
+    with pytest.raises(NotFound, match=r"TRANSFER_NOT_FOUND.*quarantined") as caught:
+        TransferTable(1, 10).get(mint_id(b"of another life", 2, "transfer", "lead", 1))
+    assert caught.value.next is None
+
+
+def test_what_no_engine_gives_out_as_an_id_is_a_wrong_request_and_no_quarantine() -> None:
+    lease = mint_id(b"s", 1, "lease", "lead", 1)
+    for name in ("t", "", "nope", lease, lease.replace("l-", "t-", 1)[:-1]):
+        with pytest.raises(NotFound, match="TRANSFER_NOT_FOUND") as caught:
+            TransferTable(1, 10).get(name)
+        assert "quarantined" not in str(caught.value)
+        assert caught.value.next is NextStep.FIX_REQUEST
 
 
 def test_failures_stay_longest_in_the_history_and_the_newest_always() -> None:

@@ -39,9 +39,9 @@ def test_a_name_that_is_none_is_refused(key: bytes, name: str, part: int) -> Non
     [
         ({"dtype": "float128"}, "description.dtype"),
         ({"dtype": "x" * 100_000}, "description.dtype"),
-        ({"shape": (0, 3)}, "description.shape"),
-        ({"shape": (1,) * 17}, "description.shape"),
-        ({"shape": (1 << 62, 1 << 62, 1 << 62)}, "description.shape"),
+        ({"shape": (0, 3)}, "description.shape_sizes"),
+        ({"shape": (1,) * 17}, "description.shape_sizes"),
+        ({"shape": (1 << 62, 1 << 62, 1 << 62)}, "description.shape_sizes"),
         ({"nbytes": 25}, "description.nbytes"),
         ({"nbytes": -24}, "description.nbytes"),
         ({"layer": -1}, "description.layer"),
@@ -71,8 +71,8 @@ def test_what_is_expected_and_comes_is_taken(expected: Expected) -> None:
     ("expected", "field"),
     [
         (Expected(dtype="float16"), "dtype"),
-        (Expected(shape=(3, 2)), "shape"),
-        (Expected(shape=()), "shape"),
+        (Expected(shape=(3, 2)), "shape_sizes"),
+        (Expected(shape=()), "shape_sizes"),
         (Expected(layer=0), "layer"),
         (Expected(content_digest=b"other"), "content_digest"),
     ],

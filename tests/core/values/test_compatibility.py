@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from kvgrpc.core.tensors.store import store_layout
 from kvgrpc.core.values.compatibility import check_compatible, compare, protocol
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
-from kvgrpc.core.values.obstacles import EQUAL_FIELDS, SPLIT_FIELDS
+from kvgrpc.core.values.obstacles import EQUAL_FIELDS, SCHEMA_NAMES, SPLIT_FIELDS
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import describe, full, hybrid, refused
 
@@ -45,7 +46,7 @@ def test_every_field_of_a_group_that_must_be_equal_is_in_the_tests() -> None:
 def test_each_field_of_a_group_is_compared_and_named(field: str) -> None:
     there = replace(HERE, pool=uniform_layout(replace(GROUP, **{field: OTHER[field]}), 64))
     found = [d for d in compare(HERE, there) if not d.bridgeable]
-    assert [d.field for d in found] == [f"pool.groups[0].{field}"]
+    assert [d.field for d in found] == [f"pool.groups[0].{SCHEMA_NAMES.get(field, field)}"]
     assert found[0].here != found[0].there
     assert found[0].why
     with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed) as _:
@@ -138,7 +139,7 @@ def test_keys_and_values_that_stand_in_another_way_are_refused() -> None:
 
 def test_layers_packed_in_another_way_are_refused_in_pools_of_different_sizes_too() -> None:
     there = replace(HERE, pool=uniform_layout(replace(GROUP, blocks=9), 64, layers_per_region=2))
-    assert [d.field for d in compare(HERE, there)] == ["pool.groups[0].blocks", "pool.regions"]
+    assert [d.field for d in compare(HERE, there)] == ["pool.groups[0].block_count", "pool.regions"]
     with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
         check_compatible(HERE, there)
 
@@ -146,7 +147,7 @@ def test_layers_packed_in_another_way_are_refused_in_pools_of_different_sizes_to
 def test_pools_of_different_sizes_are_told_and_bridged() -> None:
     there = replace(HERE, pool=uniform_layout(replace(GROUP, blocks=99), 64))
     (found,) = compare(HERE, there)
-    assert (found.field, found.bridgeable) == ("pool.groups[0].blocks", True)
+    assert (found.field, found.bridgeable) == ("pool.groups[0].block_count", True)
     check_compatible(HERE, there)
 
 
@@ -158,11 +159,22 @@ def test_a_difference_names_its_group() -> None:
 
 def test_the_verdict_says_what_is_here_what_is_there_and_why() -> None:
     there = replace(HERE, engine_id="b", world_size=4)
-    with pytest.raises(PreconditionFailed, match="engine b") as caught:
+    with pytest.raises(PreconditionFailed, match="engines a and b cannot exchange blocks") as caught:
         check_compatible(HERE, there)
     (violation,) = caught.value.violations
     assert violation.field == "world_size"
-    assert violation.description.startswith("1 here, 4 there: ")
+    assert violation.description.startswith("1 at a, 4 at b: ")
+
+
+def test_a_store_of_tensors_and_a_pool_of_blocks_differ_in_that_and_in_nothing_else() -> None:
+    store = replace(HERE, engine_id="store", pool=store_layout(1 << 20))
+    for one, other in ((HERE, store), (store, HERE)):
+        (found,) = compare(one, other)
+        assert {found.here, found.there} == {"a staging store of named tensors", "a pool of blocks"}
+        with pytest.raises(PreconditionFailed, match="a staging store of named tensors at store") as caught:
+            check_compatible(one, other)
+        assert caught.value.reason is Reason.INCOMPATIBLE_POOLS
+    assert compare(store, replace(store, pool=store_layout(1 << 21)))[0].bridgeable
 
 
 def test_the_verdict_does_not_depend_on_who_asks() -> None:
@@ -189,7 +201,7 @@ def test_every_reason_is_told_at_once_and_the_gravest_comes_first() -> None:
         "weights_revision",
         "world_size",
         "pool.groups[0].dtype",
-        "pool.groups[0].kv_heads",
+        "pool.groups[0].kv_head_count",
     }
 
 

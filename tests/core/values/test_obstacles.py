@@ -32,11 +32,11 @@ def named(found: list[Difference], *, bridgeable: bool) -> list[str]:
 @pytest.mark.parametrize(
     ("there", "fields"),
     [
-        (side(2), ["pool.groups[0].kv_heads", "world_size", "pool.regions"]),
+        (side(2), ["pool.groups[0].kv_head_count", "world_size", "pool.regions"]),
         (side(block_tokens=32), ["pool.groups[0].block_tokens", "pool.regions"]),
         (side(order="token_major"), ["pool.groups[0].order", "pool.regions"]),
         (side(layers_per_region=2), ["pool.regions"]),
-        (side(8), ["pool.groups[0].kv_heads", "world_size", "pool.regions"]),
+        (side(8), ["pool.groups[0].kv_head_count", "world_size", "pool.regions"]),
     ],
 )
 def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: Side, fields: list[str]) -> None:
@@ -51,8 +51,8 @@ def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: Side
     ("there", "field"),
     [
         (side(block_tokens=24), "pool.groups[0].block_tokens"),
-        (side(kv_heads=8, total_kv_heads=8), "pool.groups[0].total_kv_heads"),
-        (side(kv_heads=2, total_kv_heads=0), "pool.groups[0].total_kv_heads"),
+        (side(kv_heads=8, total_kv_heads=8), "pool.groups[0].total_kv_head_count"),
+        (side(kv_heads=2, total_kv_heads=0), "pool.groups[0].total_kv_head_count"),
         (side(head_dim=32), "pool.groups[0].head_dim"),
         (side(dtype="float16"), "pool.groups[0].dtype"),
     ],
@@ -94,7 +94,7 @@ def test_blocks_that_move_whole_move_between_ranks_with_the_same_heads(ranks: in
     groups = [replace(GROUP, dtype="fp8_with_scales", kv_heads=1, total_kv_heads=total) for total in totals]
     here, there = (Side(uniform_layout(group, 656), ranks) for group in groups)
     for a, b in ((here, there), (there, here)):
-        assert named(differences(a, b), bridgeable=False) == ["pool.groups[0].total_kv_heads"]
+        assert named(differences(a, b), bridgeable=False) == ["pool.groups[0].total_kv_head_count"]
 
 
 def by_heads(
@@ -127,7 +127,7 @@ def test_heads_move_whole_where_nothing_is_known_of_their_tokens() -> None:
         (by_heads(1, order="token_major"), "pool.groups[0].order"),
         (by_heads(1, apart=True), "pool.regions"),
         (side(), "pool.regions"),
-        (by_heads(2, known=False), "pool.groups[0].kv_heads"),
+        (by_heads(2, known=False), "pool.groups[0].kv_head_count"),
     ],
 )
 def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, field: str) -> None:

@@ -106,10 +106,12 @@ LABELS = frozenset(
         "v1.PullBlocksRequest.request_id", "v1.PutTensorRequest.request_id", "v1.RegisterPushRequest.request_id",
         "v1.ReserveBlocksRequest.request_id", "peer.v1.AccessOpening.request_id", "peer.v1.AccessOpening.transfer_id",
         "v1.AllocateBlocksRequest.request_id", "v1.BlocksNeededRequest.request_id",
-        "v1.ReclaimBlocksRequest.request_id",
+        "v1.ReclaimBlocksRequest.request_id", "v1.AllocateBlocksRequest.label",
         "v1.AbortRequestRequest.message", "v1.CancelTransferRequest.message", "v1.ReleaseQuarantineRequest.message",
         "v1.SourceFailure.message", "peer.v1.AccessClosing.message",
         # Filters and places of lists, which show only what is there.
+        "v1.ListAllocationsRequest.request_id", "v1.ListAllocationsRequest.label",
+        "v1.ListAllocationsRequest.page_token",
         "v1.ListLeasesRequest.request_id", "v1.ListLeasesRequest.page_token", "v1.ListPeersRequest.page_token",
         "v1.ListPinsRequest.page_token", "v1.ListTensorsRequest.page_token", "v1.ListTransfersRequest.page_token",
         "v1.TransferFilter.request_id", "v1.TransferFilter.trace_id", "v1.TransferFilter.peer_engine_id",

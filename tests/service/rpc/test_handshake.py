@@ -145,14 +145,14 @@ def newer_feature(engine: Description) -> None:
 
 BLOCKING = [
     (other_dtype, "pool.groups[0].dtype", "INCOMPATIBLE_POOLS"),
-    (more_heads, "pool.groups[0].kv_heads", "INCOMPATIBLE_POOLS"),
+    (more_heads, "pool.groups[0].kv_head_count", "INCOMPATIBLE_POOLS"),
     (longer_heads, "pool.groups[0].head_dim", "INCOMPATIBLE_POOLS"),
     (larger_blocks, "pool.groups[0].block_tokens", "INCOMPATIBLE_POOLS"),
     (windowed, "pool.groups[0].window_tokens", "INCOMPATIBLE_POOLS"),
     (latent, "pool.groups[0].kind", "INCOMPATIBLE_POOLS"),
-    (fewer_layers, "pool.groups[0].layers", "INCOMPATIBLE_POOLS"),
+    (fewer_layers, "pool.groups[0].layer_count", "INCOMPATIBLE_POOLS"),
     (two_groups, "pool.groups", "INCOMPATIBLE_POOLS"),
-    (more_ranks, "pool.groups[0].total_kv_heads", "INCOMPATIBLE_POOLS"),
+    (more_ranks, "pool.groups[0].total_kv_head_count", "INCOMPATIBLE_POOLS"),
     (other_weights, "weights_revision", "WEIGHTS_MISMATCH"),
     (newer_protocol, "protocol_max", "PROTOCOL_UNSUPPORTED"),
     (newer_feature, "required_features", "PROTOCOL_UNSUPPORTED"),
@@ -163,8 +163,8 @@ BRIDGED: list[tuple[Change, list[str]]] = [
     (other_order, ["pool.groups[0].order", "pool.regions"]),
     (packed_layers, ["pool.regions"]),
     (keys_and_values_apart, ["pool.regions"]),
-    (ranks_with_half_the_heads, ["pool.groups[0].kv_heads", "world_size", "pool.regions"]),
-    (blocks_of_twice_as_many_tokens, ["pool.groups[0].block_tokens", "pool.groups[0].blocks", "pool.regions"]),
+    (ranks_with_half_the_heads, ["pool.groups[0].kv_head_count", "world_size", "pool.regions"]),
+    (blocks_of_twice_as_many_tokens, ["pool.groups[0].block_tokens", "pool.groups[0].block_count", "pool.regions"]),
 ]
 
 
@@ -181,7 +181,7 @@ def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(sour
     reply = check(source, other)
     assert reply.compatible
     assert [(d.field, d.here, d.there, d.bridgeable) for d in reply.differences if d.field != WEIGHTS[0]] == [
-        ("pool.groups[0].blocks", "520", "128", True)
+        ("pool.groups[0].block_count", "520", "128", True)
     ]
 
 

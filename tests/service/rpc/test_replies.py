@@ -129,6 +129,7 @@ def calls_about_blocks(engine: Engine) -> Calls:
     api = engine.api
     yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
     yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
+    yield "ListAllocations", api.pool.ListAllocations(pool_pb2.ListAllocationsRequest())
     yield (
         "AllocateBlocks",
         api.pool.AllocateBlocks(

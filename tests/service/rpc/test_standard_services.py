@@ -63,6 +63,20 @@ def test_reflection_describes_every_service_down_to_its_last_import(source: Engi
 
 
 @BOTH_VERSIONS
+def test_reflection_tells_the_comments_which_are_the_contract(source: Engine, version: str) -> None:
+    wanted = reflection_pb2.ServerReflectionRequest(file_containing_symbol="kvgrpc.v1.HandoffService")
+    reply = reflection_pb2.ServerReflectionResponse.FromString(reflect(source, version, wanted))
+    files = map(descriptor_pb2.FileDescriptorProto.FromString, reply.file_descriptor_response.file_descriptor_proto)
+    found = {file.name: file for file in files}
+    for name in ("kvgrpc/v1/handoff.proto", "kvgrpc/v1/common.proto"):
+        for part, rows in ((4, found[name].message_type), (6, found[name].service)):
+            told = {tuple(at.path) for at in found[name].source_code_info.location if at.leading_comments}
+            assert {(part, i) for i in range(len(rows))} <= told, name
+    said = "".join(at.leading_comments for at in found["kvgrpc/v1/handoff.proto"].source_code_info.location)
+    assert "CONTENT_MISMATCH" in said
+
+
+@BOTH_VERSIONS
 @pytest.mark.parametrize(
     ("symbol", "found"),
     [

@@ -20,6 +20,7 @@
 #include "kvgrpc/v1/lease.grpc.pb.h"
 #include "kvgrpc/v1/pool.grpc.pb.h"
 #include "kvgrpc/v1/scheduler.grpc.pb.h"
+#include "kvgrpc/v1/tensor.grpc.pb.h"
 #include "kvgrpc/v1/transfer.grpc.pb.h"
 #include "kvgrpc/values.h"
 
@@ -31,6 +32,7 @@ using HandshakeStub = v1::HandshakeService::Stub;
 using LeaseStub = v1::LeaseService::Stub;
 using PoolStub = v1::PoolService::Stub;
 using SchedulerStub = v1::SchedulerService::Stub;
+using TensorStub = v1::TensorService::Stub;
 using TransferStub = v1::TransferService::Stub;
 
 using Metadata = std::multimap<std::string, std::string>;
@@ -87,6 +89,8 @@ Nanoseconds timeout_of(const v1::WaitTransfersRequest& request, const Options& o
 Nanoseconds timeout_of(const v1::PullBlocksRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ReserveBlocksRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::PollSchedulerNewsRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::GetTensorRequest& request, const Options& options);
+Nanoseconds timeout_of(const v1::PutTensorRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ConnectPeerRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest& request, const Options& options);
 
@@ -133,7 +137,7 @@ class Client {
 
   using Stubs = std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<HandoffStub>, std::unique_ptr<HandshakeStub>,
                            std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>, std::unique_ptr<SchedulerStub>,
-                           std::unique_ptr<TransferStub>>;
+                           std::unique_ptr<TensorStub>, std::unique_ptr<TransferStub>>;
   struct Shared {
     std::string address;
     Options options;

@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
   explicit Error(const grpc::Status& status);
   // An error that this side finds by itself.
   Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message,
-        v1::NextStep next = v1::NEXT_STEP_UNSPECIFIED);
+        v1::NextStep next = v1::NEXT_STEP_UNSPECIFIED, std::map<std::string, std::string> metadata = {});
 
   grpc::StatusCode code() const { return code_; }
   // Why. INTERNAL for a name that this library does not know, UNSPECIFIED where the status names no reason.

@@ -4,6 +4,8 @@
 #include "kvgrpc/client.h"
 #include "kvgrpc/error.h"
 #include "kvgrpc/leases.h"
+#include "kvgrpc/moves.h"
+#include "kvgrpc/redacted.h"
 #include "kvgrpc/states.h"
 #include "kvgrpc/transfers.h"
 #include "kvgrpc/values.h"

@@ -44,6 +44,8 @@ std::string name_of(v1::NextStep value);
 std::string name_of(v1::LeaseState value);
 std::string name_of(v1::TransferState value);
 std::string name_of(v1::MemoryDisposition value);
+// In lower case, as errors name a phase: "wire".
+std::string name_of(v1::TransferPhase value);
 std::string name_of(v1::CancelOutcome value);
 
 }  // namespace kvgrpc

@@ -48,6 +48,9 @@ type request struct {
 	TTLS   float64           `json:"ttlS"`
 	Index  int               `json:"index"`
 
+	To        string `json:"to"`
+	RequestID string `json:"requestId"`
+
 	Sides   []side `json:"sides"`
 	Message string `json:"message"`
 }
@@ -156,6 +159,12 @@ func (e *executor) do(ctx context.Context, r *request) (answer, error) {
 		return e.onStream(ctx, r)
 	case "wait":
 		return e.wait(ctx, r)
+	case "pull":
+		return e.pull(ctx, r)
+	case "move":
+		return e.move(ctx, r)
+	case "redacted":
+		return redacted(r)
 	case "watch":
 		return e.watch(ctx, r)
 	case "watchEngine":

@@ -81,6 +81,66 @@ func (e *executor) wait(ctx context.Context, r *request) (answer, error) {
 	return told, err
 }
 
+func (e *executor) pull(ctx context.Context, r *request) (answer, error) {
+	client, err := e.client(r)
+	if err != nil {
+		return nil, err
+	}
+	asked := &pb.PullBlocksRequest{}
+	if err := decode(r.Request, asked); err != nil {
+		return nil, err
+	}
+	transfer, err := client.Pull(outgoing(ctx, r), asked, seconds(r.TimeoutS))
+	if err != nil {
+		return nil, err
+	}
+	return encoded("transfer", transfer)
+}
+
+func (e *executor) move(ctx context.Context, r *request) (answer, error) {
+	source, err := e.client(r)
+	if err != nil {
+		return nil, err
+	}
+	destination, err := named(e, e.clients, "server", r.To)
+	if err != nil {
+		return nil, err
+	}
+	asked := &pb.HandOver{}
+	if err := decode(r.Request, asked); err != nil {
+		return nil, err
+	}
+	moved, err := kvgrpc.Move(outgoing(ctx, r), source, destination, asked.Blocks, asked.Content, kvgrpc.Moving{
+		RequestID: r.RequestID, Timeout: seconds(r.TimeoutS),
+	})
+	if err != nil {
+		return nil, err
+	}
+	told, err := encoded("transfer", moved.Transfer)
+	if err != nil {
+		return nil, err
+	}
+	blocks, err := encoded("blocks", moved.Blocks)
+	told["blocks"] = blocks["blocks"]
+	return told, err
+}
+
+func redacted(r *request) (answer, error) {
+	method, err := method(r.Method)
+	if err != nil {
+		return nil, err
+	}
+	asked, err := messageType(method.Input())
+	if err != nil {
+		return nil, err
+	}
+	message := asked.New().Interface()
+	if err := decode(r.Request, message); err != nil {
+		return nil, err
+	}
+	return answer{"text": kvgrpc.Redacted(message)}, nil
+}
+
 // keeper is one, and its leases in the order in which the runner named them.
 type keeper struct {
 	*kvgrpc.Keeper

@@ -71,6 +71,15 @@ pub async fn stream(channel: Channel, method: &str, open: Open) -> Option<()> {
     Some(())
 }
 
+/// What is printed of a method's request, which is encoded; None for an unknown method.
+pub fn redacted(method: &str, message: &[u8]) -> Option<String> {
+    Some(include!(concat!(env!("OUT_DIR"), "/redacted.rs")))
+}
+
+fn shown<M: Message + Default + std::fmt::Debug>(message: &[u8]) -> String {
+    format!("{:?}", typed::<M>(message))
+}
+
 async fn one<Q: Message + Default, A: Message>(
     call: Call,
     make: impl AsyncFnOnce(Request<Q>) -> Result<Response<A>, Status>,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgrpc::v1::cancel_transfer_request::Target;
-use kvgrpc::v1::{LeaseRef, LeaseState, TransferFilter, WaitCondition};
-use kvgrpc::{Client, Keeper, Options, Position, Side, clean_up, connect};
+use kvgrpc::v1::{HandOver, LeaseRef, LeaseState, TransferFilter, WaitCondition};
+use kvgrpc::{Client, Keeper, Moving, Options, Position, Side, clean_up, connect};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -56,6 +56,14 @@ impl Executor {
                 done(json!({}))
             }
             "wait" => self.wait(request),
+            "pull" => self.pull(request),
+            "move" => self.move_blocks(request),
+            "redacted" => {
+                let method = text(request, "method")?;
+                let message = encode(&types_of(method)?.0, &request["request"])?;
+                let unknown = || Failed::Executor(format!("no method {method}"));
+                done(json!({"text": calls::redacted(method, &message).ok_or_else(unknown)?}))
+            }
             "watch" => {
                 let watch = self.client(request)?.watch(filter(request)?, position(&request["after"])?);
                 self.add(request, Stream::watch(text(request, "server")?, watch))?;
@@ -117,6 +125,29 @@ impl Executor {
         Ok(Box::pin(async move {
             let waited = client.wait(transfer_id, until, patience).await?;
             Ok(json!({"transfer": write("Transfer", &waited.transfer), "conditionMet": waited.condition_met}))
+        }))
+    }
+
+    fn pull(&self, request: &Value) -> Result<Rest, Failed> {
+        let (client, timeout) = (self.client(request)?.clone(), seconds(request, "timeoutS")?);
+        let asked = read("PullBlocksRequest", &request["request"])?;
+        Ok(Box::pin(async move {
+            let transfer = client.pull(asked, timeout).await?;
+            Ok(json!({"transfer": write("Transfer", &transfer)}))
+        }))
+    }
+
+    fn move_blocks(&self, request: &Value) -> Result<Rest, Failed> {
+        let (source, name) = (self.client(request)?.clone(), text(request, "to")?);
+        let unknown = || Failed::Executor(format!("no server {name}"));
+        let destination = self.clients.get(name).ok_or_else(unknown)?.clone();
+        let asked: HandOver = read("HandOver", &request["request"])?;
+        let request_id = request["requestId"].as_str().unwrap_or_default().to_owned();
+        let moving = Moving { request_id, timeout: seconds(request, "timeoutS")?, ..Default::default() };
+        Ok(Box::pin(async move {
+            let (blocks, content) = (asked.blocks.unwrap_or_default(), asked.content.unwrap_or_default());
+            let moved = kvgrpc::move_blocks(&source, &destination, blocks, content, moving).await?;
+            Ok(json!({"transfer": write("Transfer", &moved.transfer), "blocks": write("Blocks", &moved.blocks)}))
         }))
     }
 

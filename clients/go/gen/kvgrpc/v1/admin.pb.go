@@ -1300,6 +1300,9 @@ type ListPinsResponse struct {
 	Pins []*Pin `protobuf:"bytes,2,rep,name=pins,proto3" json:"pins,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Where the request names a block: the allocations that hold it. They pin nothing, but nobody else is given the block.
+	// PoolService.ListAllocations has them all.
+	Allocations   []*Allocation `protobuf:"bytes,4,rep,name=allocations,proto3" json:"allocations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1353,6 +1356,13 @@ func (x *ListPinsResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListPinsResponse) GetAllocations() []*Allocation {
+	if x != nil {
+		return x.Allocations
+	}
+	return nil
 }
 
 // Memory to get out of quarantine.
@@ -1621,11 +1631,12 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x03age\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12)\n" +
 	"\x06blocks\x18\x06 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12#\n" +
 	"\rmissing_proof\x18\a \x01(\tR\fmissingProof\x12\x19\n" +
-	"\btrace_id\x18\b \x01(\tR\atraceId\"\x91\x01\n" +
+	"\btrace_id\x18\b \x01(\tR\atraceId\"\xca\x01\n" +
 	"\x10ListPinsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\"\n" +
 	"\x04pins\x18\x02 \x03(\v2\x0e.kvgrpc.v1.PinR\x04pins\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xbb\x01\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\x127\n" +
+	"\vallocations\x18\x04 \x03(\v2\x15.kvgrpc.v1.AllocationR\vallocations\"\xbb\x01\n" +
 	"\x18ReleaseQuarantineRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x18\n" +
@@ -1692,6 +1703,7 @@ var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(*GroupBlockCount)(nil),           // 22: kvgrpc.v1.GroupBlockCount
 	(*Peer)(nil),                      // 23: kvgrpc.v1.Peer
 	(*Blocks)(nil),                    // 24: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 25: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
 	19, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
@@ -1718,22 +1730,23 @@ var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
 	24, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
 	19, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	14, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	19, // 24: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 25: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	10, // 26: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	12, // 27: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	8,  // 28: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	16, // 29: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	2,  // 30: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	11, // 31: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	15, // 32: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	9,  // 33: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	17, // 34: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	30, // [30:35] is the sub-list for method output_type
-	25, // [25:30] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	25, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	19, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 26: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	10, // 27: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	12, // 28: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	8,  // 29: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	16, // 30: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	2,  // 31: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	11, // 32: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	15, // 33: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	9,  // 34: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	17, // 35: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	31, // [31:36] is the sub-list for method output_type
+	26, // [26:31] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }

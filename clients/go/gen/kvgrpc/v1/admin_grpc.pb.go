@@ -46,7 +46,7 @@ type AdminServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListPeers(ctx context.Context, in *ListPeersRequest, opts ...grpc.CallOption) (*ListPeersResponse, error)
 	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-	// is on exactly one page.
+	// is on exactly one page. Asked for one block it also names the allocation that holds it.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
@@ -156,7 +156,7 @@ type AdminServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListPeers(context.Context, *ListPeersRequest) (*ListPeersResponse, error)
 	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-	// is on exactly one page.
+	// is on exactly one page. Asked for one block it also names the allocation that holds it.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.

@@ -1869,9 +1869,9 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x0eMultimodalItem\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\rR\x06offset\x12\x16\n" +
-	"\x06length\x18\x03 \x01(\rR\x06length\"\xaf\x02\n" +
-	"\x05Grant\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\fR\x05token\x12-\n" +
+	"\x06length\x18\x03 \x01(\rR\x06length\"\xb4\x02\n" +
+	"\x05Grant\x12\x19\n" +
+	"\x05token\x18\x01 \x01(\fB\x03\x80\x01\x01R\x05token\x12-\n" +
 	"\x06access\x18\x02 \x01(\x0e2\x15.kvgrpc.v1.AccessKindR\x06access\x12\x1b\n" +
 	"\tengine_id\x18\x03 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\x12\x18\n" +
@@ -1881,9 +1881,9 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\vblock_count\x18\b \x01(\rR\n" +
 	"blockCount\x12\x1f\n" +
 	"\vtoken_count\x18\t \x01(\rR\n" +
-	"tokenCount\"\xa0\x03\n" +
-	"\x06Intent\x12!\n" +
-	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12\x1d\n" +
+	"tokenCount\"\xa5\x03\n" +
+	"\x06Intent\x12&\n" +
+	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12+\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x17.kvgrpc.v1.TransferModeR\x04mode\x12%\n" +

@@ -1254,10 +1254,10 @@ var File_kvgrpc_v1_handoff_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
-	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xc7\x02\n" +
+	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xcc\x02\n" +
 	"\x15FinishedBlocksRequest\x12'\n" +
-	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
-	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
+	"\ftransfer_key\x18\x02 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x126\n" +
 	"\vfor_readers\x18\x04 \x01(\v2\x13.kvgrpc.v1.HandOverH\x00R\n" +
@@ -1301,7 +1301,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
 	"\btransfer\x18\x03 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x99\x05\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x9e\x05\n" +
 	"\x11PullBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12!\n" +
@@ -1310,8 +1310,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\acontent\x18\x04 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12\x1d\n" +
 	"\n" +
 	"use_tokens\x18\x05 \x01(\rR\tuseTokens\x12<\n" +
-	"\vdestination\x18\x06 \x01(\v2\x1a.kvgrpc.v1.PullDestinationR\vdestination\x12!\n" +
-	"\ftransfer_key\x18\a \x01(\fR\vtransferKey\x12\x1d\n" +
+	"\vdestination\x18\x06 \x01(\v2\x1a.kvgrpc.v1.PullDestinationR\vdestination\x12&\n" +
+	"\ftransfer_key\x18\a \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\b \x01(\tR\trequestId\x12\x1a\n" +
 	"\bpriority\x18\t \x01(\x05R\bpriority\x12\x1d\n" +
@@ -1331,10 +1331,10 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x12PullBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
-	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xa5\x04\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xaa\x04\n" +
 	"\x14ReserveBlocksRequest\x12'\n" +
-	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
-	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
+	"\ftransfer_key\x18\x02 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12)\n" +
 	"\x06blocks\x18\x04 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +

@@ -1824,20 +1824,20 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x0eDataPathStatus\x120\n" +
 	"\tdata_path\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\"\xdb\x01\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\xe5\x01\n" +
 	"\x10HandshakeRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x02 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12,\n" +
-	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\x12\x14\n" +
-	"\x05proof\x18\x04 \x01(\fR\x05proof\x12\x16\n" +
-	"\x06proofs\x18\x05 \x03(\fR\x06proofs\"\xa3\x02\n" +
+	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\x12\x19\n" +
+	"\x05proof\x18\x04 \x01(\fB\x03\x80\x01\x01R\x05proof\x12\x1b\n" +
+	"\x06proofs\x18\x05 \x03(\fB\x03\x80\x01\x01R\x06proofs\"\xa8\x02\n" +
 	"\x11HandshakeResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\x06engine\x18\x02 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x03 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12\x1a\n" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12<\n" +
-	"\vdifferences\x18\x05 \x03(\v2\x1a.kvgrpc.v1.FieldDifferenceR\vdifferences\x12\x14\n" +
-	"\x05proof\x18\x06 \x01(\fR\x05proof\"Q\n" +
+	"\vdifferences\x18\x05 \x03(\v2\x1a.kvgrpc.v1.FieldDifferenceR\vdifferences\x12\x19\n" +
+	"\x05proof\x18\x06 \x01(\fB\x03\x80\x01\x01R\x05proof\"Q\n" +
 	"\x19CheckCompatibilityRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\"\xad\x01\n" +
 	"\x1aCheckCompatibilityResponse\x121\n" +

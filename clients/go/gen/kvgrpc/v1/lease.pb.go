@@ -1309,7 +1309,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
-	"\x02by\"\xda\x04\n" +
+	"\x02by\"\xdf\x04\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1318,8 +1318,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x0econsumer_count\x18\x05 \x01(\rR\rconsumerCount\x12-\n" +
 	"\bon_abort\x18\x06 \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\a \x01(\tR\trequestId\x12!\n" +
-	"\ftransfer_key\x18\b \x01(\fR\vtransferKey\x12@\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12&\n" +
+	"\ftransfer_key\x18\b \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12@\n" +
 	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12#\n" +
 	"\rvalidate_only\x18\n" +
 	" \x01(\bR\fvalidateOnly\x124\n" +

@@ -190,8 +190,11 @@ type AllocateBlocksRequest struct {
 	Reclaim bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
 	// As in ReclaimBlocks; for `reclaim`.
 	RequestTimeUs uint64 `protobuf:"varint,8,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
-	// As in ReclaimBlocks.
-	RequestId     string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The LLM request's id, which ListAllocations shows; with `reclaim` also as in ReclaimBlocks.
+	RequestId string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// A word of the caller's own that ListAllocations shows, such as its name or what the blocks are for. A renewal leaves
+	// it and `request_id` as they are.
+	Label         string `protobuf:"bytes,10,opt,name=label,proto3" json:"label,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +288,13 @@ func (x *AllocateBlocksRequest) GetRequestTimeUs() uint64 {
 func (x *AllocateBlocksRequest) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AllocateBlocksRequest) GetLabel() string {
+	if x != nil {
+		return x.Label
 	}
 	return ""
 }
@@ -703,6 +713,262 @@ func (x *AllocateBlocksResponse) GetRemaining() *durationpb.Duration {
 	return nil
 }
 
+// Which allocations.
+type ListAllocationsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those of this LLM request.
+	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Only those with this label.
+	Label string `protobuf:"bytes,2,opt,name=label,proto3" json:"label,omitempty"`
+	// Only those that hold this block, as of whichever group of its block space.
+	Block *uint32 `protobuf:"varint,3,opt,name=block,proto3,oneof" json:"block,omitempty"`
+	// With `block`: index of its group.
+	Group uint32 `protobuf:"varint,4,opt,name=group,proto3" json:"group,omitempty"`
+	// At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer.
+	PageSize uint32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the last page's reply.
+	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllocationsRequest) Reset() {
+	*x = ListAllocationsRequest{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllocationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllocationsRequest) ProtoMessage() {}
+
+func (x *ListAllocationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllocationsRequest.ProtoReflect.Descriptor instead.
+func (*ListAllocationsRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListAllocationsRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ListAllocationsRequest) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *ListAllocationsRequest) GetBlock() uint32 {
+	if x != nil && x.Block != nil {
+		return *x.Block
+	}
+	return 0
+}
+
+func (x *ListAllocationsRequest) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *ListAllocationsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAllocationsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// Blocks that were given out, and not all given back yet.
+type Allocation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id. It is no secret: only its owner may use, renew or free what it holds.
+	AllocationId string `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	// The LLM request's id, as its caller stated it.
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Its label, as its caller stated it.
+	Label string `protobuf:"bytes,3,opt,name=label,proto3" json:"label,omitempty"`
+	// Whose it is: the attached engine ("engine", "scheduler"), callers without credentials ("anonymous"), or the server's
+	// own staging store ("store").
+	Owner string `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Since when.
+	Age *durationpb.Duration `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`
+	// What is left of its TTL; unset without one.
+	Remaining *durationpb.Duration `protobuf:"bytes,6,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// The blocks that it still holds.
+	Blocks        *Blocks `protobuf:"bytes,7,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Allocation) Reset() {
+	*x = Allocation{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Allocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Allocation) ProtoMessage() {}
+
+func (x *Allocation) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Allocation.ProtoReflect.Descriptor instead.
+func (*Allocation) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Allocation) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *Allocation) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *Allocation) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *Allocation) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Allocation) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *Allocation) GetRemaining() *durationpb.Duration {
+	if x != nil {
+		return x.Remaining
+	}
+	return nil
+}
+
+func (x *Allocation) GetBlocks() *Blocks {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+// A page of allocations.
+type ListAllocationsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// The allocations. There are none in an ENGINE_MANAGED pool.
+	Allocations []*Allocation `protobuf:"bytes,2,rep,name=allocations,proto3" json:"allocations,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAllocationsResponse) Reset() {
+	*x = ListAllocationsResponse{}
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAllocationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAllocationsResponse) ProtoMessage() {}
+
+func (x *ListAllocationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAllocationsResponse.ProtoReflect.Descriptor instead.
+func (*ListAllocationsResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListAllocationsResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ListAllocationsResponse) GetAllocations() []*Allocation {
+	if x != nil {
+		return x.Allocations
+	}
+	return nil
+}
+
+func (x *ListAllocationsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 // Blocks to give back.
 type FreeBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -723,7 +989,7 @@ type FreeBlocksRequest struct {
 
 func (x *FreeBlocksRequest) Reset() {
 	*x = FreeBlocksRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +1001,7 @@ func (x *FreeBlocksRequest) String() string {
 func (*FreeBlocksRequest) ProtoMessage() {}
 
 func (x *FreeBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +1014,7 @@ func (x *FreeBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeBlocksRequest.ProtoReflect.Descriptor instead.
 func (*FreeBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FreeBlocksRequest) GetIdempotencyKey() string {
@@ -821,7 +1087,7 @@ type FreeBlocksResponse struct {
 
 func (x *FreeBlocksResponse) Reset() {
 	*x = FreeBlocksResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1099,7 @@ func (x *FreeBlocksResponse) String() string {
 func (*FreeBlocksResponse) ProtoMessage() {}
 
 func (x *FreeBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1112,7 @@ func (x *FreeBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeBlocksResponse.ProtoReflect.Descriptor instead.
 func (*FreeBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FreeBlocksResponse) GetHeader() *ResponseHeader {
@@ -872,7 +1138,7 @@ type GetPoolStatusRequest struct {
 
 func (x *GetPoolStatusRequest) Reset() {
 	*x = GetPoolStatusRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1150,7 @@ func (x *GetPoolStatusRequest) String() string {
 func (*GetPoolStatusRequest) ProtoMessage() {}
 
 func (x *GetPoolStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1163,7 @@ func (x *GetPoolStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetPoolStatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{15}
 }
 
 // Counts of one group. Groups of one block space (Group.space) share all of these numbers: each counts the blocks of the
@@ -928,7 +1194,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1206,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1219,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GroupStatus) GetName() string {
@@ -1034,7 +1300,7 @@ type GetPoolStatusResponse struct {
 
 func (x *GetPoolStatusResponse) Reset() {
 	*x = GetPoolStatusResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1312,7 @@ func (x *GetPoolStatusResponse) String() string {
 func (*GetPoolStatusResponse) ProtoMessage() {}
 
 func (x *GetPoolStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1325,7 @@ func (x *GetPoolStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPoolStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetPoolStatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetPoolStatusResponse) GetHeader() *ResponseHeader {
@@ -1098,7 +1364,7 @@ type ReadBlocksRequest struct {
 
 func (x *ReadBlocksRequest) Reset() {
 	*x = ReadBlocksRequest{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1376,7 @@ func (x *ReadBlocksRequest) String() string {
 func (*ReadBlocksRequest) ProtoMessage() {}
 
 func (x *ReadBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1389,7 @@ func (x *ReadBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ReadBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReadBlocksRequest) GetRank() uint32 {
@@ -1162,7 +1428,7 @@ type BlockData struct {
 
 func (x *BlockData) Reset() {
 	*x = BlockData{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1440,7 @@ func (x *BlockData) String() string {
 func (*BlockData) ProtoMessage() {}
 
 func (x *BlockData) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1453,7 @@ func (x *BlockData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockData.ProtoReflect.Descriptor instead.
 func (*BlockData) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BlockData) GetGroup() uint32 {
@@ -1224,7 +1490,7 @@ type ReadBlocksResponse struct {
 
 func (x *ReadBlocksResponse) Reset() {
 	*x = ReadBlocksResponse{}
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1502,7 @@ func (x *ReadBlocksResponse) String() string {
 func (*ReadBlocksResponse) ProtoMessage() {}
 
 func (x *ReadBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_pool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1515,7 @@ func (x *ReadBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ReadBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReadBlocksResponse) GetHeader() *ResponseHeader {
@@ -1278,7 +1544,7 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x0fGroupBlockCount\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vblock_count\x18\x02 \x01(\rR\n" +
-	"blockCount\"\xff\x02\n" +
+	"blockCount\"\x95\x03\n" +
 	"\x15AllocateBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
 	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12+\n" +
@@ -1289,7 +1555,9 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\areclaim\x18\a \x01(\bR\areclaim\x12&\n" +
 	"\x0frequest_time_us\x18\b \x01(\x04R\rrequestTimeUs\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\t \x01(\tR\trequestId\"k\n" +
+	"request_id\x18\t \x01(\tR\trequestId\x12\x14\n" +
+	"\x05label\x18\n" +
+	" \x01(\tR\x05label\"k\n" +
 	"\x0eReclaimedLease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x1f\n" +
 	"\vtransfer_id\x18\x02 \x01(\tR\n" +
@@ -1320,7 +1588,31 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x16AllocateBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x127\n" +
-	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xbe\x01\n" +
+	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xc4\x01\n" +
+	"\x16ListAllocationsRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05label\x18\x02 \x01(\tR\x05label\x12\x19\n" +
+	"\x05block\x18\x03 \x01(\rH\x00R\x05block\x88\x01\x01\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\rR\x05group\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tR\tpageTokenB\b\n" +
+	"\x06_block\"\x8d\x02\n" +
+	"\n" +
+	"Allocation\x12#\n" +
+	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05label\x18\x03 \x01(\tR\x05label\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\tR\x05owner\x12+\n" +
+	"\x03age\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03age\x127\n" +
+	"\tremaining\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12)\n" +
+	"\x06blocks\x18\a \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\"\xad\x01\n" +
+	"\x17ListAllocationsResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x127\n" +
+	"\vallocations\x18\x02 \x03(\v2\x15.kvgrpc.v1.AllocationR\vallocations\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xbe\x01\n" +
 	"\x11FreeBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12+\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksH\x00R\x06blocks\x12%\n" +
@@ -1356,13 +1648,14 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x04data\x18\x03 \x01(\fR\x04data\"u\n" +
 	"\x12ReadBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12,\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x14.kvgrpc.v1.BlockDataR\x06blocks2\x94\x04\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x14.kvgrpc.v1.BlockDataR\x06blocks2\xf3\x04\n" +
 	"\vPoolService\x12W\n" +
 	"\rDescribePools\x12\x1f.kvgrpc.v1.DescribePoolsRequest\x1a .kvgrpc.v1.DescribePoolsResponse\"\x03\x90\x02\x01\x12Z\n" +
 	"\x0eAllocateBlocks\x12 .kvgrpc.v1.AllocateBlocksRequest\x1a!.kvgrpc.v1.AllocateBlocksResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
 	"FreeBlocks\x12\x1c.kvgrpc.v1.FreeBlocksRequest\x1a\x1d.kvgrpc.v1.FreeBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
-	"\rReclaimBlocks\x12\x1f.kvgrpc.v1.ReclaimBlocksRequest\x1a .kvgrpc.v1.ReclaimBlocksResponse\"\x03\x90\x02\x02\x12W\n" +
+	"\rReclaimBlocks\x12\x1f.kvgrpc.v1.ReclaimBlocksRequest\x1a .kvgrpc.v1.ReclaimBlocksResponse\"\x03\x90\x02\x02\x12]\n" +
+	"\x0fListAllocations\x12!.kvgrpc.v1.ListAllocationsRequest\x1a\".kvgrpc.v1.ListAllocationsResponse\"\x03\x90\x02\x01\x12W\n" +
 	"\rGetPoolStatus\x12\x1f.kvgrpc.v1.GetPoolStatusRequest\x1a .kvgrpc.v1.GetPoolStatusResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
 	"ReadBlocks\x12\x1c.kvgrpc.v1.ReadBlocksRequest\x1a\x1d.kvgrpc.v1.ReadBlocksResponse\"\x03\x90\x02\x01BF\n" +
@@ -1380,76 +1673,86 @@ func file_kvgrpc_v1_pool_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_pool_proto_rawDescData
 }
 
-var file_kvgrpc_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvgrpc_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kvgrpc_v1_pool_proto_goTypes = []any{
-	(*DescribePoolsRequest)(nil),   // 0: kvgrpc.v1.DescribePoolsRequest
-	(*DescribePoolsResponse)(nil),  // 1: kvgrpc.v1.DescribePoolsResponse
-	(*GroupBlockCount)(nil),        // 2: kvgrpc.v1.GroupBlockCount
-	(*AllocateBlocksRequest)(nil),  // 3: kvgrpc.v1.AllocateBlocksRequest
-	(*ReclaimedLease)(nil),         // 4: kvgrpc.v1.ReclaimedLease
-	(*SoftLater)(nil),              // 5: kvgrpc.v1.SoftLater
-	(*Reclaimed)(nil),              // 6: kvgrpc.v1.Reclaimed
-	(*ReclaimBlocksRequest)(nil),   // 7: kvgrpc.v1.ReclaimBlocksRequest
-	(*ReclaimBlocksResponse)(nil),  // 8: kvgrpc.v1.ReclaimBlocksResponse
-	(*AllocateBlocksResponse)(nil), // 9: kvgrpc.v1.AllocateBlocksResponse
-	(*FreeBlocksRequest)(nil),      // 10: kvgrpc.v1.FreeBlocksRequest
-	(*FreeBlocksResponse)(nil),     // 11: kvgrpc.v1.FreeBlocksResponse
-	(*GetPoolStatusRequest)(nil),   // 12: kvgrpc.v1.GetPoolStatusRequest
-	(*GroupStatus)(nil),            // 13: kvgrpc.v1.GroupStatus
-	(*GetPoolStatusResponse)(nil),  // 14: kvgrpc.v1.GetPoolStatusResponse
-	(*ReadBlocksRequest)(nil),      // 15: kvgrpc.v1.ReadBlocksRequest
-	(*BlockData)(nil),              // 16: kvgrpc.v1.BlockData
-	(*ReadBlocksResponse)(nil),     // 17: kvgrpc.v1.ReadBlocksResponse
-	(*ResponseHeader)(nil),         // 18: kvgrpc.v1.ResponseHeader
-	(*PoolDescription)(nil),        // 19: kvgrpc.v1.PoolDescription
-	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
-	(*Blocks)(nil),                 // 21: kvgrpc.v1.Blocks
-	(PoolKind)(0),                  // 22: kvgrpc.v1.PoolKind
-	(*LayerRange)(nil),             // 23: kvgrpc.v1.LayerRange
+	(*DescribePoolsRequest)(nil),    // 0: kvgrpc.v1.DescribePoolsRequest
+	(*DescribePoolsResponse)(nil),   // 1: kvgrpc.v1.DescribePoolsResponse
+	(*GroupBlockCount)(nil),         // 2: kvgrpc.v1.GroupBlockCount
+	(*AllocateBlocksRequest)(nil),   // 3: kvgrpc.v1.AllocateBlocksRequest
+	(*ReclaimedLease)(nil),          // 4: kvgrpc.v1.ReclaimedLease
+	(*SoftLater)(nil),               // 5: kvgrpc.v1.SoftLater
+	(*Reclaimed)(nil),               // 6: kvgrpc.v1.Reclaimed
+	(*ReclaimBlocksRequest)(nil),    // 7: kvgrpc.v1.ReclaimBlocksRequest
+	(*ReclaimBlocksResponse)(nil),   // 8: kvgrpc.v1.ReclaimBlocksResponse
+	(*AllocateBlocksResponse)(nil),  // 9: kvgrpc.v1.AllocateBlocksResponse
+	(*ListAllocationsRequest)(nil),  // 10: kvgrpc.v1.ListAllocationsRequest
+	(*Allocation)(nil),              // 11: kvgrpc.v1.Allocation
+	(*ListAllocationsResponse)(nil), // 12: kvgrpc.v1.ListAllocationsResponse
+	(*FreeBlocksRequest)(nil),       // 13: kvgrpc.v1.FreeBlocksRequest
+	(*FreeBlocksResponse)(nil),      // 14: kvgrpc.v1.FreeBlocksResponse
+	(*GetPoolStatusRequest)(nil),    // 15: kvgrpc.v1.GetPoolStatusRequest
+	(*GroupStatus)(nil),             // 16: kvgrpc.v1.GroupStatus
+	(*GetPoolStatusResponse)(nil),   // 17: kvgrpc.v1.GetPoolStatusResponse
+	(*ReadBlocksRequest)(nil),       // 18: kvgrpc.v1.ReadBlocksRequest
+	(*BlockData)(nil),               // 19: kvgrpc.v1.BlockData
+	(*ReadBlocksResponse)(nil),      // 20: kvgrpc.v1.ReadBlocksResponse
+	(*ResponseHeader)(nil),          // 21: kvgrpc.v1.ResponseHeader
+	(*PoolDescription)(nil),         // 22: kvgrpc.v1.PoolDescription
+	(*durationpb.Duration)(nil),     // 23: google.protobuf.Duration
+	(*Blocks)(nil),                  // 24: kvgrpc.v1.Blocks
+	(PoolKind)(0),                   // 25: kvgrpc.v1.PoolKind
+	(*LayerRange)(nil),              // 26: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_v1_pool_proto_depIdxs = []int32{
-	18, // 0: kvgrpc.v1.DescribePoolsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 1: kvgrpc.v1.DescribePoolsResponse.pools:type_name -> kvgrpc.v1.PoolDescription
+	21, // 0: kvgrpc.v1.DescribePoolsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	22, // 1: kvgrpc.v1.DescribePoolsResponse.pools:type_name -> kvgrpc.v1.PoolDescription
 	2,  // 2: kvgrpc.v1.AllocateBlocksRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	20, // 3: kvgrpc.v1.AllocateBlocksRequest.ttl:type_name -> google.protobuf.Duration
-	20, // 4: kvgrpc.v1.SoftLater.soft_in:type_name -> google.protobuf.Duration
+	23, // 3: kvgrpc.v1.AllocateBlocksRequest.ttl:type_name -> google.protobuf.Duration
+	23, // 4: kvgrpc.v1.SoftLater.soft_in:type_name -> google.protobuf.Duration
 	2,  // 5: kvgrpc.v1.SoftLater.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
 	4,  // 6: kvgrpc.v1.Reclaimed.leases:type_name -> kvgrpc.v1.ReclaimedLease
-	21, // 7: kvgrpc.v1.Reclaimed.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	24, // 7: kvgrpc.v1.Reclaimed.freed_blocks:type_name -> kvgrpc.v1.Blocks
 	5,  // 8: kvgrpc.v1.Reclaimed.later_leases:type_name -> kvgrpc.v1.SoftLater
 	2,  // 9: kvgrpc.v1.ReclaimBlocksRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	18, // 10: kvgrpc.v1.ReclaimBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 10: kvgrpc.v1.ReclaimBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	6,  // 11: kvgrpc.v1.ReclaimBlocksResponse.reclaimed:type_name -> kvgrpc.v1.Reclaimed
-	18, // 12: kvgrpc.v1.AllocateBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 13: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.Blocks
-	20, // 14: kvgrpc.v1.AllocateBlocksResponse.remaining:type_name -> google.protobuf.Duration
-	21, // 15: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	18, // 16: kvgrpc.v1.FreeBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 17: kvgrpc.v1.FreeBlocksResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
-	18, // 18: kvgrpc.v1.GetPoolStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	22, // 19: kvgrpc.v1.GetPoolStatusResponse.kind:type_name -> kvgrpc.v1.PoolKind
-	13, // 20: kvgrpc.v1.GetPoolStatusResponse.groups:type_name -> kvgrpc.v1.GroupStatus
-	21, // 21: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	23, // 22: kvgrpc.v1.ReadBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	18, // 23: kvgrpc.v1.ReadBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	16, // 24: kvgrpc.v1.ReadBlocksResponse.blocks:type_name -> kvgrpc.v1.BlockData
-	0,  // 25: kvgrpc.v1.PoolService.DescribePools:input_type -> kvgrpc.v1.DescribePoolsRequest
-	3,  // 26: kvgrpc.v1.PoolService.AllocateBlocks:input_type -> kvgrpc.v1.AllocateBlocksRequest
-	10, // 27: kvgrpc.v1.PoolService.FreeBlocks:input_type -> kvgrpc.v1.FreeBlocksRequest
-	7,  // 28: kvgrpc.v1.PoolService.ReclaimBlocks:input_type -> kvgrpc.v1.ReclaimBlocksRequest
-	12, // 29: kvgrpc.v1.PoolService.GetPoolStatus:input_type -> kvgrpc.v1.GetPoolStatusRequest
-	15, // 30: kvgrpc.v1.PoolService.ReadBlocks:input_type -> kvgrpc.v1.ReadBlocksRequest
-	1,  // 31: kvgrpc.v1.PoolService.DescribePools:output_type -> kvgrpc.v1.DescribePoolsResponse
-	9,  // 32: kvgrpc.v1.PoolService.AllocateBlocks:output_type -> kvgrpc.v1.AllocateBlocksResponse
-	11, // 33: kvgrpc.v1.PoolService.FreeBlocks:output_type -> kvgrpc.v1.FreeBlocksResponse
-	8,  // 34: kvgrpc.v1.PoolService.ReclaimBlocks:output_type -> kvgrpc.v1.ReclaimBlocksResponse
-	14, // 35: kvgrpc.v1.PoolService.GetPoolStatus:output_type -> kvgrpc.v1.GetPoolStatusResponse
-	17, // 36: kvgrpc.v1.PoolService.ReadBlocks:output_type -> kvgrpc.v1.ReadBlocksResponse
-	31, // [31:37] is the sub-list for method output_type
-	25, // [25:31] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	21, // 12: kvgrpc.v1.AllocateBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 13: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.Blocks
+	23, // 14: kvgrpc.v1.AllocateBlocksResponse.remaining:type_name -> google.protobuf.Duration
+	23, // 15: kvgrpc.v1.Allocation.age:type_name -> google.protobuf.Duration
+	23, // 16: kvgrpc.v1.Allocation.remaining:type_name -> google.protobuf.Duration
+	24, // 17: kvgrpc.v1.Allocation.blocks:type_name -> kvgrpc.v1.Blocks
+	21, // 18: kvgrpc.v1.ListAllocationsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 19: kvgrpc.v1.ListAllocationsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	24, // 20: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	21, // 21: kvgrpc.v1.FreeBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 22: kvgrpc.v1.FreeBlocksResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	21, // 23: kvgrpc.v1.GetPoolStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 24: kvgrpc.v1.GetPoolStatusResponse.kind:type_name -> kvgrpc.v1.PoolKind
+	16, // 25: kvgrpc.v1.GetPoolStatusResponse.groups:type_name -> kvgrpc.v1.GroupStatus
+	24, // 26: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	26, // 27: kvgrpc.v1.ReadBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
+	21, // 28: kvgrpc.v1.ReadBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 29: kvgrpc.v1.ReadBlocksResponse.blocks:type_name -> kvgrpc.v1.BlockData
+	0,  // 30: kvgrpc.v1.PoolService.DescribePools:input_type -> kvgrpc.v1.DescribePoolsRequest
+	3,  // 31: kvgrpc.v1.PoolService.AllocateBlocks:input_type -> kvgrpc.v1.AllocateBlocksRequest
+	13, // 32: kvgrpc.v1.PoolService.FreeBlocks:input_type -> kvgrpc.v1.FreeBlocksRequest
+	7,  // 33: kvgrpc.v1.PoolService.ReclaimBlocks:input_type -> kvgrpc.v1.ReclaimBlocksRequest
+	10, // 34: kvgrpc.v1.PoolService.ListAllocations:input_type -> kvgrpc.v1.ListAllocationsRequest
+	15, // 35: kvgrpc.v1.PoolService.GetPoolStatus:input_type -> kvgrpc.v1.GetPoolStatusRequest
+	18, // 36: kvgrpc.v1.PoolService.ReadBlocks:input_type -> kvgrpc.v1.ReadBlocksRequest
+	1,  // 37: kvgrpc.v1.PoolService.DescribePools:output_type -> kvgrpc.v1.DescribePoolsResponse
+	9,  // 38: kvgrpc.v1.PoolService.AllocateBlocks:output_type -> kvgrpc.v1.AllocateBlocksResponse
+	14, // 39: kvgrpc.v1.PoolService.FreeBlocks:output_type -> kvgrpc.v1.FreeBlocksResponse
+	8,  // 40: kvgrpc.v1.PoolService.ReclaimBlocks:output_type -> kvgrpc.v1.ReclaimBlocksResponse
+	12, // 41: kvgrpc.v1.PoolService.ListAllocations:output_type -> kvgrpc.v1.ListAllocationsResponse
+	17, // 42: kvgrpc.v1.PoolService.GetPoolStatus:output_type -> kvgrpc.v1.GetPoolStatusResponse
+	20, // 43: kvgrpc.v1.PoolService.ReadBlocks:output_type -> kvgrpc.v1.ReadBlocksResponse
+	37, // [37:44] is the sub-list for method output_type
+	30, // [30:37] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_proto_init() }
@@ -1459,7 +1762,8 @@ func file_kvgrpc_v1_pool_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_pool_types_proto_init()
-	file_kvgrpc_v1_pool_proto_msgTypes[10].OneofWrappers = []any{
+	file_kvgrpc_v1_pool_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kvgrpc_v1_pool_proto_msgTypes[13].OneofWrappers = []any{
 		(*FreeBlocksRequest_Blocks)(nil),
 		(*FreeBlocksRequest_AllocationId)(nil),
 	}
@@ -1469,7 +1773,7 @@ func file_kvgrpc_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_proto_rawDesc), len(file_kvgrpc_v1_pool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,12 +21,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PoolService_DescribePools_FullMethodName  = "/kvgrpc.v1.PoolService/DescribePools"
-	PoolService_AllocateBlocks_FullMethodName = "/kvgrpc.v1.PoolService/AllocateBlocks"
-	PoolService_FreeBlocks_FullMethodName     = "/kvgrpc.v1.PoolService/FreeBlocks"
-	PoolService_ReclaimBlocks_FullMethodName  = "/kvgrpc.v1.PoolService/ReclaimBlocks"
-	PoolService_GetPoolStatus_FullMethodName  = "/kvgrpc.v1.PoolService/GetPoolStatus"
-	PoolService_ReadBlocks_FullMethodName     = "/kvgrpc.v1.PoolService/ReadBlocks"
+	PoolService_DescribePools_FullMethodName   = "/kvgrpc.v1.PoolService/DescribePools"
+	PoolService_AllocateBlocks_FullMethodName  = "/kvgrpc.v1.PoolService/AllocateBlocks"
+	PoolService_FreeBlocks_FullMethodName      = "/kvgrpc.v1.PoolService/FreeBlocks"
+	PoolService_ReclaimBlocks_FullMethodName   = "/kvgrpc.v1.PoolService/ReclaimBlocks"
+	PoolService_ListAllocations_FullMethodName = "/kvgrpc.v1.PoolService/ListAllocations"
+	PoolService_GetPoolStatus_FullMethodName   = "/kvgrpc.v1.PoolService/GetPoolStatus"
+	PoolService_ReadBlocks_FullMethodName      = "/kvgrpc.v1.PoolService/ReadBlocks"
 )
 
 // PoolServiceClient is the client API for PoolService service.
@@ -84,6 +85,15 @@ type PoolServiceClient interface {
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
 	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
 	ReclaimBlocks(ctx context.Context, in *ReclaimBlocksRequest, opts ...grpc.CallOption) (*ReclaimBlocksResponse, error)
+	// Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+	// ListPins; a caller that forgets to free shows here. Called by routers and operators.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+	// * ABORTED INCARNATION_CHANGED: the page token is of another life.
+	// * UNAVAILABLE NO_POOL.
+	ListAllocations(ctx context.Context, in *ListAllocationsRequest, opts ...grpc.CallOption) (*ListAllocationsResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
 	// Errors:
@@ -140,6 +150,16 @@ func (c *poolServiceClient) ReclaimBlocks(ctx context.Context, in *ReclaimBlocks
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReclaimBlocksResponse)
 	err := c.cc.Invoke(ctx, PoolService_ReclaimBlocks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *poolServiceClient) ListAllocations(ctx context.Context, in *ListAllocationsRequest, opts ...grpc.CallOption) (*ListAllocationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAllocationsResponse)
+	err := c.cc.Invoke(ctx, PoolService_ListAllocations_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -221,6 +241,15 @@ type PoolServiceServer interface {
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
 	// * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
 	ReclaimBlocks(context.Context, *ReclaimBlocksRequest) (*ReclaimBlocksResponse, error)
+	// Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
+	// ListPins; a caller that forgets to free shows here. Called by routers and operators.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
+	// * ABORTED INCARNATION_CHANGED: the page token is of another life.
+	// * UNAVAILABLE NO_POOL.
+	ListAllocations(context.Context, *ListAllocationsRequest) (*ListAllocationsResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
 	// Errors:
@@ -254,6 +283,9 @@ func (UnimplementedPoolServiceServer) FreeBlocks(context.Context, *FreeBlocksReq
 }
 func (UnimplementedPoolServiceServer) ReclaimBlocks(context.Context, *ReclaimBlocksRequest) (*ReclaimBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReclaimBlocks not implemented")
+}
+func (UnimplementedPoolServiceServer) ListAllocations(context.Context, *ListAllocationsRequest) (*ListAllocationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAllocations not implemented")
 }
 func (UnimplementedPoolServiceServer) GetPoolStatus(context.Context, *GetPoolStatusRequest) (*GetPoolStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetPoolStatus not implemented")
@@ -354,6 +386,24 @@ func _PoolService_ReclaimBlocks_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PoolService_ListAllocations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAllocationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PoolServiceServer).ListAllocations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PoolService_ListAllocations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PoolServiceServer).ListAllocations(ctx, req.(*ListAllocationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PoolService_GetPoolStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetPoolStatusRequest)
 	if err := dec(in); err != nil {
@@ -412,6 +462,10 @@ var PoolService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReclaimBlocks",
 			Handler:    _PoolService_ReclaimBlocks_Handler,
+		},
+		{
+			MethodName: "ListAllocations",
+			Handler:    _PoolService_ListAllocations_Handler,
 		},
 		{
 			MethodName: "GetPoolStatus",

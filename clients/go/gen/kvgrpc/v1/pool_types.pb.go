@@ -1587,25 +1587,25 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12)\n" +
 	"\x04kind\x18\x03 \x01(\x0e2\x15.kvgrpc.v1.MemoryKindR\x04kind\x12\x16\n" +
-	"\x06device\x18\x04 \x01(\rR\x06device\"\x9c\x01\n" +
+	"\x06device\x18\x04 \x01(\rR\x06device\"\xa6\x01\n" +
 	"\vShmEndpoint\x12\x1f\n" +
 	"\vsocket_path\x18\x01 \x01(\tR\n" +
-	"socketPath\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\fR\x05token\x12\x1d\n" +
+	"socketPath\x12\x19\n" +
+	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05token\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x14\n" +
-	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12!\n" +
-	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"H\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x19\n" +
+	"\x05nonce\x18\x04 \x01(\fB\x03\x80\x01\x01R\x05nonce\x12!\n" +
+	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"M\n" +
 	"\x0fProcessEndpoint\x12\x1f\n" +
 	"\vsocket_path\x18\x01 \x01(\tR\n" +
-	"socketPath\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\fR\x05token\"s\n" +
+	"socketPath\x12\x19\n" +
+	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05token\"s\n" +
 	"\vCmaEndpoint\x124\n" +
 	"\aprocess\x18\x01 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\x12.\n" +
-	"\bsegments\x18\x02 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\"\xc0\x01\n" +
+	"\bsegments\x18\x02 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\"\xc5\x01\n" +
 	"\fNixlEndpoint\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
-	"\bmetadata\x18\x02 \x01(\fR\bmetadata\x12\x18\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1f\n" +
+	"\bmetadata\x18\x02 \x01(\fB\x03\x80\x01\x01R\bmetadata\x12\x18\n" +
 	"\abackend\x18\x03 \x01(\tR\abackend\x12.\n" +
 	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x124\n" +
 	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"g\n" +
@@ -1623,14 +1623,14 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"allocation\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x9e\x02\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xa8\x02\n" +
 	"\x0fCudaVmmEndpoint\x12\x1f\n" +
 	"\vsocket_path\x18\x01 \x01(\tR\n" +
-	"socketPath\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\fR\x05token\x12\x1f\n" +
+	"socketPath\x12\x19\n" +
+	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05token\x12\x1f\n" +
 	"\vdevice_uuid\x18\x03 \x01(\fR\n" +
-	"deviceUuid\x12\x14\n" +
-	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12=\n" +
+	"deviceUuid\x12\x19\n" +
+	"\x05nonce\x18\x04 \x01(\fB\x03\x80\x01\x01R\x05nonce\x12=\n" +
 	"\vallocations\x18\x05 \x03(\v2\x1b.kvgrpc.v1.DeviceAllocationR\vallocations\x12/\n" +
 	"\x05spans\x18\x06 \x03(\v2\x19.kvgrpc.v1.AllocationSpanR\x05spans\x12-\n" +
 	"\x12unavailable_reason\x18\a \x01(\tR\x11unavailableReason\"C\n" +

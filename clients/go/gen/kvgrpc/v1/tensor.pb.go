@@ -44,7 +44,8 @@ const (
 	TensorState_TENSOR_STATE_SPILLED TensorState = 3
 	// The engine has it, until it releases it.
 	TensorState_TENSOR_STATE_HELD TensorState = 4
-	// This engine's own, kept for others.
+	// This engine's own, kept for others, or, in the reply of PutTensor, at all of them by now: Tensor.done_consumer_count
+	// tells which.
 	TensorState_TENSOR_STATE_OFFERED TensorState = 5
 )
 
@@ -1148,9 +1149,13 @@ type Tensor struct {
 	PeerAddress string `protobuf:"bytes,8,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	// The transfer that brings or brought it, which is that of its bundle if it goes with others; of one that is kept here,
 	// that its consumers read by: empty while it waits for a moment to be sent.
-	TransferId    string `protobuf:"bytes,9,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TransferId string `protobuf:"bytes,9,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// Of this engine's own: how many consumers it is for.
+	ConsumerCount uint32 `protobuf:"varint,10,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
+	// Of this engine's own: how many of them have it. As many as it is for: it is delivered.
+	DoneConsumerCount uint32 `protobuf:"varint,11,opt,name=done_consumer_count,json=doneConsumerCount,proto3" json:"done_consumer_count,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Tensor) Reset() {
@@ -1244,6 +1249,20 @@ func (x *Tensor) GetTransferId() string {
 		return x.TransferId
 	}
 	return ""
+}
+
+func (x *Tensor) GetConsumerCount() uint32 {
+	if x != nil {
+		return x.ConsumerCount
+	}
+	return 0
+}
+
+func (x *Tensor) GetDoneConsumerCount() uint32 {
+	if x != nil {
+		return x.DoneConsumerCount
+	}
+	return 0
 }
 
 // The store.
@@ -1423,10 +1442,10 @@ var File_kvgrpc_v1_tensor_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\n" +
-	"\x16kvgrpc/v1/tensor.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"W\n" +
+	"\x16kvgrpc/v1/tensor.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\\\n" +
 	"\n" +
-	"TensorName\x12!\n" +
-	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12\x12\n" +
+	"TensorName\x12&\n" +
+	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04part\x18\x03 \x01(\rR\x04part\"\xae\x01\n" +
 	"\x11TensorDescription\x12\x14\n" +
@@ -1486,17 +1505,17 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12'\n" +
 	"\x05pages\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\x05pages\x12&\n" +
 	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12:\n" +
-	"\x0fbundled_tensors\x18\x05 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\x97\x01\n" +
-	"\x15ReleaseTensorsRequest\x12!\n" +
-	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12+\n" +
+	"\x0fbundled_tensors\x18\x05 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\x9c\x01\n" +
+	"\x15ReleaseTensorsRequest\x12&\n" +
+	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12+\n" +
 	"\x05names\x18\x02 \x03(\v2\x15.kvgrpc.v1.TensorNameR\x05names\x12.\n" +
 	"\x06source\x18\x03 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\"\xa6\x01\n" +
 	"\x16ReleaseTensorsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
 	"\x0ereleased_count\x18\x02 \x01(\rR\rreleasedCount\x122\n" +
-	"\x15source_released_count\x18\x03 \x01(\rR\x13sourceReleasedCount\"\xa3\x01\n" +
-	"\x12ListTensorsRequest\x12!\n" +
-	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12.\n" +
+	"\x15source_released_count\x18\x03 \x01(\rR\x13sourceReleasedCount\"\xa8\x01\n" +
+	"\x12ListTensorsRequest\x12&\n" +
+	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12.\n" +
 	"\x06states\x18\x02 \x03(\x0e2\x16.kvgrpc.v1.TensorStateR\x06states\x12\x1b\n" +
 	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -1504,7 +1523,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x13ListTensorsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12+\n" +
 	"\atensors\x18\x02 \x03(\v2\x11.kvgrpc.v1.TensorR\atensors\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xc7\x02\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x9e\x03\n" +
 	"\x06Tensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x17\n" +
@@ -1516,7 +1535,10 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x03age\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03age\x12!\n" +
 	"\fpeer_address\x18\b \x01(\tR\vpeerAddress\x12\x1f\n" +
 	"\vtransfer_id\x18\t \x01(\tR\n" +
-	"transferId\"\x19\n" +
+	"transferId\x12%\n" +
+	"\x0econsumer_count\x18\n" +
+	" \x01(\rR\rconsumerCount\x12.\n" +
+	"\x13done_consumer_count\x18\v \x01(\rR\x11doneConsumerCount\"\x19\n" +
 	"\x17GetStagingStatusRequest\"\xd0\x03\n" +
 	"\x18GetStagingStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1d\n" +

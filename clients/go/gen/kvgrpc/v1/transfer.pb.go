@@ -2351,12 +2351,12 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\x80\x01\n" +
 	"\x1cAcknowledgeTransfersResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12-\n" +
-	"\x12acknowledged_count\x18\x02 \x01(\rR\x11acknowledgedCount\"\xaf\x02\n" +
+	"\x12acknowledged_count\x18\x02 \x01(\rR\x11acknowledgedCount\"\xb4\x02\n" +
 	"\x15CancelTransferRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\vtransfer_id\x18\x02 \x01(\tH\x00R\n" +
-	"transferId\x12#\n" +
-	"\ftransfer_key\x18\x03 \x01(\fH\x00R\vtransferKey\x12\x18\n" +
+	"transferId\x12(\n" +
+	"\ftransfer_key\x18\x03 \x01(\fB\x03\x80\x01\x01H\x00R\vtransferKey\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12,\n" +
 	"\x05scope\x18\x05 \x01(\x0e2\x16.kvgrpc.v1.CancelScopeR\x05scope\x12.\n" +
 	"\x13free_allocation_ids\x18\x06 \x03(\tR\x11freeAllocationIds\x12#\n" +

@@ -39,7 +39,8 @@ type TransferServiceClient interface {
 	// One transfer, also for a while after its end. Any caller.
 	//
 	// Errors:
-	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+	//     FIX_REQUEST: that is no id of a transfer.
 	GetTransfer(ctx context.Context, in *GetTransferRequest, opts ...grpc.CallOption) (*GetTransferResponse, error)
 	// Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
 	// request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
@@ -191,7 +192,8 @@ type TransferServiceServer interface {
 	// One transfer, also for a while after its end. Any caller.
 	//
 	// Errors:
-	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
+	//   - NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
+	//     FIX_REQUEST: that is no id of a transfer.
 	GetTransfer(context.Context, *GetTransferRequest) (*GetTransferResponse, error)
 	// Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
 	// request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not

@@ -2426,17 +2426,17 @@ var File_kvgrpc_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"]\n" +
+	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"b\n" +
 	"\x06Caller\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
-	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x14\n" +
-	"\x05proof\x18\x03 \x01(\fR\x05proof\"~\n" +
+	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x19\n" +
+	"\x05proof\x18\x03 \x01(\fB\x03\x80\x01\x01R\x05proof\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xf3\x03\n" +
+	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xf8\x03\n" +
 	"\rAccessOpening\x12\x1b\n" +
-	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\fR\x05token\x126\n" +
+	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x19\n" +
+	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05token\x126\n" +
 	"\acontent\x18\x03 \x01(\v2\x1c.kvgrpc.peer.v1.ContentClaimR\acontent\x12\x1f\n" +
 	"\vtransfer_id\x18\x04 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
@@ -2492,12 +2492,12 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\x7f\n" +
 	"\x12CloseAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bclosings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\xb0\x01\n" +
+	"\bclosings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\xb5\x01\n" +
 	"\rAccessClosing\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x126\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x1c.kvgrpc.peer.v1.CloseOutcomeR\aoutcome\x12\x1a\n" +
-	"\bquiesced\x18\x03 \x01(\bR\bquiesced\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\fR\x05token\x12\x18\n" +
+	"\bquiesced\x18\x03 \x01(\bR\bquiesced\x12\x19\n" +
+	"\x05token\x18\x04 \x01(\fB\x03\x80\x01\x01R\x05token\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\"\x80\x01\n" +
 	"\x13CloseAccessResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
@@ -2551,10 +2551,10 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"E\n" +
 	"\x13KeepLivenessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"_\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"d\n" +
 	"\x14KeepLivenessResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x14\n" +
-	"\x05proof\x18\x02 \x01(\fR\x05proof\"o\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x19\n" +
+	"\x05proof\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05proof\"o\n" +
 	"\x0eBlocksOfLayers\x12.\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
 	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9c\x01\n" +

@@ -204,9 +204,9 @@ var File_kvgrpc_peer_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x1fkvgrpc/session/v1/session.proto\x1a\x16kvgrpc/v1/common.proto\"\xcf\x01\n" +
-	"\x12ConnectRankRequest\x12\x16\n" +
-	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x127\n" +
+	"\x19kvgrpc/peer/v1/rank.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x1fkvgrpc/session/v1/session.proto\x1a\x16kvgrpc/v1/common.proto\"\xd4\x01\n" +
+	"\x12ConnectRankRequest\x12\x1b\n" +
+	"\x06ticket\x18\x01 \x01(\fB\x03\x80\x01\x01R\x06ticket\x127\n" +
 	"\areports\x18\x02 \x03(\v2\x1d.kvgrpc.session.v1.RankReportR\areports\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x18\n" +
 	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +

@@ -2408,7 +2408,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\arefused\x18\x05 \x01(\v2\".kvgrpc.session.v1.RefusedResponseH\x00R\arefused\x12F\n" +
 	"\rmemory_wanted\x18\x06 \x01(\v2\x1f.kvgrpc.session.v1.MemoryWantedH\x00R\fmemoryWanted\x124\n" +
 	"\x04over\x18\a \x01(\v2\x1e.kvgrpc.session.v1.SessionOverH\x00R\x04overB\a\n" +
-	"\x05frame\"\xd1\x02\n" +
+	"\x05frame\"\xd6\x02\n" +
 	"\rAttachRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
@@ -2417,21 +2417,21 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"world_size\x18\x05 \x01(\rR\tworldSize\x12)\n" +
 	"\x10weights_revision\x18\x06 \x01(\tR\x0fweightsRevision\x12(\n" +
-	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\x12\x1f\n" +
-	"\vrank_ticket\x18\b \x01(\fR\n" +
-	"rankTicket\"\x9f\x02\n" +
+	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\x12$\n" +
+	"\vrank_ticket\x18\b \x01(\fB\x03\x80\x01\x01R\n" +
+	"rankTicket\"\xa9\x02\n" +
 	"\x0eAttachResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
-	"\x0esession_secret\x18\x02 \x01(\fR\rsessionSecret\x12\x1f\n" +
-	"\vrank_ticket\x18\x03 \x01(\fR\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12*\n" +
+	"\x0esession_secret\x18\x02 \x01(\fB\x03\x80\x01\x01R\rsessionSecret\x12$\n" +
+	"\vrank_ticket\x18\x03 \x01(\fB\x03\x80\x01\x01R\n" +
 	"rankTicket\x12.\n" +
 	"\x04pool\x18\x04 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12)\n" +
 	"\x06limits\x18\x05 \x01(\v2\x11.kvgrpc.v1.LimitsR\x06limits\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12\x1d\n" +
 	"\n" +
-	"void_slots\x18\a \x01(\rR\tvoidSlots\"\xbc\x01\n" +
-	"\x11AttachRankRequest\x12\x16\n" +
-	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x12\x12\n" +
+	"void_slots\x18\a \x01(\rR\tvoidSlots\"\xc1\x01\n" +
+	"\x11AttachRankRequest\x12\x1b\n" +
+	"\x06ticket\x18\x01 \x01(\fB\x03\x80\x01\x01R\x06ticket\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12%\n" +
 	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\x12\x18\n" +
 	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +

@@ -3,9 +3,11 @@ package dev.kvgrpc.client;
 import com.google.protobuf.Descriptors.FieldDescriptor;
 import com.google.protobuf.Message;
 import dev.kvgrpc.v1.AdminServiceGrpc;
+import dev.kvgrpc.v1.GetTensorRequest;
 import dev.kvgrpc.v1.HandshakeServiceGrpc;
 import dev.kvgrpc.v1.PollSchedulerNewsRequest;
 import dev.kvgrpc.v1.PullBlocksRequest;
+import dev.kvgrpc.v1.PutTensorRequest;
 import dev.kvgrpc.v1.ReserveBlocksRequest;
 import dev.kvgrpc.v1.TransferWait;
 import dev.kvgrpc.v1.WaitTransferRequest;
@@ -38,6 +40,14 @@ final class CallInterceptor implements ClientInterceptor {
       AdminServiceGrpc.getReleaseQuarantineMethod().getFullMethodName());
 
   private static final Duration LONG_CALL = Duration.ofSeconds(60);
+
+  /**
+   * PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
+   * with one no more than the longest life of a lease.
+   */
+  private static final Duration PUT_TENSOR = Duration.ofSeconds(120);
+
+  private static final Duration PUT_TENSOR_MAX = Duration.ofSeconds(600);
 
   private final ClientOptions options;
 
@@ -81,6 +91,13 @@ final class CallInterceptor implements ClientInterceptor {
     }
     if (request instanceof PollSchedulerNewsRequest poll) {
       return atMost(Durations.toJava(poll.getWait()));
+    }
+    if (request instanceof GetTensorRequest get) {
+      return atMost(get.hasTimeout() ? Durations.toJava(get.getTimeout()) : WAIT_MAX);
+    }
+    if (request instanceof PutTensorRequest put) {
+      Duration stated = put.hasTimeout() ? Durations.toJava(put.getTimeout()) : PUT_TENSOR;
+      return stated.compareTo(PUT_TENSOR_MAX) < 0 ? stated : PUT_TENSOR_MAX;
     }
     return Duration.ZERO;
   }

@@ -13,6 +13,8 @@ import dev.kvgrpc.v1.PoolServiceGrpc;
 import dev.kvgrpc.v1.PoolServiceGrpc.PoolServiceBlockingStub;
 import dev.kvgrpc.v1.SchedulerServiceGrpc;
 import dev.kvgrpc.v1.SchedulerServiceGrpc.SchedulerServiceBlockingStub;
+import dev.kvgrpc.v1.TensorServiceGrpc;
+import dev.kvgrpc.v1.TensorServiceGrpc.TensorServiceBlockingStub;
 import dev.kvgrpc.v1.TransferFilter;
 import dev.kvgrpc.v1.TransferServiceGrpc;
 import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceBlockingStub;
@@ -106,6 +108,11 @@ public final class KvgrpcClient implements AutoCloseable {
   /** For the scheduler of the server's engine. */
   public SchedulerServiceBlockingStub scheduler() {
     return SchedulerServiceGrpc.newBlockingStub(channel);
+  }
+
+  /** Named tensors, of a server whose pool is a staging store. */
+  public TensorServiceBlockingStub tensors() {
+    return TensorServiceGrpc.newBlockingStub(channel);
   }
 
   /** For operators. */

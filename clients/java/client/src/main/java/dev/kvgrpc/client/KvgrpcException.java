@@ -5,9 +5,11 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.rpc.BadRequest;
 import com.google.rpc.ErrorInfo;
 import com.google.rpc.RetryInfo;
+import dev.kvgrpc.v1.Failure;
 import dev.kvgrpc.v1.FailureReason;
 import dev.kvgrpc.v1.NextStep;
 import dev.kvgrpc.v1.ResponseHeader;
+import dev.kvgrpc.v1.Transfer;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.StatusException;
@@ -85,6 +87,30 @@ public final class KvgrpcException extends RuntimeException {
         "incarnation", Long.toString(header.getIncarnation()));
     Details details = new Details("INCARNATION_CHANGED", metadata, List.of(), Optional.empty());
     return new KvgrpcException(Status.ABORTED.withDescription("the engine has begun another life"), details, null);
+  }
+
+  /** Of a transfer that has ended without its KV. */
+  static KvgrpcException of(Transfer transfer) {
+    Failure failure = transfer.getFailure();
+    boolean stated = failure.getReasonValue() != 0;
+    Map<String, String> metadata = Map.of(
+        "next", States.next(failure).name().replace(NEXT_PREFIX, ""),
+        "transfer_id", transfer.getTransferId(),
+        "phase", States.name(failure.getPhase()));
+    String reason = stated ? States.reason(failure).name().replace(REASON_PREFIX, "") : "CANCELLED";
+    String message =
+        failure.getMessage().isEmpty() ? "the transfer has ended without its KV" : failure.getMessage();
+    Details details = new Details(reason, metadata, List.of(), Optional.empty());
+    return new KvgrpcException(Status.ABORTED.withDescription(message), details, null);
+  }
+
+  /** Of a transfer that is not done when the time of a wait is over. */
+  static KvgrpcException late(Transfer transfer) {
+    Map<String, String> metadata =
+        Map.of("transfer_id", transfer.getTransferId(), "phase", States.phase(transfer));
+    Details details = new Details("DEADLINE", metadata, List.of(), Optional.empty());
+    return new KvgrpcException(
+        Status.DEADLINE_EXCEEDED.withDescription("the transfer is not done in its time"), details, null);
   }
 
   /** The gRPC code. */
@@ -195,6 +221,11 @@ public final class KvgrpcException extends RuntimeException {
     String prefix = details.reason() + ": ";
     if (!details.reason().isEmpty() && sentence.startsWith(prefix)) {
       sentence = sentence.substring(prefix.length());
+    }
+    for (Violation violation : details.violations()) {
+      if (sentence.startsWith(violation.field() + ": " + violation.description())) {
+        return sentence;
+      }
     }
     StringBuilder suffix = new StringBuilder();
     for (Violation violation : details.violations()) {

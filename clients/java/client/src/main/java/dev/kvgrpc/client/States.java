@@ -7,8 +7,11 @@ import dev.kvgrpc.v1.LeaseState;
 import dev.kvgrpc.v1.MemoryDisposition;
 import dev.kvgrpc.v1.NextStep;
 import dev.kvgrpc.v1.Transfer;
+import dev.kvgrpc.v1.TransferPhase;
 import dev.kvgrpc.v1.TransferState;
 import dev.kvgrpc.v1.WaitCondition;
+import dev.kvgrpc.v1.WaitingFor;
+import java.util.Locale;
 
 /** What enum values mean, also those that a newer server sends: they read as the safe case. */
 public final class States {
@@ -48,7 +51,8 @@ public final class States {
   /** It pins no more. A state that this version does not know is not an end. */
   public static boolean isOver(LeaseState lease) {
     return switch (lease) {
-      case LEASE_STATE_EXPIRED, LEASE_STATE_RELEASED, LEASE_STATE_DONE, LEASE_STATE_VOIDED, LEASE_STATE_LOST -> true;
+      case LEASE_STATE_EXPIRED, LEASE_STATE_RELEASED, LEASE_STATE_DONE, LEASE_STATE_VOIDED, LEASE_STATE_LOST,
+          LEASE_STATE_RECLAIMED -> true;
       default -> false;
     };
   }
@@ -65,6 +69,24 @@ public final class States {
       default -> failure.getNext() != NextStep.UNRECOGNIZED;
     };
     return known ? failure.getNext() : NextStep.NEXT_STEP_UNSPECIFIED;
+  }
+
+  /** What a transfer that is not over waits for, or its phase: in lower case, as errors name it. */
+  static String phase(Transfer transfer) {
+    if (isOver(transfer)) {
+      return "return";
+    }
+    if (transfer.getWaitingFor() != WaitingFor.WAITING_FOR_UNSPECIFIED) {
+      return transfer.getWaitingFor().name().replace("WAITING_FOR_", "").toLowerCase(Locale.ROOT);
+    }
+    int phases = transfer.getPhasesCount();
+    return phases == 0 ? "queue" : name(transfer.getPhases(phases - 1).getPhase());
+  }
+
+  /** In lower case, as errors name a phase; empty for none. */
+  static String name(TransferPhase phase) {
+    boolean none = phase == TransferPhase.TRANSFER_PHASE_UNSPECIFIED;
+    return none ? "" : phase.name().replace("TRANSFER_PHASE_", "").toLowerCase(Locale.ROOT);
   }
 
   /** The reason; INTERNAL for one that this version does not know. */

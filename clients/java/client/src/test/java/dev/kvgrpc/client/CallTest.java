@@ -16,13 +16,18 @@ import dev.kvgrpc.v1.ConnectPeerRequest;
 import dev.kvgrpc.v1.ConnectPeerResponse;
 import dev.kvgrpc.v1.GetEngineRequest;
 import dev.kvgrpc.v1.GetEngineResponse;
+import dev.kvgrpc.v1.GetTensorRequest;
+import dev.kvgrpc.v1.GetTensorResponse;
 import dev.kvgrpc.v1.HandshakeServiceGrpc.HandshakeServiceImplBase;
 import dev.kvgrpc.v1.PollSchedulerNewsRequest;
 import dev.kvgrpc.v1.PollSchedulerNewsResponse;
 import dev.kvgrpc.v1.PoolServiceGrpc.PoolServiceImplBase;
+import dev.kvgrpc.v1.PutTensorRequest;
+import dev.kvgrpc.v1.PutTensorResponse;
 import dev.kvgrpc.v1.ReleaseQuarantineRequest;
 import dev.kvgrpc.v1.ReleaseQuarantineResponse;
 import dev.kvgrpc.v1.SchedulerServiceGrpc.SchedulerServiceImplBase;
+import dev.kvgrpc.v1.TensorServiceGrpc.TensorServiceImplBase;
 import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceImplBase;
 import dev.kvgrpc.v1.WaitTransferRequest;
 import dev.kvgrpc.v1.WaitTransferResponse;
@@ -51,7 +56,7 @@ class CallTest {
   private final Deque<Status> failures = new ArrayDeque<>();
   private final BlockingQueue<String> keys = new LinkedBlockingQueue<>();
   private final FakeServer server = new FakeServer(
-      new Admin(), new Pool(), new Handshake(), new Transfers(), new Scheduler());
+      new Admin(), new Pool(), new Handshake(), new Transfers(), new Scheduler(), new Tensors());
   private final KvgrpcClient client = server.client();
 
   @AfterEach
@@ -85,6 +90,19 @@ class CallTest {
     assertDeadline(70);
     call(client.scheduler()::pollSchedulerNews, PollSchedulerNewsRequest.getDefaultInstance());
     assertDeadline(10);
+  }
+
+  @Test
+  void aTensorThatIsPutOrWantedHasItsTimeAtTheServer() {
+    var timeout = Durations.toProto(Duration.ofSeconds(5));
+    call(client.tensors()::getTensor, GetTensorRequest.getDefaultInstance());
+    assertDeadline(70);
+    call(client.tensors()::getTensor, GetTensorRequest.newBuilder().setTimeout(timeout).build());
+    assertDeadline(15);
+    call(client.tensors()::putTensor, PutTensorRequest.getDefaultInstance());
+    assertDeadline(130);
+    call(client.tensors()::putTensor, PutTensorRequest.newBuilder().setTimeout(timeout).build());
+    assertDeadline(15);
   }
 
   @Test
@@ -266,6 +284,18 @@ class CallTest {
     @Override
     public void waitTransfers(WaitTransfersRequest request, StreamObserver<WaitTransfersResponse> caller) {
       answer(caller, WaitTransfersResponse.getDefaultInstance());
+    }
+  }
+
+  private final class Tensors extends TensorServiceImplBase {
+    @Override
+    public void getTensor(GetTensorRequest request, StreamObserver<GetTensorResponse> caller) {
+      answer(caller, GetTensorResponse.getDefaultInstance());
+    }
+
+    @Override
+    public void putTensor(PutTensorRequest request, StreamObserver<PutTensorResponse> caller) {
+      answer(caller, PutTensorResponse.getDefaultInstance());
     }
   }
 

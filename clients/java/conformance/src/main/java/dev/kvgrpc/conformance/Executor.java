@@ -12,10 +12,14 @@ import dev.kvgrpc.client.KvgrpcClient;
 import dev.kvgrpc.client.KvgrpcException;
 import dev.kvgrpc.client.LeaseKeeper;
 import dev.kvgrpc.client.MessageStream;
+import dev.kvgrpc.client.Moves;
+import dev.kvgrpc.client.Redacted;
 import dev.kvgrpc.client.TransferWatch;
 import dev.kvgrpc.client.TransferWatch.After;
+import dev.kvgrpc.v1.HandOver;
 import dev.kvgrpc.v1.LeaseRef;
 import dev.kvgrpc.v1.LeaseState;
+import dev.kvgrpc.v1.PullBlocksRequest;
 import dev.kvgrpc.v1.TransferFilter;
 import dev.kvgrpc.v1.WaitCondition;
 import dev.kvgrpc.v1.WaitTransferResponse;
@@ -30,6 +34,7 @@ import java.util.ArrayList;
 import java.util.Base64;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
@@ -89,6 +94,14 @@ final class Executor {
         yield new JsonObject();
       }
       case "wait" -> await(request);
+      case "pull" -> pull(request);
+      case "move" -> move(request);
+      case "redacted" -> {
+        JsonObject answer = new JsonObject();
+        Message message = Methods.request(Methods.named(text(request, "method")), request.get("request"));
+        answer.addProperty("text", Redacted.text(message));
+        yield answer;
+      }
       case "watch" -> watch(request);
       case "watchEngine" -> {
         streams.put(text(request, "stream"), new Reader.Engine(client(request).watchEngine()));
@@ -167,6 +180,29 @@ final class Executor {
     JsonObject answer = new JsonObject();
     answer.add("transfer", Methods.json(reply.getTransfer()));
     answer.addProperty("conditionMet", reply.getConditionMet());
+    return answer;
+  }
+
+  private JsonObject pull(JsonObject request) {
+    PullBlocksRequest asked =
+        (PullBlocksRequest) Methods.message(PullBlocksRequest.newBuilder(), request.get("request"));
+    JsonObject answer = new JsonObject();
+    answer.add("transfer", Methods.json(Moves.pull(client(request), asked, seconds(request, "timeoutS", 10))));
+    return answer;
+  }
+
+  private JsonObject move(JsonObject request) {
+    HandOver asked = (HandOver) Methods.message(HandOver.newBuilder(), request.get("request"));
+    String requestId = request.has("requestId") ? text(request, "requestId") : "";
+    Moves.Moved moved = Moves.move(
+        client(request),
+        find(clients, request, "to"),
+        asked.getBlocks(),
+        asked.getContent(),
+        new Moves.Options(requestId, Optional.empty(), seconds(request, "timeoutS", 10)));
+    JsonObject answer = new JsonObject();
+    answer.add("transfer", Methods.json(moved.transfer()));
+    answer.add("blocks", Methods.json(moved.blocks()));
     return answer;
   }
 

@@ -12,6 +12,7 @@ import dev.kvgrpc.v1.HandshakeServiceGrpc;
 import dev.kvgrpc.v1.LeaseServiceGrpc;
 import dev.kvgrpc.v1.PoolServiceGrpc;
 import dev.kvgrpc.v1.SchedulerServiceGrpc;
+import dev.kvgrpc.v1.TensorServiceGrpc;
 import dev.kvgrpc.v1.TransferServiceGrpc;
 import io.grpc.MethodDescriptor;
 import io.grpc.MethodDescriptor.PrototypeMarshaller;
@@ -67,6 +68,7 @@ final class Methods {
         LeaseServiceGrpc.getServiceDescriptor(),
         PoolServiceGrpc.getServiceDescriptor(),
         SchedulerServiceGrpc.getServiceDescriptor(),
+        TensorServiceGrpc.getServiceDescriptor(),
         TransferServiceGrpc.getServiceDescriptor());
     Map<String, MethodDescriptor<Message, Message>> found = new HashMap<>();
     for (ServiceDescriptor service : services) {

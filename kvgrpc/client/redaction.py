@@ -1,0 +1,28 @@
+"""Messages as text, for logs, without their secrets. Protobuf's own text, which `print` takes, shows them."""
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+REDACTED = b"[REDACTED]"
+
+
+def redacted(message: Message) -> str:
+    """The message's text with [REDACTED] in place of what the schema marks with `debug_redact`: tokens of grants,
+    transfer keys, and others.
+    """
+    copied = type(message)()
+    copied.CopyFrom(message)
+    _redact(copied)
+    return str(text_format.MessageToString(copied))
+
+
+def _redact(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.GetOptions().debug_redact:
+            if field.is_repeated:
+                value[:] = [REDACTED] * len(value)
+            else:
+                setattr(message, field.name, REDACTED)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for row in value if field.is_repeated else [value]:
+                _redact(row)

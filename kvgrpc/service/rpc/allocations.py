@@ -1,0 +1,41 @@
+"""Allocations as messages: who holds blocks of a pool that the server manages."""
+
+import numpy as np
+
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.allocator import Terms
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.descriptors import check_ids
+from kvgrpc.service.lead import Lead
+from kvgrpc.v1 import pool_pb2
+from kvgrpc.wire.values import duration, pool_blocks
+
+Row = tuple[str, Terms]
+"""An allocation's id, and what was said of it when it was made."""
+
+
+def holding(state: NodeState, group: int, block: int, where: str = "") -> list[Row]:
+    """The allocations that hold a block, as one of whichever group of its space. `where` stands before the two fields.
+
+    Raises OutOfRange for a block that does not exist.
+    """
+    groups = state.pool.pool.groups
+    check_ids(np.array([group]), len(groups), f"{where}group")
+    check_ids(np.array([block]), groups[group].blocks, f"{where}block")
+    holders = state.allocator.holders(group, block)
+    return [row for row in state.allocator.rows() if row[0] in holders]
+
+
+def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
+    """An allocation as it is now."""
+    state, (allocation_id, terms) = lead.node.state, row
+    due = state.timers.when(Timer.ALLOCATION, allocation_id)
+    return pool_pb2.Allocation(
+        allocation_id=allocation_id,
+        request_id=terms.request_id,
+        label=terms.label,
+        owner=terms.owner,
+        age=duration(lead.runner.now - terms.since),
+        remaining=None if due is None else duration(due - lead.runner.now),
+        blocks=pool_blocks(state.allocator.find(allocation_id) or (), state.incarnation),
+    )

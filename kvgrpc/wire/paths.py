@@ -1,0 +1,80 @@
+"""Paths of fields, as errors name them: from the root of the request that is refused, by the schema's names.
+
+What checks a message knows where it stands in another one only by and by: `digests` of a content, `blocks` of a
+hand-over. So the whole path is found here, where the request is.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from kvgrpc.core.values.obstacles import SCHEMA_NAMES
+from kvgrpc.errors import FieldViolation, KVGrpcError, Reason
+
+LOOKED_AT_MAX = 1_000
+"""Messages of a request: one that is deeper has its error by the shorter path."""
+ABOUT_ENGINES = frozenset({Reason.INCOMPATIBLE_POOLS, Reason.PROTOCOL_UNSUPPORTED, Reason.WEIGHTS_MISMATCH})
+"""Reasons whose fields are those of EngineDescription."""
+_STEP = re.compile(r"([a-z0-9_]+)(?:\[\d+\])?")
+_Error = TypeVar("_Error", bound=KVGrpcError)
+
+
+def placed(error: _Error, request: object) -> _Error:
+    """The error with the paths of its fields from the root of the request. Those that are not in it stay as they are,
+    and so do those in which two engines do not fit, which are of their descriptions wherever it is told.
+    """
+    if error.violations and error.reason not in ABOUT_ENGINES and isinstance(request, Message):
+        error.violations = tuple(replace(row, field=_from_root(row.field, request)) for row in error.violations)
+    return error
+
+
+def in_schema(violations: tuple[FieldViolation, ...], pool: str) -> tuple[FieldViolation, ...]:
+    """Those of a layout, by the schema's names, where `pool` is the path of its description."""
+    return tuple(replace(row, field=f"{pool}.{_renamed(row.field)}") for row in violations)
+
+
+def is_field(path: str, message: Any) -> bool:
+    """Whether messages of that descriptor have a field, or a choice of fields, of that path."""
+    at = message
+    for step in path.split("."):
+        named = _STEP.fullmatch(step)
+        if at is None or named is None:
+            return False
+        name = named[1]
+        field = at.fields_by_name.get(name)
+        if field is None:
+            return name in at.oneofs_by_name and path.endswith(name)
+        at = field.message_type
+    return True
+
+
+def _from_root(path: str, request: Message) -> str:
+    for prefix, message in _messages(request):
+        if is_field(path, message.DESCRIPTOR):
+            return prefix + path
+    return path
+
+
+def _messages(request: Message) -> Iterator[tuple[str, Message]]:
+    """The messages that a request holds, the outermost first, each with what stands before paths in it."""
+    left, seen = deque([("", request)]), 0
+    while left and seen < LOOKED_AT_MAX:
+        prefix, message = left.popleft()
+        seen += 1
+        yield prefix, message
+        for field, value in message.ListFields():
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                continue
+            if field.is_repeated:
+                left.extend((f"{prefix}{field.name}[{i}].", row) for i, row in enumerate(value[:LOOKED_AT_MAX]))
+            else:
+                left.append((f"{prefix}{field.name}.", value))
+
+
+def _renamed(path: str) -> str:
+    head, dot, name = path.rpartition(".")
+    return f"{head}{dot}{SCHEMA_NAMES.get(name, name)}"
