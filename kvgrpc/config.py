@@ -113,7 +113,7 @@ class TensorsConfig:
         """What a table of tensors goes by."""
         return TensorLimits(
             self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages,
-            limits.allocation_ttl_s,
+            limits.allocation_ttl_s, limits.lease_cap_s,
         )  # fmt: skip
 
     def layout(self) -> PoolLayout | None:

@@ -42,7 +42,7 @@ func (d *driven) prefill(ctx context.Context, a *attempt) (*handOver, error) {
 	return &handOver{grant: given.Grant}, nil
 }
 
-func (d *driven) push(ctx context.Context, a *attempt) error {
+func (d *driven) push(ctx context.Context, a *attempt, _ *engine) error {
 	blocks, content, err := d.computePrompt(ctx, a)
 	if err != nil {
 		return err

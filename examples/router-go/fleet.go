@@ -46,7 +46,7 @@ type steps interface {
 	// expect readies a decode engine for a push from source.
 	expect(ctx context.Context, a *attempt, source *engine) (*landing, error)
 	// push computes the prompt and pushes its KV.
-	push(context.Context, *attempt) error
+	push(context.Context, *attempt, *engine) error
 	// land waits until the push is there, and answers.
 	land(context.Context, *attempt, *landing) error
 

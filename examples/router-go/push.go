@@ -29,7 +29,7 @@ func (a *attempt) pushed(ctx context.Context, source, destination *engine) error
 	return together(ctx,
 		func(ctx context.Context) error {
 			ctx, span := startStep(ctx, "prefill", source)
-			err := source.push(ctx, a)
+			err := source.push(ctx, a, destination)
 			endStep(span, err)
 			return err
 		},

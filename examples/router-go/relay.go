@@ -26,14 +26,17 @@ func (e *relayed) prefill(ctx context.Context, a *attempt) (*handOver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(said["kvgrpc_grant"]) == 0 {
+	// Named tensors have no grant: a key and an address, which the decode engine reads.
+	if len(said["kvgrpc_grant"]) == 0 && len(said["kvgrpc_intent"]) == 0 {
 		return nil, &failure{at: e.engine, what: "prefill", next: retryOther, err: errors.New("no grant in its answer")}
 	}
 	return &handOver{params: said}, nil
 }
 
-func (e *relayed) push(ctx context.Context, a *attempt) error {
-	params, err := toPrefill.with(a.intent(pb.TransferMode_TRANSFER_MODE_PUSH))
+func (e *relayed) push(ctx context.Context, a *attempt, destination *engine) error {
+	intent := a.intent(pb.TransferMode_TRANSFER_MODE_PUSH)
+	intent.Peer = &pb.PeerAddress{Address: destination.lead} // where named tensors are put
+	params, err := toPrefill.with(intent)
 	if err != nil {
 		return err
 	}

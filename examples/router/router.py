@@ -63,8 +63,9 @@ class Router:
 
     async def _push(self, request: web.Request, body: Body, key: bytes) -> web.StreamResponse:
         source = {"peer": {"address": self._options.prefill_lead}}
+        destination = {"peer": {"address": self._options.decode_lead}}
         decode = asyncio.create_task(self._decode(request, body, DECODE | intent(key, "PUSH", **source)))
-        prefill = asyncio.create_task(self._prefill(request, body, PREFILL | intent(key, "PUSH")))
+        prefill = asyncio.create_task(self._prefill(request, body, PREFILL | intent(key, "PUSH", **destination)))
         try:
             answer, _ = await asyncio.gather(decode, prefill)
         finally:

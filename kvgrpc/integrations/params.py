@@ -113,6 +113,10 @@ class Named:
     """Address of the other engine's store; empty: not stated."""
     ttl_s: float | None
     label: str
+    puts: bool | None = None
+    """Whether the engine that gives puts them at the other one, or keeps them until that one fetches them. None: not
+    stated.
+    """
 
 
 def named(params: Params, ttl_s: float | None = None) -> Named | None:
@@ -131,13 +135,19 @@ def named(params: Params, ttl_s: float | None = None) -> Named | None:
     return Named(
         _key(intent, params, Mode.PULL), prefills, source.address,
         intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
+        {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode),
     )  # fmt: skip
 
 
-def answered_named(key: bytes, address: str) -> dict[str, Any]:
-    """The object of a prefill for the decode engine: under which key the tensors are, and whose they are."""
-    intent = {"transferKey": base64.b64encode(key).decode(), "peer": {"address": address}}
-    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent}
+def answered_named(key: bytes, address: str, *, puts: bool) -> dict[str, Any]:
+    """The object of a prefill for the decode engine: under which key the tensors are, whose they are, and whether that
+    engine has put them or keeps them. The address stands there twice: some routers have an intent of their own.
+    """
+    mode = "TRANSFER_MODE_PUSH" if puts else "TRANSFER_MODE_PULL"
+    intent = {"transferKey": base64.b64encode(key).decode(), "mode": mode, "peer": {"address": address}}
+    host, _, port = address.rpartition(":")
+    where = {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
+    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent, **where}
 
 
 def _flags(params: Params) -> tuple[bool, bool]:

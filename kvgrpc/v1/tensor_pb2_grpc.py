@@ -143,6 +143,10 @@ class TensorServiceServicer:
         the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
         a bundle, of those that are there, and at once.
 
+        While a call waits for a tensor, whatever else of its request is kept here for others, or is stored and was not asked
+        for, lasts as if it had just come, up to the cap of leases. So a consumer whose turn comes later asks for a tensor
+        that is never put.
+
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.

@@ -106,6 +106,10 @@ class TensorServiceStub:
     the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
     a bundle, of those that are there, and at once.
 
+    While a call waits for a tensor, whatever else of its request is kept here for others, or is stored and was not asked
+    for, lasts as if it had just come, up to the cap of leases. So a consumer whose turn comes later asks for a tensor
+    that is never put.
+
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
@@ -229,6 +233,10 @@ class TensorServiceAsyncStub(TensorServiceStub):
     tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
     the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
     a bundle, of those that are there, and at once.
+
+    While a call waits for a tensor, whatever else of its request is kept here for others, or is stored and was not asked
+    for, lasts as if it had just come, up to the cap of leases. So a consumer whose turn comes later asks for a tensor
+    that is never put.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: fix it.
@@ -362,6 +370,10 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
         the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
         a bundle, of those that are there, and at once.
+
+        While a call waits for a tensor, whatever else of its request is kept here for others, or is stored and was not asked
+        for, lasts as if it had just come, up to the cap of leases. So a consumer whose turn comes later asks for a tensor
+        that is never put.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.

@@ -174,8 +174,17 @@ def test_an_answer_of_named_tensors_is_what_decode_takes_with_whatever_a_router_
     prefill = named({"do_remote_decode": True, "kvgrpc_intent": {"ttl": "2.5s", "requestId": "r"}}, 9.0)
     assert prefill is not None
     assert (prefill.gives, prefill.peer, prefill.ttl_s, prefill.label) == (True, "", 2.5, "r")
-    relayed = {**answered_named(prefill.key, "10.0.0.1:50051"), "router": "added"}
-    assert named(json.loads(json.dumps(relayed)), 9.0) == Named(prefill.key, False, "10.0.0.1:50051", 9.0, "")
+    assert prefill.puts is None
+    for puts in (True, False):
+        relayed = {**answered_named(prefill.key, "10.0.0.1:50051", puts=puts), "router": "added"}
+        assert named(json.loads(json.dumps(relayed)), 9.0) == Named(prefill.key, False, "10.0.0.1:50051", 9.0, "", puts)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "[::1]:50051", "engine.local:50051"])
+def test_a_router_with_an_intent_of_its_own_leaves_decode_the_address_of_what_is_kept(address: str) -> None:
+    answered = answered_named(KEY, address, puts=False)
+    mine = {"transferKey": INTENT["transferKey"], "mode": "TRANSFER_MODE_PULL", "requestId": "r"}
+    assert named(answered | {"kvgrpc_intent": mine}) == Named(KEY, False, address, None, "r", puts=False)
 
 
 def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:

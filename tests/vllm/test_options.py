@@ -40,7 +40,7 @@ def test_every_option_is_documented_with_its_default() -> None:
     assert rows.keys() == defaults.keys() - of_vllm
     said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
                 "serve_flags": "none",
-            "weights_revision": "model and revision",
+            "weights_revision": "model and revision", "proxy_ip": "none", "proxy_port": "none", "http_port": "none",
             "data_paths": '["cma", "nixl", "cuda_vmm", "collective"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
 
@@ -52,9 +52,11 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
     assert (found.weights_revision, found.step_tokens) == ("llama@", 4096)
 
 
-@pytest.mark.parametrize("extra", [{"listne": "x"}, {"mode": "pusch"}])
+@pytest.mark.parametrize(
+    "extra", [{"listne": "x"}, {"mode": "pusch"}, {"kv_recompute_threshold": 64}, {"proxy_ip": "10.0.0.1"}]
+)
 def test_what_is_unknown_stops_the_start(extra: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"listne|pusch"):
+    with pytest.raises(ValueError, match=r"listne|pusch|set `recompute_threshold_tokens`|http_port"):
         options_of(**extra)
 
 

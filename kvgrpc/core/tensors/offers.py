@@ -1,6 +1,6 @@
 """Tensors of this engine that are kept for others, or on their way to them, and those that were."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvgrpc.core.tables.ledger import Ledger
 from kvgrpc.core.tensors.calls import Wanted
@@ -36,6 +36,11 @@ class Offers:
         """Raises Exhausted (LIMIT_EXCEEDED) where there is none for one more."""
         if len(self.rows) >= self._most:
             raise full(f"{len(self.rows)} tensors are kept here", self._most)
+
+    def lasting(self, ids: Iterable[TensorId]) -> tuple[Offer, ...]:
+        """Those of them that are kept until they are fetched."""
+        rows = [self.rows[id_] for id_ in ids if id_ in self.rows]
+        return tuple(offer for offer in rows if offer.token and not offer.consumers)
 
     def together(self, wanted: Sequence[Wanted], most_pages: int) -> list[Offer]:
         """Those of them that are kept here for one consumer, which is to have them under one grant: as expected, not

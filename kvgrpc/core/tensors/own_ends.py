@@ -19,6 +19,12 @@ class OwnEnds:
         if str(tensor.number) not in self._tensors:
             self._at(tensor, now + tensor.ttl_s)
 
+    def renewed(self, tensor: Tensor, now: float, most_s: float) -> None:
+        """If it ends with its TTL, that begins anew, until it has been here for `most_s`."""
+        when = self._timers.when(Timer.TENSOR_TTL, str(tensor.number))
+        if when is not None and not tensor.holder:
+            self._at(tensor, max(when, min(now + tensor.ttl_s, tensor.made + most_s)))
+
     def held(self, tensor: Tensor, now: float) -> None:
         """The engine has it for as long as it likes, a caller by RPC for a time."""
         if tensor.holder in ENGINE_SIDE:

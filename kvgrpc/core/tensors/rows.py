@@ -25,6 +25,8 @@ class TensorLimits:
     """Pages outside of the store for tensors that nobody has asked for."""
     held_s: float = 600.0
     """How long a caller by RPC holds a tensor after it last asked for it."""
+    kept_s: float = 600.0
+    """How long what nobody has asked for is kept at most, from when it came, however often it is renewed."""
 
 
 TENSOR_BYTES = 3_000
@@ -134,6 +136,10 @@ class Offer:
     """The transfer by which its consumer reads it with others; empty: none does."""
     payer: str = ""
     """Whose share of what may be kept it is in."""
+    ttl_s: float | None = None
+    """How long it is kept from when it was put, or somebody last asked for one of its request; None: the lead's
+    default.
+    """
     refused: KVGrpcError | None = None
     """Why a consumer that it was sent to does not have it."""
 
@@ -211,6 +217,13 @@ class Withdraw:
 
 
 @dataclass(frozen=True)
+class Renew:
+    """Somebody waits for more of the request that these are of: they are kept for their TTL from now on."""
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True)
 class BringBack:
     """A tensor outside of the store is wanted in it."""
 
@@ -224,4 +237,4 @@ class Fetch:
     wait: int
 
 
-Effect = Answer | Drop | Withdraw | BringBack | Fetch
+Effect = Answer | Drop | Withdraw | Renew | BringBack | Fetch

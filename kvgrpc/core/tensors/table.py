@@ -5,6 +5,7 @@ Rules:
 * What the engine holds is freed by its release, or by its end: never by a deadline, a cancel or a put, nor by another
   caller that knows the request's key. What a caller by RPC holds also ends when the caller does not ask again in time.
 * What nobody has asked for is freed when its time is over, and is what makes room by being spilled, oldest first.
+* Of a request of which somebody waits for something, all that is here lasts anew.
 * What has ended is remembered: what comes late for it is refused, and stored nowhere.
 """
 
@@ -17,6 +18,7 @@ from kvgrpc.core.tensors.ended import Ended, too_late
 from kvgrpc.core.tensors.offers import Offers
 from kvgrpc.core.tensors.own_ends import OwnEnds
 from kvgrpc.core.tensors.refusals import full, taken
+from kvgrpc.core.tensors.requests import Requests
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
     Answer,
@@ -26,6 +28,7 @@ from kvgrpc.core.tensors.rows import (
     Fetch,
     Offer,
     Purpose,
+    Renew,
     Stage,
     Tensor,
     TensorLimits,
@@ -37,7 +40,7 @@ from kvgrpc.core.tensors.store import pages_for
 from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.core.tensors.waits import Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
-from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import KVGrpcError, OutOfRange, Reason
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
@@ -58,8 +61,7 @@ class TensorTable:
         self.kept = Offers(limits, self._ledger)
         self.offers = self.kept.rows
         self.spill_pages = SpillPages(limits.spill_pages)
-        self._of: dict[bytes, dict[TensorId, None]] = {}
-        """Tensors and offers of each request."""
+        self._requests = Requests()
         self._idle = Idle()
         self._own_ends = OwnEnds(limits.held_s)
         self._numbers = count()
@@ -140,20 +142,16 @@ class TensorTable:
         (QUEUE_FULL).
         """
         self._check_alive(wait.id)
-        if wait.purpose is Purpose.OFFERED:
-            offer = self.offers.get(wait.id)
-            if offer is not None:
-                wait.expected.check(offer.described)
-                if offer.token:
-                    self.effects.append(Answer(wait.number, offer))
-                    return
-            self.waits.add(wait)
-            return
-        tensor = self.tensors.get(wait.id)
-        if tensor is None:
-            if wait.id in self.offers:
-                raise taken(wait.id, "is this engine's own: it is kept for others")
-            self.waits.add(wait)
+        offer, tensor = self.offers.get(wait.id), self.tensors.get(wait.id)
+        if wait.purpose is Purpose.OFFERED and offer is not None:
+            wait.expected.check(offer.described)
+            if offer.token:
+                self.effects.append(Answer(wait.number, offer))
+                return
+        elif tensor is None and offer is not None:
+            raise taken(wait.id, "is this engine's own: it is kept for others")
+        if wait.purpose is Purpose.OFFERED or tensor is None:
+            self._waits(wait, now)
             return
         wait.expected.check(tensor.described)
         if wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING:
@@ -202,7 +200,7 @@ class TensorTable:
         self._ledger.enter(RowKind.TENSOR, id_, offer.payer, offer.kept_bytes)
         offer.number = next(self._numbers)
         self.offers[id_] = offer
-        self._of.setdefault(id_.key, {})[id_] = None
+        self._requests.add(id_)
         return offer
 
     def offered(self, offer: Offer, token: bytes, transfer_id: str) -> None:
@@ -233,7 +231,7 @@ class TensorTable:
         wanted = list(dict.fromkeys(names))
         for name in wanted or (key,):
             self.ended.add(name, reason, now)
-        here = self._of.get(key, {})
+        here = self._requests.of(key)
         found = []
         for id_ in wanted or list(here):
             tensor = self.tensors.get(id_)
@@ -248,7 +246,7 @@ class TensorTable:
 
     def has_request(self, key: bytes) -> bool:
         """Whether something of it is here, or waited for."""
-        return key in self._of or bool(self.waits.ids(key))
+        return key in self._requests or bool(self.waits.ids(key))
 
     def due(self, now: float) -> None:
         """What is due ends: waits, what nobody has asked for, what is remembered."""
@@ -317,6 +315,15 @@ class TensorTable:
 
     # -- parts of the above
 
+    def _waits(self, wait: Wait, now: float) -> None:
+        """For what is not here; what is here of its request lasts anew. Raises Exhausted (QUEUE_FULL)."""
+        self.waits.add(wait)
+        rows = self._requests.renewed(wait.id.key, now)
+        for tensor in filter(None, map(self.tensors.get, rows)):
+            self._own_ends.renewed(tensor, now, self.limits.kept_s)
+        if kept := self.kept.lasting(rows):
+            self.effects.append(Renew(kept))
+
     def _is_here(self, tensor: Named, *, told: bool) -> bool:
         """Or on its way. Raises what refuses one that is to come; `told`: also to who asked for another one."""
         id_ = tensor.id
@@ -337,7 +344,7 @@ class TensorTable:
         tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now)
         self.tensors[id_] = tensor
         self._ledger.keep(RowKind.TENSOR, id_, payer, TENSOR_BYTES)
-        self._of.setdefault(id_.key, {})[id_] = None
+        self._requests.add(id_)
         return tensor
 
     def _check_alive(self, id_: TensorId) -> None:
@@ -348,13 +355,10 @@ class TensorTable:
         """Who asked for another one hears it at once, as whoever put this one does; of a bundle only the latter, as
         each of its tensors is put again by itself.
         """
-        for wait in self.waits.of(id_, (purpose,)):
-            try:
-                wait.expected.check(described)
-            except PreconditionFailed as error:
-                if told:
-                    self._answer(wait, error)
-                raise
+        for wait, error in self.waits.unlike(id_, purpose, described):
+            if told:
+                self._answer(wait, error)
+            raise error
 
     def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
         """The caller has the tensor."""
@@ -389,10 +393,7 @@ class TensorTable:
 
     def _forget(self, id_: TensorId) -> None:
         self._ledger.drop(RowKind.TENSOR, id_)
-        of = self._of[id_.key]
-        del of[id_]
-        if not of:
-            del self._of[id_.key]
+        self._requests.drop(id_)
 
     def _answer(self, wait: Wait, result: Tensor | Offer | KVGrpcError) -> None:
         self.waits.forget(wait.number)

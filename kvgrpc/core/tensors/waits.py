@@ -1,12 +1,12 @@
 """Calls that wait for tensors: bounded in number, each with a deadline."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.rows import Purpose, Wait
-from kvgrpc.core.tensors.values import TensorId
-from kvgrpc.errors import DeadlineExceeded, Exhausted, Reason
+from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
 """What a caller is told to wait for before it comes again; a lead that puts a tensor waits no shorter, whatever it is
@@ -70,6 +70,16 @@ class Waits:
         """Those that wait for a tensor for one of these purposes, in the order in which they came."""
         rows = self._of.get(id_.key, {}).get(id_, {})
         return [wait for wait in rows.values() if wait.purpose in purposes]
+
+    def unlike(
+        self, id_: TensorId, purpose: Purpose, described: Description
+    ) -> Iterator[tuple[Wait, PreconditionFailed]]:
+        """Those that wait for another tensor than this one, and what they are refused with."""
+        for wait in self.of(id_, (purpose,)):
+            try:
+                wait.expected.check(described)
+            except PreconditionFailed as error:
+                yield wait, error
 
     def ids(self, key: bytes) -> list[TensorId]:
         """Tensors of a request that are waited for."""

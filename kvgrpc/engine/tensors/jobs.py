@@ -37,10 +37,13 @@ def begun() -> "Future[Any]":
 
 @dataclass(eq=False)
 class PendingPut:
-    """A tensor that is being put: `saved` when it is in the store of its source, done when its consumers have it."""
+    """A tensor that is being put: `full` once it waits for room in the store of its source, `saved` when it is there,
+    done when its consumers have it.
+    """
 
     future: "Future[None]" = field(default_factory=begun)
     saved: "Future[None]" = field(default_factory=begun)
+    full: "Future[None]" = field(default_factory=begun)
 
     def result(self, timeout_s: float | None = None) -> None:
         """Returns when the tensor is stored at its consumers, or kept for them. Raises what it was refused with, and

@@ -102,7 +102,7 @@ class Saving:
                     return
                 put = self._queue[0]
             try:
-                allocation_id, pages = yield from self._allocate(put.nbytes, put.deadline)
+                allocation_id, pages = yield from self._allocate(put.nbytes, put.deadline, put.pending.full)
                 with self._kept(allocation_id):
                     put.computed()
                     copy_in(put.tensor, self._memory, pages, self._page_bytes)
@@ -128,7 +128,9 @@ class Saving:
             put.pending.saved.set_result(None)
             put.pending.future.set_exception(error)
 
-    def _allocate(self, nbytes: int, deadline: float) -> Generator[Call | float, Any, tuple[str, list[int]]]:
+    def _allocate(
+        self, nbytes: int, deadline: float, full: "Future[None] | None" = None
+    ) -> Generator[Call | float, Any, tuple[str, list[int]]]:
         pages = pages_for(nbytes, self._page_bytes)
         if pages > self._engine.pool.groups[0].blocks:
             raise OutOfRange(
@@ -142,6 +144,8 @@ class Saving:
             except Exhausted:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
+                if full is not None and not full.done():
+                    full.set_result(None)
             else:
                 blocks = answer.allocate_blocks.blocks
                 return blocks.allocation_id, pages_of(blocks)

@@ -1,5 +1,6 @@
 """The class that vLLM makes once in its engine core and once in its worker; each hook goes to its side."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvgrpc.integrations.old_settings import not_read
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.registering import Registering
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
@@ -56,8 +59,11 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
         self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
         self._scheduling: SchedulerSide | None = None
+        self._registering: Registering | None = None
         if role is KVConnectorRole.SCHEDULER:
             retain_windows(kv_cache_config)
+            for line in not_read(os.environ):
+                _log.warning(line)
         self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
 
     @classmethod
@@ -97,6 +103,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
             [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
         )
         tell_of_loads(self._hooks.adapter_loaded)
+        if (proxy := self._options.proxy_of(config)) is not None:
+            self._registering = Registering(proxy, self._scheduling.address)
 
     def on_new_request(self, request: "Request") -> None:
         self._hooks.arrived(request)
@@ -181,6 +189,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return PromMetrics(*arguments)
 
     def shutdown(self) -> None:
+        if self._registering is not None:
+            self._registering.close()
         if self._working is not None:
             self._working.close()
         elif self._scheduling is not None:  # else the start failed

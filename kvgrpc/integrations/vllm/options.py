@@ -4,8 +4,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.integrations.old_settings import check_fields, check_keys
 from kvgrpc.integrations.params import Defaults
+from kvgrpc.integrations.vllm.registering import Proxy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,6 +39,11 @@ class Options:
     """No data path reaches the cache: each worker keeps a mirror of it in host memory."""
     copy_threads: int = 1
     weights_revision: str = ""
+    proxy_ip: str = ""
+    """With `proxy_port`: where a proxy listens for engines, with which this one registers. Empty: it does not."""
+    proxy_port: int = 0
+    http_port: int = 0
+    """Where vLLM serves: what the proxy is told."""
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "Options":
@@ -54,12 +63,17 @@ class Options:
             "weights_revision": f"{model.model}@{model.revision or ''}",
             **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
         }
-        unknown = fields.keys() - cls.__dataclass_fields__.keys()
-        if unknown:
-            raise ValueError(f"kv_connector_extra_config: kvgrpc knows no {', '.join(sorted(unknown))}")
+        check_keys(fields.keys() - cls.__dataclass_fields__.keys(), defaults.mode.value)
+        check_fields(transfer, current_platform.device_type, on_host=bool(fields.get("mirror")))
+        fields |= {name: int(fields[name]) for name in ("proxy_port", "http_port") if name in fields}
         replica = config.parallel_config.data_parallel_index
         made = cls(defaults, **fields)
+        made.proxy_of(config)
         return made if not replica else replace(made, listen=_listen_of(made, replica))
+
+    def proxy_of(self, config: "VllmConfig") -> Proxy | None:
+        """With which this engine registers; None: with none. Raises ValueError."""
+        return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
 
 
 def _listen_of(options: Options, replica: int) -> str:

@@ -136,7 +136,7 @@ class Sending:
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
         asked = Offer(put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count)
-        asked.payer = payer()
+        asked.payer, asked.ttl_s = payer(), put.ttl_s
         known = table.kept.find(asked)
         if known is None:
             lead.node.state.check_open()

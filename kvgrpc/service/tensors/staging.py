@@ -13,7 +13,7 @@ from typing import Any
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.tensors.calls import Get, Put, Release
-from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Fetch, Offer, Purpose, Tensor
+from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Effect, Fetch, Offer, Purpose, Renew, Tensor
 from kvgrpc.core.tensors.store import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
@@ -312,6 +312,8 @@ class Staging:
                     store.life.transfers.free(tensor.allocation_id)
                 else:
                     store.pages.forget(tensor)
+            case Renew(offers):
+                store.life.transfers.renew(offers)
             case BringBack(tensor):
                 store.life.spawn(store.pages.bring_back(tensor))
             case Fetch(wait):

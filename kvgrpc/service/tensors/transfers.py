@@ -148,6 +148,16 @@ class StoreTransfers:
         assert answer.transfer is not None, "a pull is a transfer"
         return answer.transfer.id
 
+    def renew(self, offers: Sequence[Offer]) -> None:
+        """Those that are still kept are kept for their TTL from now on, up to the cap of leases."""
+        by_ttl: dict[float | None, list[events.LeaseRef]] = {}
+        for offer in offers:
+            transfer = self.find(offer.transfer_id)
+            if transfer is not None and not transfer.over:
+                by_ttl.setdefault(offer.ttl_s, []).append(events.LeaseRef(transfer.lease_id))
+        for ttl_s, leases in by_ttl.items():
+            self._ask(events.RenewLeases(self._call(""), tuple(leases), ttl_s))
+
     def find(self, transfer_id: str) -> Transfer | None:
         """The transfer as it is now."""
         return self._lead.node.state.transfers.find(transfer_id)

@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core.tensors.calls import LeadAddress
-from kvgrpc.core.tensors.rows import Answer, BringBack, Drop, Offer, Purpose, Tensor, TensorLimits, Wait, Withdraw
+from kvgrpc.core.tensors.rows import (
+    Answer,
+    BringBack,
+    Drop,
+    Offer,
+    Purpose,
+    Renew,
+    Tensor,
+    TensorLimits,
+    Wait,
+    Withdraw,
+)
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
 from kvgrpc.core.values.owners import ANONYMOUS
@@ -32,6 +43,7 @@ class Store:
     answers: dict[int, Any] = field(default_factory=dict)
     dropped: list[TensorId] = field(default_factory=list)
     withdrawn: list[TensorId] = field(default_factory=list)
+    renewed: list[list[TensorId]] = field(default_factory=list)
     wanted_back: list[Tensor] = field(default_factory=list)
     waits: int = 0
 
@@ -43,6 +55,8 @@ class Store:
                 case Answer(wait, result):
                     assert wait not in self.answers, "a call is answered once"
                     self.answers[wait] = result
+                case Renew(offers):
+                    self.renewed.append([offer.id for offer in offers])
                 case Drop(tensor):
                     self.dropped.append(tensor.id)
                 case Withdraw(offer):

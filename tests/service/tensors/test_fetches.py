@@ -15,7 +15,7 @@ from tests.service.engines import wait_until
 from tests.service.tensors.conftest import Begin
 from tests.service.tensors.leads import named, served
 from tests.service.tensors.stores import ARRIVING, PAGE, TENSORS, Store, data_of
-from tests.service.values import dur
+from tests.service.values import dur, new_key
 
 Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
@@ -103,3 +103,24 @@ async def test_a_call_that_waits_when_its_server_stops_hears_that_and_so_does_on
         for late in (call, tensors.get(Get(named(), ANY), "")):
             with pytest.raises(Unavailable, match="ENGINE_LOST"):
                 await late
+
+
+def test_what_is_kept_lasts_while_its_consumer_waits_for_anything_of_its_request(stores: Pair, key: bytes) -> None:
+    """Of two tensors with the same time the one that was put first outlives the other one."""
+    p, d = stores
+    other = new_key()
+    p.put(key, DATA, ttl=dur(3.0))
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(d.get_tensor, key, "never put", p, timeout=dur(30.0))
+        wait_until(lambda: p.status().waiting_count == 1)
+        p.put(other, DATA, ttl=dur(3.0))
+        wait_until(lambda: p.status().offered_count == 2)
+        for again in range(100):
+            if p.status().offered_count == 1:
+                break
+            asked = d.wanted(key, f"never put {again}", p, timeout=dur(0.2))
+            assert d.api.refusal(lambda asked=asked: d.api.tensors.GetTensor(asked)).reason == "DEADLINE"  # type: ignore[misc]
+        assert d.get_tensor(key, "a", p) == DATA
+        d.release_tensors(key)
+        assert d.api.refusal(waits.result).reason == "TRANSFER_ENDED"
+    wait_until(lambda: p.used() == 0)

@@ -117,3 +117,30 @@ def test_a_call_whose_time_is_over_is_made_again_until_its_tensor_comes(
     p.step(puts=[put_of(key, PARTS[1], [2], "" if send is Send.GET else d.address)])
     wait_until(lambda: d.hears().held["a", key, 1] == 1)
     assert not d.hears().lost
+
+
+@pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
+def test_what_a_request_will_take_lasts_while_it_waits_in_the_queue(
+    worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, send: Send
+) -> None:
+    """Of two requests that are given the same time the one that is put first outlives the other one, by its watch."""
+    monkeypatch.setattr(asking, "CALL_S", 0.3)
+    p, d, keys = worker(send=send), worker(send=send), [os.urandom(16) for _ in range(2)]
+    keeps = p.offers if send is Send.GET else d.stored
+    d.step(watches=[Expect("a", keys[0], p.address, [])])
+    for number, key in enumerate(keys, 1):
+        p.step(puts=[put_of(key, PARTS[1], [2], "" if send is Send.GET else d.address, ttl_s=3.0)])
+        wait_until(lambda number=number: keeps() == 2 * number)  # type: ignore[misc]
+    wait_until(lambda: keeps() == 2)
+    d.step(expects=[Expect("a", keys[0], p.address, PARTS[1:])])
+    wait_until(lambda: d.hears().held["a", keys[0], 1] == 1)
+
+
+def test_a_prefill_that_keeps_what_decode_waits_for_is_asked_for_it(
+    worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(asking, "CALL_S", 0.3)
+    p, d, key = worker(), worker(), os.urandom(16)
+    d.step(expects=[Expect("a", key, p.address, PARTS[1:])])
+    p.step(puts=[put_of(key, PARTS[1], [2])])
+    wait_until(lambda: d.hears().held["a", key, 1] == 1)

@@ -8,12 +8,13 @@ from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.content import Item
-from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
+from kvgrpc.integrations.params import answered_named
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
 from kvgrpc.integrations.vllm.tensors.working import TensorWorking
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, scheduled
-from tests.vllm.tensors.sides import BLOCK_BYTES, KEY, LAYOUT, PEER, TABLE, giving, held, intent, side_of, taking
+from tests.vllm.tensors.sides import BLOCK_BYTES, KEY, LAYOUT, PEER, TABLE, giving, held, side_of, taking
 
 
 @pytest.mark.parametrize("steps", [[40], [16, 24], [7, 7, 7, 7, 7, 5], [15, 17, 8], [39, 1]], ids=str)
@@ -29,10 +30,7 @@ def test_parts_go_when_all_of_each_is_computed_whatever_the_steps_are(steps: lis
         request.num_computed_tokens += count
     assert puts == [(0, [1], PEER), (1, [2], PEER), (2, [3], PEER)]
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-    answered = side.finished(request)
-    assert answered == {
-        "do_remote_prefill": True, "do_remote_decode": False, **intent(peer="127.0.0.1:5000"),
-    }  # fmt: skip
+    assert side.finished(request) == answered_named(KEY, "127.0.0.1:5000", puts=True)
 
 
 def test_both_engines_name_a_part_alike_and_another_prompt_otherwise() -> None:
@@ -89,6 +87,16 @@ def test_answers_to_one_prompt_share_its_tensors_until_the_last_one_left() -> No
     assert side.step(scheduled()).ended == []
     side.finished(requests[1])
     assert side.step(scheduled()).ended == [KEY]
+
+
+def test_a_request_is_watched_from_its_arrival_on_until_it_left() -> None:
+    side, requests = side_of(), [taking("a"), taking("b", os.urandom(16))]
+    for request in requests:
+        side.arrived(request)
+    side.finished(requests[1])
+    assert side.step(scheduled()).watches == [Expect("a", KEY, PEER, [])]
+    side.match(requests[0], 0)
+    assert side.step(scheduled()).watches == []
 
 
 def test_no_more_is_waited_for_than_fits_and_nobody_overtakes_the_first() -> None:

@@ -10,7 +10,7 @@ import torch
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, WhenFull
 from kvgrpc.integrations.vllm.tensors.parts import Part
 from kvgrpc.integrations.vllm.tensors.sending import Sending
 from tests.vllm.cores import scheduled
@@ -113,11 +113,13 @@ def test_a_second_prompt_under_a_key_does_not_end_the_first(worker: Callable[...
     assert torch.all(d.caches["0"][5] == 7)
 
 
-def test_a_step_waits_once_for_a_store_that_stays_full_and_queues_no_more_than_it_may() -> None:
+def test_where_steps_are_to_wait_one_waits_once_for_a_store_that_stays_full_and_queues_no_more_than_it_may() -> None:
     caches, timeout_s = {name: torch.zeros(16, 4, dtype=torch.float16) for name in "0123456789"}, 1.0
-    options = TensorOptions(send=Send.GET, timeout_s=timeout_s, layers_per_tensor=1)
+    options = TensorOptions(
+        send=Send.GET, timeout_s=timeout_s, layers_per_tensor=1, queued_bytes=1, when_full=WhenFull.WAIT
+    )
     with TensorStore.launch(store_bytes=PAGE, weights_revision="weights") as store:
-        sending = Sending(store, options, 0, caches, queued_bytes_max=1)
+        sending = Sending(store, options, 0, caches)
         step = TensorStep(puts=[put_of(os.urandom(16), PARTS[1], [2]) for _ in range(8)])
         began = time.monotonic()
         for layer in caches:
@@ -125,3 +127,18 @@ def test_a_step_waits_once_for_a_store_that_stays_full_and_queues_no_more_than_i
             assert sending.queued_bytes == 8
         sending.step_done(step)
         assert timeout_s <= time.monotonic() - began < len(caches) * timeout_s, "not once for each layer"
+
+
+def test_a_full_store_holds_no_step_up_and_what_the_queue_has_no_room_for_is_given_up(
+    worker: Callable[..., Worker]
+) -> None:  # fmt: skip
+    """The store has room for one of these requests, and the queue for another one."""
+    d, keys = worker(send=Send.GET, timeout_s=60.0), [os.urandom(16) for _ in range(3)]
+    nbytes = sum(cache[0].nbytes for cache in d.caches.values())
+    p = worker(send=Send.GET, store_bytes=2 * PAGE, queued_bytes=nbytes, timeout_s=600.0)
+    for key in keys:
+        p.step(puts=[put_of(key, PARTS[1], [2])])
+    d.step(expects=[Expect(name, key, p.address, PARTS[1:]) for name, key in zip("abc", keys, strict=True)])
+    assert d.loses(keys[2], "c").startswith("TRANSFER_ENDED")
+    wait_until(lambda: d.hears().held["a", keys[0], 1] == d.hears().held["b", keys[1], 1] == 1)
+    assert not p.hears().over

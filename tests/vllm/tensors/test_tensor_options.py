@@ -39,7 +39,8 @@ def test_every_option_is_documented_with_its_default() -> None:
     said = {
         "send": "put_async", "ttl_s": "the lead's", "serve_flags": "none", "weights_revision": "model and revision",
         "data_paths": '["shm", "cma", "nixl", "collective"]', "store_bytes": "1 GiB", "waiting_bytes": "4 GiB",
-        "timeout_s": "30",
+        "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up", "peers": "none", "proxy_ip": "none",
+        "proxy_port": "none", "http_port": "none",
     }  # fmt: skip
     assert rows == {name: said.get(name, str(default)) for name, default in defaults.items() if name != "on_loss"}
 
@@ -52,17 +53,20 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
 
 @pytest.mark.parametrize(
     "extra", [{"sned": "put"}, {"send": "psuh"}, {"on_loss": "fail"}, {"layers_per_part": 1}, {"mirror": True},
-              {"offer_ttl_s": 3}, {"store_bytes": 5}, {"page_bytes": 1000}, {"timeout_s": 0}],
+              {"offer_ttl_s": 3}, {"store_bytes": 5}, {"page_bytes": 1000}, {"timeout_s": 0}, {"queued_bytes": -1},
+              {"when_full": "drop"}, {"proxy_ip": "10.0.0.1"}, {"send_type": "PUT"}, {"kv_lease_duration": 30}],
     ids=str,
 )  # fmt: skip
 def test_what_is_unknown_or_wrong_stops_the_start(extra: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(extra)) if "send" not in extra else "psuh"):
+    with pytest.raises(ValueError, match={"send": "psuh", "when_full": "drop"}.get(name := next(iter(extra)), name)):
         TensorOptions.of(config_of(**extra))
 
 
 def test_each_rank_has_the_port_after_the_last_one() -> None:
     assert [address_of("[::1]:50051", rank) for rank in (0, 2)] == ["[::1]:50051", "[::1]:50053"]
     assert address_of("127.0.0.1:0", 3) == "127.0.0.1:0"
+    with pytest.raises(ValueError, match="write host:port"):
+        TensorOptions.of(config_of(peers=["10.0.0.1"]))
     for wrong in ("50051", "host:", "host:http"):
         with pytest.raises(ValueError, match="write host:port"):
             address_of(wrong, 0)

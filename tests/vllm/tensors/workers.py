@@ -1,10 +1,11 @@
 """Workers without an engine: each has a cache of two layers, and a real store."""
 
+from dataclasses import replace
 from typing import Any
 
 from kvgrpc.client import connect_sync
 from kvgrpc.integrations.vllm.tensors.messages import Heard, Put, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Part, Prompt
 from kvgrpc.integrations.vllm.tensors.working import TensorWorking
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of
@@ -23,6 +24,7 @@ class Worker:
     """A cache of two layers, and its store."""
 
     def __init__(self, rank: int = 0, **options: Any) -> None:
+        self._fetches = options.get("send") is Send.GET
         layout, memory = pool_of(states=False)
         self.caches = {"0": memory[0], "1": memory[1]}
         self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, "layers_per_tensor": 1, **options}), layout)
@@ -31,8 +33,12 @@ class Worker:
         self.heard = Heard()
 
     def step(self, told: TensorStep | None = None, **what: Any) -> None:
-        """One step of the engine, of which the worker was told this."""
+        """One step of the engine, of which the worker was told this: that it fetches what it expects, if such is its
+        way.
+        """
         step = told or TensorStep(**what)
+        for rows in (step.watches, step.expects):
+            rows[:] = [replace(expect, fetches=expect.fetches or self._fetches) for expect in rows]
         self.side.begin(step)
         self.side.end(step)
         self.hears()
@@ -62,5 +68,5 @@ class Worker:
             return int(lead.tensors().status().waiting_count)
 
 
-def put_of(key: bytes, part: Part, blocks: list[int], to: str = "") -> Put:
-    return Put("a", key, to, part, blocks, None)
+def put_of(key: bytes, part: Part, blocks: list[int], to: str = "", ttl_s: float | None = None) -> Put:
+    return Put("a", key, to, part, blocks, ttl_s)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,8 +42,10 @@ class Ask:
     """Whether anybody still takes it; else nothing is heard of it."""
     until: float = math.inf
     """When it must be here, by the monotonic clock."""
-    more: "dict[str, Any] | None" = None
+    more: dict[str, Any] = field(default_factory=dict)
     """Of `TensorStore.get_async`."""
+    later: dict[str, Any] = field(default_factory=dict)
+    """The same, of the calls after the first one."""
 
 
 class Asking:
@@ -106,7 +108,7 @@ class Asking:
                 ask.over(None, DeadlineExceeded(Reason.DEADLINE, f"tensor {ask.name} did not come in time"))
                 continue
             try:
-                found = self._store.get_async(ask.key, ask.name, timeout_s=min(CALL_S, left_s), **ask.more or {})
+                found = self._store.get_async(ask.key, ask.name, timeout_s=min(CALL_S, left_s), **ask.more)
             except KVGrpcError as error:
                 ask.over(None, error)
                 continue
@@ -125,6 +127,7 @@ class Asking:
             return
         except KVGrpcError as error:
             if error.reason is Reason.DEADLINE and time.monotonic() < ask.until:
+                ask.more = ask.later
                 self._queues.setdefault(ask.key, deque()).append(ask)
             else:
                 ask.over(None, error)

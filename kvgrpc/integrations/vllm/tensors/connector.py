@@ -1,6 +1,7 @@
 """What KVGrpcConnector is in this mode: each hook goes to its side, and none raises but at the start."""
 
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,9 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvgrpc.integrations.old_settings import not_read
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.geometry import layout_of, unserved
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
+from kvgrpc.integrations.vllm.registering import Registering
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import Heard, MetStore, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, check
@@ -50,10 +53,13 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         check(vllm_config, self._options, self._layout)
         (group,) = kv_cache_config.kv_cache_groups
         self._layers = list(group.layer_names)
+        self._proxy = self._options.proxy_of(vllm_config)
+        self._registering: Registering | None = None
         self._scheduling: TensorScheduling | None = None
-        self._working = (
-            TensorWorking(self._options, self._layout) if role is not KVConnectorRole.SCHEDULER else None
-        )  # fmt: skip
+        scheduler = role is KVConnectorRole.SCHEDULER
+        self._working = None if scheduler else TensorWorking(self._options, self._layout)
+        for line in not_read(os.environ) if scheduler else ():
+            _log.warning(line)
 
     # -- the scheduler's side
 
@@ -66,6 +72,8 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduling = TensorScheduling(self._options, self._layout, len(met), met[0].address)
         self._scheduling.blocks = self._kv_cache_manager
         tell_of_loads(self._adapter_loaded)
+        if self._proxy is not None:
+            self._registering = Registering(self._proxy, met[0].address)
 
     def _adapter_loaded(self, adapter: "LoRARequest") -> None:
         self._do(lambda side: side.adapters.seen(adapter), otherwise=None)
@@ -175,5 +183,7 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduling.stats.take() if self._scheduling is not None else None
 
     def shutdown(self) -> None:
+        if self._registering is not None:
+            self._registering.close()
         if self._working is not None:
             self._working.close()

@@ -45,6 +45,8 @@ class Expect:
     parts: list[Part]
     let_go: int = 0
     """So many parts, the first ones of the prompt, are refused from now on: nobody here takes them."""
+    fetches: bool = False
+    """The source keeps them; else it puts them here."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class TensorStep(KVConnectorMetadata):
 
     number: int = 0
     puts: list[Put] = field(default_factory=list)
+    watches: list[Expect] = field(default_factory=list)
+    """Requests that will take something, and wait in vLLM's queue."""
     expects: list[Expect] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     """Before the step computes."""

@@ -5,13 +5,17 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.integrations.old_settings import check_fields, check_keys
 from kvgrpc.integrations.vllm.geometry import unserved
+from kvgrpc.integrations.vllm.registering import Proxy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,9 +34,20 @@ class Send(Enum):
     PUT = "put"
     """A step of prefill ends when decode has what it computed."""
     PUT_ASYNC = "put_async"
-    """It ends when what it computed is in the store of its own worker."""
+    """It ends when what it computed is copied."""
     GET = "get"
-    """The same, and there it is kept until decode fetches it."""
+    """The same, and it is kept until decode fetches it."""
+
+
+class WhenFull(Enum):
+    """What becomes of a tensor for which a prefill engine has no room: neither in its store nor among the copies that
+    wait for room there.
+    """
+
+    GIVE_UP = "give_up"
+    """Its request gives no KV: decode computes it, or fails it. No step waits."""
+    WAIT = "wait"
+    """The step waits for room, and with it all requests of that engine."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +60,26 @@ class TensorOptions:
     """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
     store_bytes: int = 1 << 30
     page_bytes: int = PAGE_BYTES
+    queued_bytes: int = 256 << 20
+    """Of copies that wait for room in a prefill engine's store, in the memory that it computes in."""
+    when_full: WhenFull = WhenFull.GIVE_UP
     waiting_bytes: int = 4 << 30
     """A decode engine waits for no more requests at a time than have so many bytes of KV on a rank, but for one."""
     part_tokens: int = 1024
     layers_per_tensor: int = 4
     timeout_s: float = 30.0
-    """So long a decode engine waits for what it takes, and a prefill engine for room for what it gives."""
+    """So long a decode engine waits for what it takes, and what a prefill engine gives for room in its store."""
     ttl_s: float | None = None
     """How long what nobody fetches is kept; None: the lead's default."""
+    peers: tuple[str, ...] = ()
+    """Stores that tensors are exchanged with, by the address of their rank 0, and no others; empty: any that the lead
+    may dial. Where there is one, tensors are put there, unless a request says otherwise.
+    """
+    proxy_ip: str = ""
+    """With `proxy_port`: where a proxy listens for engines, with which this one registers. Empty: it does not."""
+    proxy_port: int = 0
+    http_port: int = 0
+    """Where vLLM serves: what the proxy is told."""
     data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective")
     serve_flags: tuple[str, ...] = ()
     weights_revision: str = ""
@@ -63,12 +90,11 @@ class TensorOptions:
         transfer, model = config.kv_transfer_config, config.model_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
         stated.pop("mode")
-        unknown = stated.keys() - {field.name for field in fields(cls)} | stated.keys() & {"on_loss"}
-        if unknown:
-            raise ValueError(
-                f'kv_connector_extra_config: with "mode": "{MODE}" kvgrpc knows no {", ".join(sorted(unknown))}'
-            )
+        check_keys(stated.keys() - {field.name for field in fields(cls)} | stated.keys() & {"on_loss"}, MODE)
+        check_fields(transfer, current_platform.device_type, on_host=True)
         stated["send"] = Send(stated.get("send", cls.send.value))
+        stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))
+        stated |= {name: int(stated[name]) for name in ("proxy_port", "http_port") if name in stated}
         found: dict[str, Any] = {
             "on_loss": OnLoss(transfer.kv_load_failure_policy),
             "weights_revision": f"{model.model}@{model.revision or ''}",
@@ -81,7 +107,16 @@ class TensorOptions:
             raise ValueError(str(error)) from error
         if not made.timeout_s > 0:
             raise ValueError(f"timeout_s: {made.timeout_s} is no time to wait")
+        if made.queued_bytes < 0:
+            raise ValueError(f"queued_bytes: {made.queued_bytes} is no number of bytes")
+        for peer in made.peers:
+            address_of(peer, 0)
+        made.proxy_of(config)
         return made
+
+    def proxy_of(self, config: "VllmConfig") -> Proxy | None:
+        """With which this engine registers; None: with none. Raises ValueError."""
+        return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
 
     def listen_of(self, rank: int) -> str:
         """Where the lead of a rank serves."""

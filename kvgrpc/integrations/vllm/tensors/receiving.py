@@ -2,15 +2,19 @@
 the store has room for the next one, whatever else is in it, and may be smaller than a prompt. When the request has
 blocks, they are copied into these.
 
-A tensor that is put here may never come. So with it the worker asks the source for one that is never put: this call
-ends when the source gives the request up, or dies.
+A tensor may never come. So from when its request arrives the worker asks the source for one that is never put: this
+call ends when the source gives the request up, or dies. While somebody waits so, what lies in both stores of that
+request lasts, however long it is in vLLM's queue. And what was to be put here, and has not come when its first call is
+over, is asked of the source, which may keep it: a prefill that was told of no consumer does.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,13 +22,15 @@ from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import KVGrpcError, NotFound, Reason
 from kvgrpc.integrations.vllm.tensors.asking import Ask, Asking
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.parts import Part
 from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 IDLE_S = 0.005
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
 NEVER = "never put"
+WATCHES_MAX = 256
+"""Sources that are asked at a time for what is never put. Of more requests each has its turn."""
 
 
 @dataclass(eq=False)
@@ -56,6 +62,8 @@ class _Taken:
     key: bytes
     source: str
     """Address of this rank's source; empty: not known."""
+    fetches: bool
+    """The source keeps them; else it puts them here."""
     parts: dict[Part, _Coming] = field(default_factory=dict)
     requests: dict[str, _Request] = field(default_factory=dict)
     let_go: int = 0
@@ -80,17 +88,19 @@ class Receiving:
         """Something came for these, or will not, that the scheduler's side does not know of."""
         self._news = threading.Event()
         """There are such."""
-        self._asking = Asking(store)
+        self._asking, self._watching = Asking(store), Asking(store, WATCHES_MAX)
 
     def expect(self, expect: Expect) -> None:
-        """A request takes these parts, from now on and for `timeout_s` at most. Raises Unavailable."""
+        """A request takes these parts, from now on and for `timeout_s` at most; none: it will take some, later. Raises
+        Unavailable.
+        """
         source = address_of(expect.source, self._rank) if expect.source else ""
         taken = self._taken.get(expect.key)
         asks = []
         if taken is None:
-            taken = self._taken[expect.key] = _Taken(expect.key, source)
-            if source and self._options.send is not Send.GET:
-                asks.append(self._ask_for_never(taken))
+            taken = self._taken[expect.key] = _Taken(expect.key, source, expect.fetches)
+            if source:
+                self._watching.ask([self._ask_for_never(taken)])
         self._let_go(taken, expect.let_go)
         self._key_of[expect.request_id] = expect.key
         request = taken.requests.setdefault(expect.request_id, _Request())
@@ -115,10 +125,10 @@ class Receiving:
         number, stack = numbered
         cache = self._caches[stack.layers[0]]
         more = {
-            "part": part.number, "source": taken.source if self._options.send is Send.GET else "",
-            "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
+            "part": part.number, "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
             "shape": (len(stack.layers), part.blocks, *cache.shape[1:]), "content_digest": part.content_digest,
         }  # fmt: skip
+        source = {"source": taken.source} if taken.source else {}
 
         def over(tensor: torch.Tensor | None, error: KVGrpcError | None) -> None:
             """In the thread of Asking."""
@@ -129,7 +139,8 @@ class Receiving:
             if error is not None or not coming.lacks:
                 self._change(taken)
 
-        return Ask(taken.key, stack.name(self._rank), over, lambda: not taken.ended, until, more)
+        first, later = (more | source if taken.fetches else more), more | source
+        return Ask(taken.key, stack.name(self._rank), over, lambda: not taken.ended, until, first, later)
 
     def _ask_for_never(self, taken: _Taken) -> Ask:
         def over(_: torch.Tensor | None, error: KVGrpcError | None) -> None:
@@ -137,7 +148,8 @@ class Receiving:
             taken.gone = error
             self._change(taken)
 
-        return Ask(taken.key, NEVER, over, lambda: not taken.ended, more={"source": taken.source})
+        more: dict[str, Any] = {"source": taken.source}
+        return Ask(taken.key, NEVER, over, lambda: not taken.ended, math.inf, more, more)
 
     def _change(self, taken: _Taken) -> None:
         self._changed.append(taken)
@@ -191,6 +203,7 @@ class Receiving:
     def hear(self, heard: Heard) -> None:
         """Tells what is here by now, and what will not come: of keys for which something changed."""
         self._asking.turn()
+        self._watching.turn()
         self._news.clear()
         changed: dict[_Taken, None] = {}
         while self._changed:
@@ -212,3 +225,4 @@ class Receiving:
     def close(self) -> None:
         """Takes nothing any more."""
         self._asking.close()
+        self._watching.close()

@@ -18,6 +18,8 @@ class Giving:
     request: "Request"
     wants: Named
     prompt: Prompt
+    to: str
+    """Where they are put: address of the consumer's rank 0; empty: they are kept."""
     put: int = 0
     """So many parts, the first ones, are put. They stay good when the request is preempted."""
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
-from kvgrpc.integrations.params import Named, answered_named, named
+from kvgrpc.integrations.params import Named, answered_named
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.options import TensorOptions
+from kvgrpc.integrations.vllm.tensors.pairing import Pairing, takes_by_params
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
 from kvgrpc.integrations.vllm.tensors.requests import Giving, Taking
 
@@ -42,6 +42,7 @@ class TensorScheduling:
         self.blocks: Any = None
         """vLLM's KVCacheManager."""
         self._options, self._ranks, self._address = options, ranks, address
+        self._pairing = Pairing(options, address, ranks)
         self._cut = Cut(layout.groups[0].block_tokens, options.part_tokens, ranks)
         self._block_bytes = [region.block_bytes for region in layout.regions]
         n = options.layers_per_tensor
@@ -75,14 +76,12 @@ class TensorScheduling:
 
     def arrived(self, request: "Request") -> None:
         """A request came. What is wrong with its params is logged, and makes it one that gives or gets no KV."""
-        params = request.kv_transfer_params
-        if not isinstance(params, dict):
-            return
-        wants = None
+        wants, takes = None, takes_by_params(request)
         try:
-            wants = named(params, self._options.ttl_s)
+            wants = self._pairing.wanted(request)
+            takes = wants is not None and not wants.gives
             if wants is not None:
-                self._check(wants)
+                self._pairing.check(wants)
                 self._admit(request, wants)
         except KVGrpcError as error:
             if wants is not None and wants.gives:
@@ -91,7 +90,7 @@ class TensorScheduling:
                 return
             self.stats.refused()
             _log.warning("request %s moves no KV: %s", request.request_id, error)
-            if params.get("do_remote_prefill") is True:
+            if takes:
                 taking = self._taking.setdefault(request.request_id, Taking(request.num_tokens))
                 taking.lost = error.sentence
 
@@ -101,7 +100,7 @@ class TensorScheduling:
         if not wants.gives:
             self._users[wants.key] += 1
             self._taking[request.request_id] = taking
-            if self._options.send is Send.GET and wants.peer:
+            if self._pairing.fetches(wants):
                 self._kept.setdefault(wants.key, wants.peer)
         if request.abort_immediately:  # vLLM's API refused it, and shows it without its prompt
             self.finished(request)
@@ -117,30 +116,19 @@ class TensorScheduling:
         prompt = Prompt(self._cut, ids, adapter=adapter, cache_salt=salt, items=items_of(request))
         if wants.gives:
             self._give(request, wants, prompt)
-        elif self._options.send is Send.GET and not wants.peer:
-            raise _no_peer("tensors are fetched from")
         else:
             taking.prompt = prompt
-
-    def _check(self, wants: Named) -> None:
-        """What comes from a router."""
-        check_transfer_key(wants.key)
-        if wants.ttl_s is not None and wants.ttl_s <= 0:
-            raise InvalidRequest(Reason.TTL_INVALID, f"kv_transfer_params: a ttl of {wants.ttl_s} s keeps nothing")
-        try:
-            address_of(wants.peer or self._address, self._ranks)
-        except ValueError as error:
-            raise InvalidRequest(Reason.INVALID_FIELD, f"kv_transfer_params: kvgrpc_intent.peer: {error}") from error
+            fetches = self._pairing.fetches(wants)
+            self._next.watches.append(Expect(request.request_id, wants.key, wants.peer, [], 0, fetches))
 
     def _give(self, request: "Request", wants: Named, prompt: Prompt) -> None:
         if self._gives(wants.key):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "another request gives tensors under its transfer key")
-        if self._options.send is Send.GET:
+        to = self._pairing.consumer(wants)
+        if not to:
             self._check_room(prompt)
-        elif not wants.peer:
-            raise _no_peer('tensors are put; with "send": "get" they are kept')
         request.max_tokens = 1
-        self._giving[request.request_id] = Giving(request, wants, prompt)
+        self._giving[request.request_id] = Giving(request, wants, prompt, to)
 
     def _gives(self, key: bytes) -> bool:
         return any(giving.wants.key == key for giving in self._giving.values())
@@ -184,7 +172,7 @@ class TensorScheduling:
         if not needed or (taking.asked and taking.asked.start <= needed.start):
             return
         taking.held = False
-        puts = self._options.send is not Send.GET
+        puts = not self._pairing.fetches(taking.wants)
         if puts and needed.start < self._asked_from.get(key, 0):
             taking.lost, taking.computed_here = "what was here of its prompt left the cache while the rest came", True
             return
@@ -194,7 +182,7 @@ class TensorScheduling:
             return
         first = self._asked_from.setdefault(key, needed.start)
         parts = [taking.prompt.part(number) for number in more]
-        expect = Expect(request.request_id, key, taking.wants.peer, parts, first if puts else 0)
+        expect = Expect(request.request_id, key, taking.wants.peer, parts, first if puts else 0, not puts)
         self._next.expects.append(expect)
         taking.asked = needed
         taking.nbytes += nbytes
@@ -226,7 +214,7 @@ class TensorScheduling:
             lacking = taking.prompt.lacking(taking.tokens - 1 - external_tokens)
             self._next.loads.append(Load(request.request_id, lacking.start, blocks[lacking.start : lacking.stop]))
             self.stats.data["received"] += 1
-            self.stats.data["received_tokens"] += taking.tokens - 1
+            self.stats.data["received_tokens"] += external_tokens
         elif taking.lost:
             self.stats.data["lost"] += 1
         self._leave(request.request_id, taking)
@@ -247,7 +235,7 @@ class TensorScheduling:
         complete = request.status in COMPLETE and giving.put == giving.prompt.parts
         self.stats.data["sent" if complete else "unsent"] += 1
         if complete:
-            return answered_named(giving.wants.key, self._address)
+            return answered_named(giving.wants.key, self._address, puts=bool(giving.to))
         self._next.ended.append(giving.wants.key)
         return None
 
@@ -256,7 +244,8 @@ class TensorScheduling:
             return
         key = taking.wants.key
         self._waiting_bytes -= taking.nbytes
-        self._next.expects = [expect for expect in self._next.expects if expect.request_id != request_id]
+        for told in (self._next.watches, self._next.expects):
+            told[:] = [expect for expect in told if expect.request_id != request_id]
         self._next.left.append(request_id)
         if taking.held and taking.prompt is not None and taking.asked == range(taking.prompt.parts):  # all was fetched
             self._kept.pop(key, None)
@@ -302,10 +291,9 @@ class TensorScheduling:
             self._next.ended.append(wants.key)
             return
         (table,) = self.blocks.get_block_ids(request.request_id)
-        to = wants.peer if self._options.send is not Send.GET else ""
         for part in map(giving.prompt.part, range(giving.put, done)):
             blocks = list(table[part.first_block : part.first_block + part.blocks])
-            step.puts.append(Put(wants.label or request.request_id, wants.key, to, part, blocks, wants.ttl_s))
+            step.puts.append(Put(wants.label or request.request_id, wants.key, giving.to, part, blocks, wants.ttl_s))
         giving.put, self._given = done, True
 
     def hear(self, heard: Heard) -> None:
@@ -361,8 +349,3 @@ class TensorScheduling:
         self._giving.clear()
         for request_id, taking in self._taking.items():
             self._lose(request_id, taking, why)
-
-
-def _no_peer(what: str) -> InvalidRequest:
-    text = f"kv_transfer_params: kvgrpc_intent.peer.address is missing: where {what}"
-    return InvalidRequest(Reason.INVALID_FIELD, text)

@@ -1,10 +1,14 @@
-"""What a worker puts: some layers of what is computed, as soon as the last of them is queued on the device."""
+"""What a worker puts: some layers of what is computed, as soon as the last of them is queued on the device.
+
+A step ends with copies, in the memory of the engine; in the store these are when there is room. A store that is full is
+no reason for a step to wait: where the copies that wait for room take too much, the next one's request gives no KV.
+"""
 
 import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +17,7 @@ import torch
 from kvgrpc.engine.tensors import PendingPut, TensorStore
 from kvgrpc.errors import AlreadyExists, DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
 from kvgrpc.integrations.vllm.tensors.messages import Put, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, WhenFull, address_of
 from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 _log = logging.getLogger(__name__)
@@ -21,32 +25,24 @@ KEPT_S = 600.0
 """A key under which something was put is remembered so long, and as long as a put may take, for a reset: with the
 limits that leads have by default nothing is kept longer.
 """
-QUEUED_BYTES_MAX = 256 << 20
-"""Of copies that wait to be in the store; one is made in any case. They are in the memory that the engine computes in.
-"""
 
 
 class Sending:
     """One worker's."""
 
     def __init__(
-        self,
-        store: TensorStore,
-        options: TensorOptions,
-        rank: int,
-        caches: Mapping[str, torch.Tensor],
-        queued_bytes_max: int = QUEUED_BYTES_MAX,
+        self, store: TensorStore, options: TensorOptions, rank: int, caches: Mapping[str, torch.Tensor]
     ) -> None:
         """`caches`: of each layer by its name, blocks first."""
         self._store, self._options, self._rank = store, options, rank
-        self._caches, self._queued_bytes_max = caches, queued_bytes_max
+        self._caches = caches
         self._stack_of = {name: stack for stack in stacks(caches, options.layers_per_tensor) for name in stack.layers}
         self._done: set[str] = set()
         """Layers of this step that are computed, or queued to be."""
         self._until: float | None = None
         """When this step waits no longer, by the monotonic clock; None: it had not to wait."""
         self._pending: list[tuple[Put, PendingPut]] = []
-        """Of this step."""
+        """Of this step, that it waits for."""
         self._queued: deque[tuple[int, PendingPut]] = deque()
         """Copies that were not in the store when it was looked last, with their bytes; oldest first."""
         self.queued_bytes = 0
@@ -79,10 +75,11 @@ class Sending:
             self._lose(put, error)
             return
         pending.future.add_done_callback(lambda future: self._over(put, future.exception()))
-        self._pending.append((put, pending))
+        if self._options.send is Send.PUT and put.to:
+            self._pending.append((put, pending))
 
     def _begin(self, stack: Stack, put: Put) -> PendingPut:
-        """Raises what it is refused with, also where what was put before is not copied in time."""
+        """Raises what it is refused with, also where there is no room for its copy."""
         nbytes = len(put.blocks) * sum(self._caches[name][0].nbytes for name in stack.layers)
         self._await_room(nbytes)
         name, rows = stack.name(self._rank), stack.gather(self._caches, put.blocks)
@@ -94,23 +91,29 @@ class Sending:
         try:
             pending = self._store.put_async(put.key, name, rows, **options)
         except Exhausted:  # too many wait to be copied
-            self._store.wait_for_saved(self._left_s())
+            self._await_room(self._options.queued_bytes + 1)
             pending = self._store.put_async(put.key, name, rows, **options)
         self._queued.append((nbytes, pending))
         self.queued_bytes += nbytes
         return pending
 
     def _await_room(self, nbytes: int) -> None:
-        """For a copy of so many bytes. Raises DeadlineExceeded (DEADLINE)."""
+        """For a copy of so many bytes: there is some for one in any case, when those before it are copied. Raises
+        Exhausted (POOL_EXHAUSTED) where these wait for room in the store, unless the step is to wait with them, and
+        DeadlineExceeded (DEADLINE).
+        """
+        gives_up = self._options.when_full is WhenFull.GIVE_UP
         while self._queued:
             size, oldest = self._queued[0]
             if not oldest.saved.done():
-                if self.queued_bytes + nbytes <= self._queued_bytes_max:
+                if self.queued_bytes + nbytes <= self._options.queued_bytes:
                     return
-                try:
-                    oldest.saved.result(self._left_s())
-                except TimeoutError:
-                    raise DeadlineExceeded(Reason.DEADLINE, "what was put before is not copied in time") from None
+                wait((oldest.saved, oldest.full) if gives_up else (oldest.saved,), self._left_s(), FIRST_COMPLETED)
+                if gives_up and oldest.full.done() and not oldest.saved.done():
+                    text = f"the store is full, and {self.queued_bytes} bytes wait for room in it"
+                    raise Exhausted(Reason.POOL_EXHAUSTED, text, retry_delay_s=1.0)
+                if not oldest.saved.done():
+                    raise DeadlineExceeded(Reason.DEADLINE, "what was put before is not copied in time")
             self._queued.popleft()
             self.queued_bytes -= size
 
@@ -125,16 +128,15 @@ class Sending:
         return address_of(put.to, self._rank) if put.to else ""
 
     def step_done(self, step: TensorStep) -> None:
-        """All layers are computed, or queued to be. Returns when they are in the store, or, with `send` put, at the
-        consumers; or when they will not be.
+        """All layers are computed, or queued to be. With `send` put it returns when they are at the consumers, or will
+        not be.
         """
         for name in self._caches if step.puts else ():  # where vLLM does not come by between layers
             self.layer_done(name, step)
         self._done.clear()
         for put, pending in self._pending:
-            future = pending.future if self._options.send is Send.PUT else pending.saved
             try:
-                future.result(self._left_s())
+                pending.future.result(self._left_s())
             except TimeoutError:
                 self._lose(put, DeadlineExceeded(Reason.DEADLINE, "it did not get there in time"))
             except KVGrpcError:

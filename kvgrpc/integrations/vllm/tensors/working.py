@@ -125,7 +125,7 @@ class TensorWorking:
         for key, source in step.given_back.items():
             self._store.release_async(key, source=address_of(source, self._rank))
         self._forget(sending, step)
-        for expect in step.expects:
+        for expect in (*step.watches, *step.expects):
             receiving.expect(expect)
 
     def _end(self, sides: tuple[Sending, Receiving], step: TensorStep) -> None:

@@ -1,0 +1,111 @@
+"""Settings of the connectors that come with vLLM, each with what does here what it did there.
+
+What is stated is obeyed or refused, never ignored: an engine that would do something else than its configuration says
+does not start, and says what to set. Of variables of the environment, which engines with other connectors may share, it
+warns.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Place(Enum):
+    """Where a setting is stated."""
+
+    KEY = "kv_connector_extra_config"
+    FIELD = "--kv-transfer-config"
+    VARIABLE = "environment"
+
+
+class Fate(Enum):
+    """What an engine does with a setting that is stated."""
+
+    OBEYED = "obeys"
+    REFUSED = "does not start"
+    WARNED = "warns"
+
+
+@dataclass(frozen=True)
+class OldSetting:
+    """One."""
+
+    name: str
+    place: Place
+    fate: Fate
+    ours: str
+    """What does it here."""
+    default: object = None
+    """Of a field: what vLLM has in it where nothing is stated."""
+
+
+_SPILL = "`KVGRPC_TENSORS_SPILL_BYTES` in the environment"
+_REGISTRATION = "`KVGRPC_LIMITS_REGISTRATION_TIMEOUT_S` in the environment"
+OLD_SETTINGS = (
+    OldSetting("kv_lease_duration", Place.KEY, Fate.REFUSED, "`ttl_s`"),
+    OldSetting("kv_recompute_threshold", Place.KEY, Fate.REFUSED, "`recompute_threshold_tokens`"),
+    OldSetting("bidirectional_kv_xfer", Place.KEY, Fate.REFUSED, "`offer_ttl_s`, above 0"),
+    OldSetting("decoder_kv_blocks_ttl", Place.KEY, Fate.REFUSED, "`offer_ttl_s`"),
+    OldSetting("push_registration_timeout", Place.KEY, Fate.REFUSED, _REGISTRATION),
+    OldSetting("backends", Place.KEY, Fate.REFUSED, "`data_paths`"),
+    OldSetting("num_threads", Place.KEY, Fate.REFUSED, "`copy_threads`"),
+    OldSetting("engine_ttl", Place.KEY, Fate.REFUSED, "nothing: what is kept of a peer ends with it"),
+    OldSetting(
+        "enforce_handshake_compat", Place.KEY, Fate.REFUSED, "`weights_revision`, the same at engines that fit together"
+    ),
+    OldSetting("send_type", Place.KEY, Fate.REFUSED, '`send`, in small letters, with `"mode": "tensors"`'),
+    OldSetting("mem_pool_size_gb", Place.KEY, Fate.REFUSED, f'{_SPILL}, with `"mode": "tensors"`'),
+    OldSetting("nccl_num_channels", Place.KEY, Fate.REFUSED, "`NCCL_MAX_NCHANNELS` in the environment"),
+    OldSetting("proxy_ip", Place.KEY, Fate.OBEYED, "`proxy_ip`"),
+    OldSetting("proxy_port", Place.KEY, Fate.OBEYED, "`proxy_port`"),
+    OldSetting("http_port", Place.KEY, Fate.OBEYED, "`http_port`"),
+    OldSetting("kv_role", Place.FIELD, Fate.OBEYED, "as what an engine registers with a proxy, and vLLM itself"),
+    OldSetting("engine_id", Place.FIELD, Fate.OBEYED, "the engine's name to peers"),
+    OldSetting("kv_load_failure_policy", Place.FIELD, Fate.OBEYED, "the same"),
+    OldSetting("kv_buffer_device", Place.FIELD, Fate.REFUSED, "`mirror`, for `cpu` where the cache is on a device"),
+    OldSetting("kv_buffer_size", Place.FIELD, Fate.REFUSED, '`store_bytes`, with `"mode": "tensors"`', 1e9),
+    OldSetting("kv_ip", Place.FIELD, Fate.REFUSED, "`listen`", "127.0.0.1"),
+    OldSetting("kv_port", Place.FIELD, Fate.REFUSED, "`listen`", 14579),
+    OldSetting("kv_rank", Place.FIELD, Fate.REFUSED, "nothing: engines have names, and any number of peers"),
+    OldSetting("kv_parallel_size", Place.FIELD, Fate.REFUSED, "nothing: engines have any number of peers", 1),
+    OldSetting("enable_permute_local_kv", Place.FIELD, Fate.REFUSED, "`VLLM_KV_CACHE_LAYOUT`, the same at both", False),
+    OldSetting("VLLM_NIXL_SIDE_CHANNEL_HOST", Place.VARIABLE, Fate.WARNED, "`listen`"),
+    OldSetting("VLLM_NIXL_SIDE_CHANNEL_PORT", Place.VARIABLE, Fate.WARNED, "`listen`"),
+    OldSetting("VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Place.VARIABLE, Fate.WARNED, "`ttl_s`"),
+)  # fmt: skip
+
+
+def check_keys(unknown: Collection[str], mode: str) -> None:
+    """Raises ValueError where there are keys that this connector does not know in that mode."""
+    if not unknown:
+        return
+    old = {row.name: row for row in OLD_SETTINGS if row.place is Place.KEY and row.fate is Fate.REFUSED}
+    to_do = "".join(f". In place of {name} set {old[name].ours}" for name in sorted(unknown) if name in old)
+    names = ", ".join(sorted(unknown))
+    raise ValueError(f'{Place.KEY.value}: with "mode": "{mode}" kvgrpc knows no {names}{to_do}')
+
+
+def check_fields(transfer: object, device: str, *, on_host: bool) -> None:
+    """Raises ValueError for a field of vLLM's configuration that would be ignored. `device`: what vLLM computes on;
+    `on_host`: what moves passes memory of the host.
+    """
+    for row in OLD_SETTINGS:
+        if row.place is not Place.FIELD or row.fate is not Fate.REFUSED:
+            continue
+        default = device if row.name == "kv_buffer_device" else row.default
+        stated = getattr(transfer, row.name, default)
+        if stated == default or (row.name, stated, on_host) == ("kv_buffer_device", "cpu", True):
+            continue
+        raise ValueError(
+            f"{Place.FIELD.value}: {row.name} is {stated!r}, which kvgrpc does not read. Leave it out; in its place "
+            f"set {row.ours}"
+        )
+
+
+def not_read(environment: Mapping[str, str]) -> list[str]:
+    """What to warn of: variables that are set."""
+    return [
+        f"{row.name} is set, which kvgrpc does not read. In its place set {row.ours}"
+        for row in OLD_SETTINGS
+        if row.place is Place.VARIABLE and row.name in environment
+    ]

@@ -1,0 +1,73 @@
+"""How a request finds the other engine, and how its tensors get from the one to the other.
+
+Who gives puts its tensors where it is told to: by the router, by the request's id, or by the configuration, which names
+one decode engine. Where nobody says it, it keeps them, and its answer says so: the decode engine fetches them.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.errors import InvalidRequest, PermissionDenied, Reason
+from kvgrpc.integrations.params import Named, named
+from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.request_ids import named_by_id
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class Pairing:
+    """One engine's."""
+
+    def __init__(self, options: TensorOptions, address: str, ranks: int) -> None:
+        """`address`: of the store of rank 0."""
+        self._options, self._address, self._ranks = options, address, ranks
+        self._reads_ids = bool(options.proxy_ip or options.peers)
+        """Whoever may send a request chooses its id: so an operator says that ids are a proxy's."""
+
+    def wanted(self, request: "Request") -> Named | None:
+        """What a request wants; None: nothing. What its params say goes before what its id says. Raises InvalidRequest
+        as `named` does.
+        """
+        own, params = self._address if self._reads_ids else "", request.kv_transfer_params
+        by_id = named_by_id(request.request_id, own, self._options.ttl_s)
+        wants = named(params, self._options.ttl_s) if isinstance(params, dict) else None
+        if wants is None:
+            return by_id
+        if by_id is not None and by_id.gives and wants.gives and not wants.peer:
+            return replace(wants, peer=by_id.peer)
+        return wants
+
+    def check(self, wants: Named) -> None:
+        """Raises KVGrpcError for what no request may want. What else may be dialled is its lead's to say."""
+        check_transfer_key(wants.key)
+        if wants.ttl_s is not None and wants.ttl_s <= 0:
+            raise InvalidRequest(Reason.TTL_INVALID, f"kv_transfer_params: a ttl of {wants.ttl_s} s keeps nothing")
+        try:
+            address_of(wants.peer or self._address, self._ranks)
+        except ValueError as error:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"kv_transfer_params: kvgrpc_intent.peer: {error}") from error
+        if self._options.peers and wants.peer not in ("", *self._options.peers):
+            raise PermissionDenied(
+                Reason.DIAL_REFUSED, f"{wants.peer} is none of this engine's `peers` (kv_connector_extra_config)"
+            )
+        if not wants.gives and self.fetches(wants) and not wants.peer:
+            text = "kv_transfer_params: kvgrpc_intent.peer.address is missing: where tensors are fetched from"
+            raise InvalidRequest(Reason.INVALID_FIELD, text)
+
+    def consumer(self, wants: Named) -> str:
+        """Where the tensors of this request are put; empty: they are kept."""
+        puts = self._options.send is not Send.GET if wants.puts is None else wants.puts
+        sole = self._options.peers[0] if len(self._options.peers) == 1 else ""
+        return (wants.peer or sole) if puts else ""
+
+    def fetches(self, wants: Named) -> bool:
+        """Whether the tensors of this request are fetched."""
+        return self._options.send is Send.GET if wants.puts is None else not wants.puts
+
+
+def takes_by_params(request: "Request") -> bool:
+    """Whether a request's params say that its prompt was, or is, computed elsewhere."""
+    params = request.kv_transfer_params
+    return isinstance(params, dict) and params.get("do_remote_prefill") is True

@@ -1,0 +1,34 @@
+"""Requests whose id says which two engines they are for.
+
+Proxies for several prefill and decode engines (XpYd) take two engines that have registered with them. They give both
+legs of a request one id, with the addresses of both stores in it, and say nothing else. vLLM puts before it what it is
+an answer to, and behind it the number of the prompt, where a request may have several, and eight characters of its own.
+"""
+
+import hashlib
+import re
+
+from kvgrpc.integrations.params import Named
+
+_ADDRESS = r"[0-9A-Za-z.:\[\]%-]{3,261}"
+_HEX = "[0-9a-f]"
+_UUID = rf"{_HEX}{{32}}|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}"
+_ID = re.compile(
+    rf"___prefill_addr_(?P<prefill>{_ADDRESS})___decode_addr_(?P<decode>{_ADDRESS})_(?P<uuid>{_UUID})"
+    rf"(?:-(?P<item>\d{{1,6}}))?(?:-{_HEX}{{8}})?"
+)
+
+
+def named_by_id(request_id: str, own: str, ttl_s: float | None = None) -> Named | None:
+    """What a request with this id wants of the engine whose store is at `own`; None: nothing, as the id is no such one,
+    or is one for other engines, or has this engine on both sides.
+    """
+    found = _ID.search(request_id)
+    if found is None or found.end() != len(request_id):
+        return None
+    prefill, decode = found["prefill"], found["decode"]
+    if (prefill == own) is (decode == own):
+        return None
+    said = "|".join((prefill, decode, found["uuid"], found["item"] or ""))
+    key = hashlib.sha256(b"request_id:" + said.encode()).digest()
+    return Named(key, prefill == own, decode if prefill == own else prefill, ttl_s, request_id)

@@ -1,0 +1,193 @@
+"""Two vLLM servers that exchange prompts as tensors, behind routers: those that run one leg after the other and know
+nothing of kvgrpc, ours, and such as pair engines by the request's id.
+"""
+
+import itertools
+import json
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.client import connect_sync
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.servers import (
+    BIN,
+    MODEL,
+    Server,
+    example_router,
+    healthy,
+    listens,
+    new_server,
+    ours,
+    running,
+    serving,
+    usual_router,
+)
+from tests.vllm.xpyd import xpyd_proxy
+
+Servers = tuple[Server, Server]
+Router = Callable[[Servers, Path], AbstractContextManager[str]]
+GO = shutil.which("go")
+FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
+         "--dtype", "float32")  # fmt: skip
+"""In bfloat16 two tokens may be as likely, and which one is drawn depends on what else is computed."""
+LENGTHS = [200, 20, 900]
+SEEDS = itertools.count(500)
+
+
+@contextmanager
+def two_servers(folder: Path, of_each: Callable[[str, Server], dict[str, object]]) -> Iterator[Servers]:
+    p, d = new_server("P"), new_server("D")
+    with (
+        serving(p, 0, folder, ours(p, mode="tensors") | of_each("P", p), FLAGS),
+        serving(d, 1, folder, ours(d, mode="tensors") | of_each("D", d), FLAGS),
+    ):
+        for server in (p, d):
+            wait_until(lambda s=server: healthy(s.url), timeout_s=START_S)  # type: ignore[misc]
+        yield p, d
+
+
+@pytest.fixture(scope="module")
+def servers(model_folder: Path) -> Iterator[Servers]:
+    """As they are by default."""
+    with two_servers(model_folder, lambda _, __: {}) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def discovery_port() -> int:
+    """Where a proxy listens for engines, each in its turn."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def registered_servers(model_folder: Path, discovery_port: int) -> Iterator[Servers]:
+    """They register with a proxy."""
+
+    def registers(name: str, server: Server) -> dict[str, object]:
+        proxy = {"proxy_ip": "127.0.0.1", "proxy_port": str(discovery_port), "http_port": str(server.port)}
+        extra = {"listen": server.lead, "mode": "tensors", **proxy}
+        return {"kv_role": "kv_producer" if name == "P" else "kv_consumer", "kv_connector_extra_config": extra}
+
+    with two_servers(model_folder, registers) as pair:
+        yield pair
+
+
+@contextmanager
+def go_router(servers: Servers, folder: Path, mode: str) -> Iterator[str]:
+    if GO is None:
+        pytest.skip("go is not on the PATH")
+    binary = folder / "router-go"
+    if not binary.exists():
+        subprocess.run([GO, "build", "-o", binary, "."], cwd=ROOT / "examples" / "router-go", check=True)
+    (p, d), port = servers, free_port()
+    command = [
+        str(binary), "-listen", f"127.0.0.1:{port}", "-mode", mode,
+        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
+    ]  # fmt: skip
+    with running(command, folder / f"tensors-router-go-{mode}.log"):
+        wait_until(lambda: _takes_work(port))
+        yield f"http://127.0.0.1:{port}"
+
+
+def _takes_work(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+ROUTERS: dict[str, Router] = {
+    "vllm-router": lambda servers, folder: usual_router(*servers, folder / "tensors-router.log"),
+    "examples/router, pull": lambda servers, folder: example_router(*servers, folder / "tensors-ours.log", "pull"),
+    "examples/router, push": lambda servers, folder: example_router(*servers, folder / "tensors-ours.log", "push"),
+    "examples/router-go, pull": lambda servers, folder: go_router(servers, folder, "pull"),
+    "examples/router-go, push": lambda servers, folder: go_router(servers, folder, "push"),
+}
+
+
+def complete(url: str, prompt: list[int], **more: object) -> list[int]:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, **more}
+    data, headers = json.dumps({**body, "return_token_ids": True}).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=90) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+    return tokens
+
+
+def loaded(server: Server) -> tuple[float, float]:
+    """What it did not compute: tokens, as vLLM counts them and as we do."""
+    ours, theirs = "vllm:kvgrpc_received_tokens_total", "vllm:external_prefix_cache_hits_total"
+    return server.counted(ours), server.counted(theirs)
+
+
+def stored(server: Server) -> int:
+    """Tensors that lie in its store, or are kept there."""
+    with connect_sync(server.lead) as lead:
+        status = lead.tensors().status()
+    return int(status.tensor_count + status.offered_count)
+
+
+def serves(servers: Servers, url: str) -> None:
+    """Each answer has the tokens of one engine, and decode loaded all of its prompt but the last token."""
+    p, d = servers
+    for length in LENGTHS:
+        prompt, (ours, theirs) = prompt_of(length, next(SEEDS)), loaded(d)
+        tokens = complete(url, prompt)
+        assert tokens == complete(p.url, prompt)
+        expected = ours + length - 1, theirs + length - 1
+        wait_until(lambda: loaded(d) == expected, lambda: (loaded(d), expected))  # noqa: B023 - it is this round's
+    for server in servers:
+        wait_until(lambda s=server: stored(s) == 0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_engines_as_they_are_by_default_exchange_tensors_behind_a_router(
+    servers: Servers, model_folder: Path, router: str
+) -> None:
+    with ROUTERS[router](servers, model_folder) as url:
+        serves(servers, url)
+
+
+def test_a_proxy_that_pairs_engines_by_the_requests_id_moves_their_tensors(
+    registered_servers: Servers, discovery_port: int
+) -> None:
+    port = free_port()
+    with xpyd_proxy(port, discovery_port) as registered:
+        wait_until(registered.both)
+        p, d = registered_servers
+        assert registered.engines == {"P": {f"127.0.0.1:{p.port}": p.lead}, "D": {f"127.0.0.1:{d.port}": d.lead}}
+        serves(registered_servers, f"http://127.0.0.1:{port}")
+        two, before = [prompt_of(100, next(SEEDS)), prompt_of(150, next(SEEDS))], loaded(d)[0]
+        answers = _all(f"http://127.0.0.1:{port}", prompt=two)
+        assert answers == [complete(p.url, prompt) for prompt in two]
+        wait_until(lambda: loaded(d)[0] == before + 99 + 149, lambda: loaded(d))
+
+
+def _all(url: str, **fields: object) -> list[list[int]]:
+    """The answers to a request that has several."""
+    body = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    data, headers = json.dumps(body | fields).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=90) as answer:
+        return [choice["token_ids"] for choice in json.load(answer)["choices"]]
+
+
+def test_a_router_that_finds_engines_by_their_registration_moves_their_tensors(
+    registered_servers: Servers, discovery_port: int, model_folder: Path
+) -> None:
+    port = free_port()
+    command = [
+        str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--vllm-discovery-address", f"127.0.0.1:{discovery_port}",
+        "--kv-connector", "nixl", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()),
+        "--policy", "round_robin",
+    ]  # fmt: skip
+    log = model_folder / "tensors-discovery.log"
+    with running(command, log):
+        wait_until(lambda: listens(port))
+        wait_until(lambda: all(word in log.read_text() for word in ("Add Prefill", "Add Decode")), log.read_text)
+        serves(registered_servers, f"http://127.0.0.1:{port}")
