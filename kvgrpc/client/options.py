@@ -121,6 +121,7 @@ class PullTerms(TypedDict, total=False):
     """Of pull and pull_blocks."""
 
     use_tokens: int
+    allow_prefix: bool
     transfer_key: bytes
     request_id: str
     priority: int
@@ -150,6 +151,7 @@ class ReservationTerms(TypedDict, total=False):
     request_id: str
     have_tokens: int
     use_tokens: int
+    allow_prefix: bool
     after_step: int
     registration_timeout_s: float
     priority: int

@@ -211,24 +211,22 @@ class Engine:
         use_tokens: int = 0,
         priority: int = 0,
         request_time_us: int = 0,
+        allow_prefix: bool = False,
         traceparent: str = "",
     ) -> Pull:
         """Pulls what a grant offers: holds and renews it from now on; `Pull.start` gives the blocks. `request_time_us`:
-        when the request that takes it began; 0: when the one began that handed over. Until there are blocks the source
-        may take the offer back for an older request: Failed, with LEASE_RECLAIMED.
+        when the request that takes it began; 0: when the one began that handed over. `allow_prefix`: as the field of
+        PullBlocks; Received says how many tokens came. Until there are blocks the source may take the offer back for an
+        older request: Failed, with LEASE_RECLAIMED.
 
         Raises InvalidRequest (GRANT_INVALID) for what is no grant; everything else arrives as Failed.
         """
         offer_tokens = grants.read_claims(grant).token_count
         request = handoff_pb2.PullBlocksRequest(
-            grant=common_pb2.Grant(token=grant),
-            content=content.message,
-            transfer_key=transfer_key,
-            request_id=request_id,
-            use_tokens=use_tokens,
-            priority=priority,
-            request_time_us=request_time_us,
-        )
+            grant=common_pb2.Grant(token=grant), content=content.message, transfer_key=transfer_key,
+            request_id=request_id, use_tokens=use_tokens, priority=priority, request_time_us=request_time_us,
+            allow_prefix=allow_prefix,
+        )  # fmt: skip
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
         pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable, incarnation=self.incarnation)
         self._lives.ask_for(pull, traceparent, pull_blocks=request)
@@ -247,6 +245,7 @@ class Engine:
         request_id: str = "",
         priority: int = 0,
         after_step: int = 0,
+        allow_prefix: bool = False,
         traceparent: str = "",
     ) -> Reservation:
         """Reserves blocks that a push will fill: from the first that is not wholly held (`have_tokens`), or that a
@@ -259,7 +258,7 @@ class Engine:
         request = handoff_pb2.ReserveBlocksRequest(
             transfer_key=transfer_key, request_id=request_id, blocks=named_blocks(blocks, self.incarnation),
             have_tokens=have_tokens, content=content.message, use_tokens=use_tokens, after_step=after_step,
-            priority=priority,
+            priority=priority, allow_prefix=allow_prefix,
         )  # fmt: skip
         if source_address:
             request.source.address, request.source.engine_id = source_address, source_engine_id

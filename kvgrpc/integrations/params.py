@@ -30,6 +30,7 @@ from kvgrpc.v1.common_pb2 import (
 )
 
 Params = Mapping[str, Any]
+FLAGS = {"do_remote_decode", "do_remote_prefill"}
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,22 @@ class Defaults:
 def wanted(
     request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0, **more: Any
 ) -> ScheduledRequest | None:
-    """What a request with these params wants; None: nothing. `arrived_us`: when its engine heard of it, as by
+    """What a request with these params wants; None: nothing. One whose flags are both false takes and gives nothing,
+    and what it will have computed can be `offered`. `arrived_us`: when its engine heard of it, as by
     time.time_ns() // 1000; 0 is now. `more` are further fields of it.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
     INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
     """
     prefills, decodes = _flags(params)
-    if not prefills and not decodes:
+    if not prefills and not decodes and not (defaults.offer_ttl_s and FLAGS & params.keys()):
         return None
-    intent = _intent(params)
+    intent, arrived_us = _intent(params), arrived_us or time.time_ns() // 1000
+    if not prefills and not decodes:
+        began_us = began_at(None, None, intent.request_time_us, arrived_us)
+        return ScheduledRequest(
+            request_id, prompt, priority=intent.priority, label=intent.request_id, request_time_us=began_us, **more
+        )
     token = grants.from_json(params) if "kvgrpc_grant" in params else b""
     writes = bool(token) and grants.read_claims(token).access is grants.Access.WRITE
     mode = _mode(intent, defaults, pushes=writes)
@@ -79,18 +86,17 @@ def wanted(
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
-    arrived_us = arrived_us or time.time_ns() // 1000
     began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
     fields["request_time_us"] = began_us
     return ScheduledRequest(request_id, prompt, **fields)
 
 
 def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | None:
-    """What a decode engine that took what it wanted offers for the next turn, once it has answered; None: nothing.
+    """What a decode engine offers for the next turn, once it has answered; None: nothing.
 
     Under a key of its own: a cancel of the transfer that brought the prompt does not mean this one.
     """
-    if found.take is None or found.give is not None or not defaults.offer_ttl_s:
+    if found.give is not None or not defaults.offer_ttl_s:
         return None
     key, give = os.urandom(TRANSFER_KEY_BYTES_MIN), Give(Mode.PULL, prefill=False)
     return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s, firm_ttl_s=None)

@@ -318,6 +318,7 @@ class PullBlocksRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    ALLOW_PREFIX_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_id: _builtins.str
@@ -342,6 +343,13 @@ class PullBlocksRequest(_message.Message):
     request_time_us: _builtins.int
     """When the request that pulls began, as in HandOver; 0: when the one began that handed over, as its grant says. For a
     next turn, which began later. The source does not take it for older than the one that handed over.
+    """
+    allow_prefix: _builtins.bool
+    """A prefix will do: where the source has other tokens from somewhere on, the KV of those before comes, in whole units
+    of 16, and Transfer.use_tokens says how many tokens these are from the answer of the source on. `destination` has
+    blocks for all that were asked for in any case; what lies behind is left as it was. The source learns the digests of
+    the whole prompt. Without it such a pull fails with CONTENT_MISMATCH, and so does one without a unit in common. Of no
+    use with an opaque id; where a group keeps a state, or a window that has moved on, CONTENT_RANGE.
     """
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
@@ -388,10 +396,11 @@ class PullBlocksRequest(_message.Message):
         validate_only: _builtins.bool = ...,
         wait: _transfer_pb2.TransferWait | None = ...,
         request_time_us: _builtins.int = ...,
+        allow_prefix: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "destination", b"destination", "grant", b"grant", "pull", b"pull", "queue_timeout", b"queue_timeout", "transfer_id", b"transfer_id", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "allow_prefix", b"allow_prefix", "content", b"content", "destination", b"destination", "grant", b"grant", "idempotency_key", b"idempotency_key", "priority", b"priority", "pull", b"pull", "queue_timeout", b"queue_timeout", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "transfer_timeout", b"transfer_timeout", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_pull: _TypeAlias = _typing.Literal["grant", "transfer_id"]  # noqa: Y015
     _WhichOneofArgType_pull: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
@@ -482,6 +491,7 @@ class ReserveBlocksRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    ALLOW_PREFIX_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
@@ -498,6 +508,10 @@ class ReserveBlocksRequest(_message.Message):
     """Higher goes first."""
     validate_only: _builtins.bool
     """See common.proto."""
+    allow_prefix: _builtins.bool
+    """As in PullBlocks, but that this engine compares, and the source learns no more than how many tokens are the same.
+    Where no more are than are held, it is CONTENT_MISMATCH.
+    """
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. Local blocks, in token order."""
@@ -536,10 +550,11 @@ class ReserveBlocksRequest(_message.Message):
         priority: _builtins.int = ...,
         validate_only: _builtins.bool = ...,
         wait: _transfer_pb2.TransferWait | None = ...,
+        allow_prefix: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "registration_timeout", b"registration_timeout", "source", b"source", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "allow_prefix", b"allow_prefix", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,7 +37,9 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
     if opening.claim is not None:
         claim = opening.claim
         row.content.CopyFrom(
-            peer_pb2.ContentClaim(token_count=claim.tokens, digest=claim.digest, opaque_id=claim.opaque)
+            peer_pb2.ContentClaim(
+                token_count=claim.tokens, digest=claim.digest, opaque_id=claim.opaque, prefix_digests=claim.prefix
+            )
         )
     return peer_pb2.OpenAccessRequest(caller=caller, openings=[row])
 

@@ -118,7 +118,7 @@ TABLE: tuple[Bound, ...] = (
         "ticket rank_ticket content_digest device_uuid proof proofs",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
-    Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
+    Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
     Bound(Kind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
     Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
     Bound(

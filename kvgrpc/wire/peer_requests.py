@@ -99,4 +99,4 @@ def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.Ready
 
 
 def _claim(value: peer_pb2.ContentClaim) -> Claim:
-    return Claim(value.token_count, value.digest, value.opaque_id)
+    return Claim(value.token_count, value.digest, value.opaque_id, value.prefix_digests)

@@ -145,6 +145,7 @@ def reserve_blocks(
         registration_timeout_s=timeout_s(request, "registration_timeout"),
         validate_only=request.validate_only,
         allocation_id=request.blocks.allocation_id,
+        allow_prefix=request.allow_prefix,
     )
 
 
@@ -205,6 +206,7 @@ def pull_blocks(
         transfer_timeout_s=timeout_s(request, "transfer_timeout"),
         validate_only=request.validate_only,
         request_time_us=request.request_time_us,
+        allow_prefix=request.allow_prefix,
     )
 
 

@@ -207,3 +207,16 @@ def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:
 def test_tensors_without_a_name_or_with_wrong_params_are_refused(params: dict[str, Any]) -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         named(params)
+
+
+@pytest.mark.parametrize("flags", [{"do_remote_decode": False}, {"do_remote_prefill": False}])
+def test_what_decode_prefilled_itself_is_offered_where_offers_are_made(flags: dict[str, Any]) -> None:
+    asked = {**flags, "kvgrpc_intent": {"requestId": "x", "priority": 3}}
+    assert wanted("r", PROMPT, asked, Defaults()) is None
+    defaults = Defaults(offer_ttl_s=60)
+    found = wanted("r", PROMPT, asked, defaults, arrived_us=5)
+    assert found is not None
+    assert (found.take, found.give, found.label, found.priority, found.request_time_us) == (None, None, "x", 3, 5)
+    offer = offered(found, defaults)
+    assert offer is not None
+    assert (offer.give, offer.ttl_s) == (Give(Mode.PULL, prefill=False), 60)

@@ -149,8 +149,8 @@ class Engine:
             "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": SEQUENCES,
             "kv_transfer_config": {
                 "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm",
-                "kv_role": "kv_both", "kv_load_failure_policy": on_loss, "engine_id": name,
-                "kv_connector_extra_config": {"listen": self.address, **extra},
+                "kv_role": "kv_both", "engine_id": name,
+                "kv_connector_extra_config": {"listen": self.address, "on_loss": on_loss, **extra},
             },
             **more,
         }  # fmt: skip

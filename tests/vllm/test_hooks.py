@@ -98,7 +98,7 @@ def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cor
     given.status, given.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
     assert p.hooks.finished(given, (p.allocate(),)) == (False, None)
     d.hooks.arrived(taken)
-    d.hooks.allocated(taken, (d.allocate(),), d.hooks.match(taken, 0))
+    d.hooks.allocated(taken, (d.allocate(),), d.hooks.match(taken, 0) or 0)
     d.step()
     assert d.told.failed == d.told.loaded == {"d"}
 
@@ -261,7 +261,7 @@ def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_g
     assert p.prefilled("given")
     taken = request_of("taken", d.prefilled("q"))
     p.hooks.arrived(taken)
-    p.hooks.allocated(taken, ([10**9],), p.hooks.match(taken, 0))  # no block pool has that
+    p.hooks.allocated(taken, ([10**9],), p.hooks.match(taken, 0) or 0)  # no block pool has that
     pid = p.side.lead_pid
     p.hooks.step(scheduled(preempted=7))  # no step has that
     assert not runs(pid)
@@ -283,7 +283,7 @@ def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: 
     null: list[int] = [p.pool.null_block.block_id]
     waiting = request_of("d", p.prefilled("p"))
     d.hooks.arrived(waiting)
-    d.hooks.allocated(waiting, (null + d.allocate(2),), d.hooks.match(waiting, 0))
+    d.hooks.allocated(waiting, (null + d.allocate(2),), d.hooks.match(waiting, 0) or 0)
     wait_until(lambda: d.step() and d.told.failed == {"d"})
     assert not any(torch.any(layer[null]) for layer in d.memory.values())
     given = request_of("q", PREFILL)

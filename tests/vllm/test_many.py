@@ -1,7 +1,5 @@
 """Several requests at once, and several turns of one conversation."""
 
-import pytest
-
 from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Pair, prompt_of, wait_until
 
 COUNT = 8
@@ -70,21 +68,3 @@ def test_short_histories_are_computed_anew(pair: Pair) -> None:
     relayed = pair.p.ask(turn, answer.params, 1)
     assert pair.p.counts().get("external_hits", 0) == before
     assert pair.d.ask(turn, relayed.params).tokens == expected_then
-
-
-@pytest.mark.parametrize("consumers", [1, 2])
-def test_answers_to_one_prompt_all_take_its_kv_while_it_is_offered(pair: Pair, consumers: int) -> None:
-    """Several answers are several requests with one grant. One that comes when all engines that it is for are done
-    fails, and no wrong token comes.
-    """
-    prompt = prompt_of(100, seed=75 + consumers)
-    expected, before = pair.expected(prompt), pair.d.counts()
-    offered = pair.p.ask(prompt, {**PREFILL, "kvgrpc_intent": {"consumerCount": consumers}}, 1)
-    answer = pair.d.ask(prompt, offered.params, n=2)
-    answers, after = [answer.tokens, *answer.others], pair.d.counts()
-    received, lost = (after.get(name, 0) - before.get(name, 0) for name in ("received", "lost"))
-    assert (received + lost, answer.failed) == (2, lost > 0)
-    assert answers.count(expected) == received
-    assert all(tokens in ([], expected) for tokens in answers)
-    if consumers == 2:
-        assert received == 2

@@ -1,6 +1,7 @@
 """What vLLM's configuration says of kvgrpc, against what is documented."""
 
 import dataclasses
+import inspect
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -9,15 +10,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import Loss, Mode, OnLoss
+from kvgrpc.errors import NextStep, Reason
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
 from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.stats import PromMetrics
+from kvgrpc.integrations.vllm.options import Options, choose_policy
+from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from tests.docs.pages import DOCS, plain, section, tables
 
 POOL = PoolConfig().layout()
@@ -36,9 +39,10 @@ def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> Options:
 def test_every_option_is_documented_with_its_default() -> None:
     rows = {plain(row[0]): plain(row[1]) for row in tables(section(DOCS / "integrating.md", "## vLLM"))[0]}
     defaults = {field.name: field.default for field in dataclasses.fields(Options)} | vars(Defaults())
-    of_vllm = {"defaults", "on_loss", "step_tokens"}
+    of_vllm = {"defaults", "step_tokens"}
     assert rows.keys() == defaults.keys() - of_vllm
-    said = {"mode": "pull", "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
+    said = {"mode": "pull", "on_loss": "recompute",
+                "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
                 "serve_flags": "none",
             "weights_revision": "model and revision", "proxy_ip": "none", "proxy_port": "none", "http_port": "none",
             "data_paths": '["cma", "nixl", "cuda_vmm", "collective"]'}  # fmt: skip
@@ -50,6 +54,40 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
     assert (found.defaults.mode, found.defaults.offer_ttl_s) == (Mode.PUSH, 9.0)
     assert (found.on_loss, found.data_paths) == (OnLoss.RECOMPUTE, ("nixl",))
     assert (found.weights_revision, found.step_tokens) == ("llama@", 4096)
+
+
+@pytest.mark.parametrize(
+    ("of_vllm", "stated", "chosen"),
+    [
+        ("fail", {}, "recompute"),
+        ("recompute", {}, "recompute"),
+        ("fail", {"on_loss": "fail"}, "fail"),
+        ("fail", {"on_loss": "recompute"}, "recompute"),
+    ],
+)
+def test_what_does_not_come_is_computed_unless_the_connector_is_told_to_fail(
+    of_vllm: str, stated: dict[str, Any], chosen: str
+) -> None:
+    """VLLM's own key is `fail` where nobody chose it."""
+    transfer = SimpleNamespace(kv_connector_extra_config=stated, kv_load_failure_policy=of_vllm)
+    for _ in range(2):  # a scheduler and a worker in one process share it
+        choose_policy(transfer)
+    assert transfer.kv_load_failure_policy == chosen
+    assert options_of(chosen, **stated).on_loss is OnLoss(chosen)
+
+
+@pytest.mark.parametrize("stated", ["fail", "despair"])
+def test_policies_that_contradict_each_other_stop_the_start(stated: str) -> None:
+    with pytest.raises(ValueError, match=stated):
+        choose_policy(
+            SimpleNamespace(kv_connector_extra_config={"on_loss": stated}, kv_load_failure_policy="recompute")
+        )
+
+
+def test_vllm_is_told_before_it_reads_its_policy() -> None:
+    """It makes its connector first."""
+    source = inspect.getsource(VllmScheduler.__init__)
+    assert source.index("create_connector") < source.index("kv_transfer_config.kv_load_failure_policy")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +134,22 @@ def test_each_replica_is_counted_by_itself() -> None:
     made.observe({"received": 2}, 1)
     found = [registry.get_sample_value("vllm:kvgrpc_received_total", {"engine": engine}) for engine in "01"]
     assert found == [0.0, 2.0]
+
+
+def test_what_was_lost_is_counted_by_its_reason() -> None:
+    stats, more = KVGrpcStats(), KVGrpcStats()
+    for reason in (Reason.LEASE_EXPIRED, Reason.LEASE_EXPIRED, Reason.CONTENT_MISMATCH):
+        (stats if reason is Reason.LEASE_EXPIRED else more).lost(Loss(reason, "", NextStep.RECOMPUTE))
+    taken = stats.aggregate(more).take()
+    assert taken is not None
+    assert stats.is_empty()
+    registry = CollectorRegistry()
+    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    PromMetrics(SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]}).observe(taken.data, 0)
+    assert registry.get_sample_value("vllm:kvgrpc_lost_total", {"engine": "0"}) == 3.0
+    for name, count in (("LEASE_EXPIRED", 2.0), ("CONTENT_MISMATCH", 1.0)):
+        labels = {"engine": "0", "reason": name}
+        assert registry.get_sample_value("vllm:kvgrpc_lost_by_reason_total", labels) == count
 
 
 def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers_that_go_one_by_one() -> None:

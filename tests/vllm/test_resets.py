@@ -39,7 +39,7 @@ def test_a_reset_cancels_loads_which_fail_once(cores: Cores) -> None:
         os.kill(p.side.lead_pid, signal.SIGCONT)
     d.step()
     assert d.told.failed == {"d"}
-    d.hooks.allocated(queued, (d.allocate(),), d.hooks.match(queued, 0))
+    d.hooks.allocated(queued, (d.allocate(),), d.hooks.match(queued, 0) or 0)
     d.step()
     assert d.told.failed == {"d", "e"}
     wait_until(lambda: p.step() and p.used() == 0)

@@ -236,8 +236,8 @@ class AccessOpenings:
     def _check_content(self, access: Access, lease: Lease) -> None:
         claim = access.opening.claim
         assert claim is not None
-        check(lease.content, claim)
-        check_prefix(self._state.pool.pool.groups, lease.content.tokens, claim.tokens)
+        access.tokens = check(lease.content, claim)
+        check_prefix(self._state.pool.pool.groups, lease.content.tokens, access.tokens)
 
     def _admit(self, access: Access, lease: Lease) -> None:
         state = self._state
@@ -266,12 +266,10 @@ class AccessOpenings:
 
     def _opened(self, access: Access, lease: Lease) -> Opened:
         state = self._state
-        claim = access.opening.claim
-        assert claim is not None
         groups = state.pool.pool.groups
         return Opened(
-            blocks=tuple((i, ids[: groups[i].blocks_of(claim.tokens)]) for i, ids in enumerate(lease.blocks)),
-            token_count=claim.tokens,
+            blocks=tuple((i, ids[: groups[i].blocks_of(access.tokens)]) for i, ids in enumerate(lease.blocks)),
+            token_count=access.tokens,
             offer_tokens=lease.content.tokens,
             remaining_s=lease.deadline - state.now,
             ttl_s=lease.ttl_s,

@@ -120,6 +120,8 @@ class ReserveBlocks:
     validate_only: bool = False
     allocation_id: str = ""
     """The allocation that all blocks are of; empty: not checked."""
+    allow_prefix: bool = False
+    """As in PullBlocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +153,8 @@ class PullBlocks:
     validate_only: bool = False
     request_time_us: int = 0
     """When its request began; 0: when the one began that handed over."""
+    allow_prefix: bool = False
+    """Where the source has other tokens from somewhere on, what it has of the same will do."""
 
 
 @dataclass(frozen=True, eq=False)

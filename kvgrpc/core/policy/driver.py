@@ -251,14 +251,16 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
             self.policy.failed(request.id, side, loss)
             self._tell_news(request)
 
-    def _returned(self, transfer: Transfer, *, received: bool = False) -> None:
-        """Nothing of it uses its blocks any more. `received`: what was to come is in them."""
+    def _returned(self, transfer: Transfer, *, received: int = 0) -> None:
+        """Nothing of it uses its blocks any more. `received`: the KV of so many tokens of the prompt is in them, with
+        what was there before.
+        """
         found = self._find(transfer)
         self._of.pop(transfer, None)
         if found is not None:
             request, side = found
             if received and side is Side.TAKE:
-                self.policy.received(request.id)
+                self.policy.received(request.id, received)
             else:
                 self.policy.returned(request.id, side)
             self._tell_news(request)

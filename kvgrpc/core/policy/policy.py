@@ -218,11 +218,14 @@ class Policy:
 
     # ---- how transfers fare
 
-    def received(self, request_id: str) -> None:
-        """What was to come is in the blocks."""
+    def received(self, request_id: str, tokens: int) -> None:
+        """What was to come is in the blocks: the KV of the prompt's first `tokens` tokens. They are fewer than were
+        asked for where the source had others from there on.
+        """
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.BUSY:
             return
+        request.use_tokens = max(min(request.use_tokens, tokens), request.have_tokens)
         if self.rules.staged and not request.over:
             request.take = Stage.LOADING
             self._told.append(Load(request_id, request.filled))

@@ -230,7 +230,9 @@ class LoadEnded:
 
     request_id: str
     tokens: int
-    """Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before."""
+    """Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before. Without
+    one, too, they may be fewer than were to come: the source had other tokens from there on.
+    """
     loss: Loss | None
     blocks: Lists
     """After a loss, the blocks that hold nothing of use."""

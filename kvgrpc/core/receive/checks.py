@@ -1,5 +1,7 @@
 """What is checked before a pull changes anything: its grant, its destination, and the source's answer."""
 
+from collections.abc import Sequence
+
 from kvgrpc.core.events import Destination, Opened, PullBlocks
 from kvgrpc.core.moves.opened import wrong_blocks
 from kvgrpc.core.state import NodeState
@@ -7,9 +9,10 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import Claim
+from kvgrpc.core.values.content import UNIT_TOKENS, Claim
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, read_claims
+from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason, invalid
@@ -28,7 +31,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
     state.check_key(claims.transfer_key)
     if event.content is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
-    claim = contents.claim(event.content, claims.token_count, event.use_tokens)
+    claim = contents.claim(event.content, claims.token_count, event.use_tokens, prefix=event.allow_prefix)
     check_prefix(state.pool.pool.groups, claims.token_count, claim.tokens)
     return claims, claim
 
@@ -63,10 +66,14 @@ def check_destination(
     return blocks
 
 
-def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:
-    """What is wrong with the source's answer; empty when nothing is."""
-    if opened.token_count != pull.claim.tokens:
-        return f"it granted {opened.token_count} tokens, {pull.claim.tokens} were asked for"
+def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened, groups: Sequence[Group]) -> str:
+    """What is wrong with the source's answer; empty when nothing is. `groups`: of this engine."""
+    claim = pull.claim
+    fewer = claim.prefix and 0 < opened.token_count < claim.tokens and opened.token_count % UNIT_TOKENS == 0
+    if opened.token_count != claim.tokens and not fewer:
+        return f"it granted {opened.token_count} tokens, {claim.tokens} were asked for"
+    if not all(group.stands_for(claim.tokens, opened.token_count) for group in groups):
+        return f"its first {opened.token_count} tokens do not serve the blocks of {claim.tokens} here"
     if not (opened.ttl_s > 0 and opened.remaining_s >= 0):
         return "its lease has no time"
     return wrong_blocks(source, opened, exact=True)

@@ -36,10 +36,10 @@ class PullCourse(Course[P]):
         self._renewals = Renewals(state)
         self.retries[Timer.RENEW] = self._renewals.due
 
-    def take(self, pull: P, blocks: Blocks, after_step: int) -> None:
+    def take(self, pull: P, blocks: Blocks, after_step: int, have_tokens: int = 0) -> None:
         """The destination's blocks are the transfer's until they are returned."""
         state = self._state
-        pull.destination, pull.after_step = blocks, after_step
+        pull.destination, pull.after_step, pull.have_tokens = blocks, after_step, have_tokens
         state.moves.weigh(pull)
         if not pull.moves_nothing:
             state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
@@ -51,7 +51,7 @@ class PullCourse(Course[P]):
         """Moves the bytes once source, destination and step are known."""
         if move.stage is not Stage.OPEN or move.destination is None or not move.has_parts:
             return
-        if move.moves_nothing:
+        if not any(len(ids) for ids in move.filled):
             move.begin_round()
             self.settle(move)
         else:
@@ -73,19 +73,26 @@ class PullCourse(Course[P]):
         self.ends.succeed(move)
 
     def _wrong(self, move: P, peer: Peer, opened: Opened) -> str:
-        return wrong_opened(peer.description, move, opened)
+        return wrong_opened(peer.description, move, opened, self._state.pool.pool.groups)
 
     def _accept(self, move: P, peer: Peer, opened: Opened) -> None:  # noqa: ARG002 - a push needs its peer
         state = self._state
+        asked = move.claim.tokens
+        if opened.token_count != asked:
+            groups = state.pool.pool.groups
+            move.unfilled = tuple(group.blocks_of(asked) - group.blocks_of(opened.token_count) for group in groups)
         state.moves.weigh(move)
         transfer = state.change(
             move.transfer_id,
             phases=self._phase(move, "queue"),
             waiting_for="blocks" if move.destination is None else "step",
             peer_transfer_id=opened.transfer_id,
+            use_tokens=opened.token_count,
         )
+        if move.destination is not None and move.unfilled:
+            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in move.filled]))
         if move.destination is None:
-            state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, move.claim.tokens))
+            state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, opened.token_count))
             state.timers.clear(Timer.QUEUE, move.name)
             state.timers.set(Timer.BLOCKS, move.name, transfer.created + state.limits.lease_cap_s)
         move.opened_at = state.now

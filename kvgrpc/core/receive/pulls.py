@@ -47,7 +47,8 @@ class Pulls:
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
         state.check_room()
         here = 0 if taken is None else blocks_bytes(taken)
-        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + 8 * claims.block_count + here)
+        there = 8 * claims.block_count + len(claim.prefix)
+        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + there + here)
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
         if event.validate_only:
@@ -77,7 +78,8 @@ class Pulls:
         state.receives[transfer.id] = pull
         state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         if taken is not None:
-            self._course.take(pull, taken, event.after_step)
+            assert event.destination is not None
+            self._course.take(pull, taken, event.after_step, event.destination.have_tokens)
         state.reply(event.call.id, Pulling(transfer))
         self._course.connect(pull, connection)
 
@@ -104,8 +106,8 @@ class Pulls:
         state.ledger.check(pull.payer, 2 * blocks_bytes(blocks))
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
-            self._course.take(pull, blocks, event.after_step)
-            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in blocks]))
+            self._course.take(pull, blocks, event.after_step, event.destination.have_tokens)
+            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in pull.filled]))
             state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.name)
             self._course.try_post(pull)

@@ -33,6 +33,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Phase, State
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes
@@ -72,7 +73,7 @@ class Reservations:
         state.check_key(event.key)
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
-        claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
+        claim = contents.claim(event.content, event.content.tokens, event.use_tokens, prefix=event.allow_prefix)
         where = Destination(event.blocks, event.have_tokens, event.allocation_id)
         blocks = check_destination(state, where, claim.tokens, event.call.principal, prefix="")
         limits = state.limits
@@ -80,7 +81,8 @@ class Reservations:
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
         state.check_room()
-        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + 2 * blocks_bytes(blocks))
+        kept = 2 * blocks_bytes(blocks) + len(claim.prefix)
+        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + kept)
         me = state.pool
         target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
@@ -125,7 +127,7 @@ class Reservations:
         )  # fmt: skip
         state.moves.add(reservation)
         state.receives[transfer.id] = state.targets[target_id] = reservation
-        self._course.take(reservation, blocks, event.after_step)
+        self._course.take(reservation, blocks, event.after_step, event.have_tokens)
         self._course.await_part(reservation)
         state.reply(event.call.id, Reserved(transfer, token))
         if source.address:
@@ -168,12 +170,7 @@ class Reservations:
         reservation = self._reservation_of(access)
         opening = access.opening
         assert opening.push_content is not None, "an opening without content is one of a READ grant"
-        try:
-            contents.check(opening.push_content, reservation.claim)
-        except KVGrpcError as error:
-            reservation.refused = Refusal(access.peer, error.reason)
-            raise
-        check_prefix(state.pool.pool.groups, opening.push_content.tokens, reservation.claim.tokens)
+        self._compare(access, opening.push_content, reservation)
         if state.on_device and state.peers[access.peer].bridges.incoming.repacked:
             reservation.refused = Refusal(access.peer, Reason.INCOMPATIBLE_POOLS)
             raise PreconditionFailed(Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
@@ -199,6 +196,20 @@ class Reservations:
         parts.extend(opening.parts)
         return parts
 
+    def _compare(self, access: Access, offered: Content, reservation: Reservation) -> None:
+        """How many tokens may be filled: all that are wanted, or the first ones, where these will do."""
+        wanted, have = reservation.claim, reservation.have_tokens
+        try:
+            access.tokens = contents.check(offered, wanted)
+            if access.tokens < wanted.tokens and access.tokens <= have:
+                what = f"only {access.tokens} tokens are the same, and {have} are held"
+                raise PreconditionFailed(Reason.CONTENT_MISMATCH, what)
+        except KVGrpcError as error:
+            reservation.refused = Refusal(access.peer, error.reason)
+            raise
+        for tokens in (offered.tokens, wanted.tokens):
+            check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
+
     def open(self, access: Access, parts: Parts | None) -> None:
         """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
         state = self._state
@@ -216,6 +227,11 @@ class Reservations:
         reservation.claims = claims_of(peer.description, reservation.claims.transfer_key)
         access.opening = replace(opening, parts=())
         weigh_access(state, access)
+        if access.tokens < reservation.claim.tokens:
+            reservation.narrow(state.pool.pool.groups, access.tokens)
+            reservation.expected = state.bytes_of([len(ids) for ids in reservation.filled])
+            state.change(reservation.transfer_id, nbytes=reservation.expected, use_tokens=access.tokens)
+            state.moves.weigh(reservation)
         if parts is not None:
             reservation.begin(peer.description.pool, parts)
             state.ledger.keep(RowKind.PARTS, reservation.name, PEER + peer.key, parts.kept_bytes)
@@ -243,9 +259,8 @@ class Reservations:
         """What the opener of an open access may fill."""
         state = self._state
         reservation = self._reservation_of(access)
-        assert reservation.destination is not None
         return Opened(
-            blocks=tuple(enumerate(reservation.destination)),
+            blocks=tuple(enumerate(reservation.filled)),
             token_count=reservation.claim.tokens,
             offer_tokens=reservation.claim.tokens,
             remaining_s=max((state.timers.when(Timer.REGISTRATION, reservation.name) or state.now) - state.now, 0.0),

@@ -29,11 +29,33 @@ class Pull(Move):
     opened_without_blocks: bool = field(default=False, kw_only=True)
     """Its source takes it for a reader that waits, until it is told otherwise."""
     opened_at: float = field(default=0.0, kw_only=True)
+    have_tokens: int = field(default=0, kw_only=True)
+    """Tokens whose KV its engine has."""
+    unfilled: tuple[int, ...] = field(default=(), kw_only=True)
+    """How many of the last blocks of each group nothing comes for, where the source has fewer tokens than were asked
+    for; empty: it has them all.
+    """
 
     @property
     def kept_bytes(self) -> int:
         target: Kept | None = self.__dict__["_destination"]
-        return super().kept_bytes + (0 if target is None else 2 * kept_bytes(target))
+        return super().kept_bytes + len(self.claim.prefix) + (0 if target is None else 2 * kept_bytes(target))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that come, or were found locally: what was asked for, until the source has answered."""
+        return self.claim.tokens if self.opened is None else self.opened.token_count
+
+    @property
+    def filled(self) -> Blocks:
+        """The blocks that what comes goes into."""
+        assert self.destination is not None
+        if not self.unfilled:
+            return self.destination
+        if self.tokens <= self.have_tokens:
+            return tuple(ids[:0] for ids in self.destination)
+        pairs = zip(self.destination, self.unfilled, strict=True)
+        return tuple(ids[: max(len(ids) - count, 0)] for ids, count in pairs)
 
     @property
     def moves_nothing(self) -> bool:
@@ -52,8 +74,7 @@ class Pull(Move):
 
     @property
     def block_count(self) -> int:
-        assert self.destination is not None
-        return sum(len(ids) for ids in self.destination)
+        return sum(len(ids) for ids in self.filled)
 
     @property
     def last_round(self) -> bool:
@@ -61,10 +82,9 @@ class Pull(Move):
 
     def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.opened is not None
-        assert self.destination is not None
-        tokens = self.claim.tokens
-        begins = tuple(bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(self.destination))
-        return [Chunk(tuple(ids for _, ids in self.opened.blocks), self.destination, None, begins)]
+        filled = self.filled
+        begins = tuple(bridge.begins(group, self.tokens, len(ids)) for group, ids in enumerate(filled))
+        return [Chunk(tuple(ids for _, ids in self.opened.blocks), filled, None, begins)]
 
     def begin_round(self) -> None:
         """It has one round only."""

@@ -4,6 +4,7 @@ Either side may move the bytes. Where the source does, nothing is posted here, a
 proved to be at rest: so long the blocks cannot come back.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import ClassVar, NamedTuple
@@ -13,7 +14,9 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, Claim
 from kvgrpc.core.values.grants import Access as AccessKind, Claims
+from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.core.values.parts import Parts, Progress
@@ -52,6 +55,12 @@ class Reservation(Pull):
     posted: int = 0
     """How many of them were posted."""
 
+    def narrow(self, groups: Sequence[Group], tokens: int) -> None:
+        """Its source has other tokens behind these: what it has of the same is all that is wanted."""
+        claim = self.claim
+        self.unfilled = tuple(group.blocks_of(claim.tokens) - group.blocks_of(tokens) for group in groups)
+        self.claim = Claim(tokens, claim.prefix[: tokens // UNIT_TOKENS * DIGEST_BYTES][-DIGEST_BYTES:])
+
     def begin(self, source: PoolLayout, parts: Parts) -> None:
         """These parts, and more to come, are this side's to move."""
         self.parts = parts
@@ -87,8 +96,7 @@ class Reservation(Pull):
 
     def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.parts is not None
-        assert self.destination is not None
-        return self.parts.chunks(self.parts.batch(self.posted), self.destination, self.claim.tokens, bridge)
+        return self.parts.chunks(self.parts.batch(self.posted), self.filled, self.claim.tokens, bridge)
 
     def begin_round(self) -> None:
         assert self.parts is not None

@@ -112,6 +112,8 @@ class Access:
     waiting_for: str = ""
     """What a WAITING access misses: lease, step, liveness, postings."""
     kind: Kind = Kind.READ
+    tokens: int = 0
+    """Those that may be read, or filled, under it, once it is known that both sides mean the same."""
     settled: int = 0
     """How many parts were settled under it."""
     outcome: CloseOutcome = CloseOutcome.FAILED
@@ -142,6 +144,8 @@ class Access:
         nbytes = ACCESS_BYTES + len(asked.token) + len(asked.transfer_id) + len(asked.request_id) + self.pinned_bytes
         if asked.push_content is not None:
             nbytes += len(asked.push_content.digests)
+        if asked.claim is not None:
+            nbytes += len(asked.claim.prefix)
         return nbytes + parts_bytes(asked.parts) if asked.parts else nbytes
 
     def move(self, state: AccessState) -> None:

@@ -254,6 +254,7 @@ class Changes(TypedDict, total=False):
     owner: str
     priority: int
     lease_id: str
+    use_tokens: int
 
 
 def pair_id(key: bytes) -> str:

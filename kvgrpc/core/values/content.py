@@ -22,6 +22,8 @@ UNIT_TOKENS = 16
 DIGEST_BYTES = 32
 OPAQUE_BYTES_MAX = 64
 ITEM_DIGEST_BYTES_MAX = 64
+PREFIX_BYTES_MAX = (1 << 16) * DIGEST_BYTES
+"""Of the digests that a claim states: those of a million tokens."""
 TOUCHES_MAX = 1 << 17
 """How often items may touch units: items may overlap, and many long ones would cost more than the tokens."""
 _ITEMS = "content.tokens.multimodal_items"
@@ -108,6 +110,16 @@ class Claim:
     tokens: int
     digest: bytes = b""
     opaque: bytes = b""
+    prefix: bytes = b""
+    """h_1, h_2, ... of the whole units within it: where not all of it is on offer, those of them will do that are."""
+
+    def __post_init__(self) -> None:
+        if len(self.prefix) % DIGEST_BYTES or len(self.prefix) > self.tokens // UNIT_TOKENS * DIGEST_BYTES:
+            raise invalid(
+                "openings.content.prefix_digests",
+                f"has a digest of {DIGEST_BYTES} bytes for each whole unit of {self.tokens} tokens at most; "
+                f"got {len(self.prefix)} bytes",
+            )
 
 
 def chain(
@@ -152,8 +164,9 @@ def largest_use(own_tokens: int, offer_tokens: int) -> int:
     return offer_tokens if offer_tokens <= own_tokens else own_tokens - own_tokens % UNIT_TOKENS
 
 
-def claim(own: Content, offer_tokens: int, use_tokens: int) -> Claim:
-    """What to ask of an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed.
+def claim(own: Content, offer_tokens: int, use_tokens: int, *, prefix: bool = False) -> Claim:
+    """What to ask of an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed. `prefix`: less will
+    do, where what is on offer is of other tokens from somewhere on.
 
     Raises OutOfRange (CONTENT_RANGE) when `use_tokens` is not allowed, or nothing is.
     """
@@ -165,11 +178,15 @@ def claim(own: Content, offer_tokens: int, use_tokens: int) -> Claim:
     if not use_tokens and not own.has_digest(wanted):
         wanted -= wanted % UNIT_TOKENS
     _check_use(wanted, offer_tokens, own.tokens)
-    return Claim(wanted, own.digest(wanted))
+    stated = own.digests[: wanted // UNIT_TOKENS * DIGEST_BYTES] if prefix else b""
+    return Claim(wanted, own.digest(wanted), prefix=stated if len(stated) <= PREFIX_BYTES_MAX else b"")
 
 
-def check(offer: Content, wanted: Claim) -> None:
-    """Raises unless `wanted` names a prefix of `offer`: CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH."""
+def check(offer: Content, wanted: Claim) -> int:
+    """Tokens that both begin with: all that are wanted, or as many whole units as are the same, where these will do.
+
+    Raises CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH where there are none.
+    """
     if bool(offer.opaque) != bool(wanted.opaque):
         raise PreconditionFailed(
             Reason.CONTENT_REQUIRED, "one side states its content as digests, the other as an opaque id"
@@ -179,11 +196,26 @@ def check(offer: Content, wanted: Claim) -> None:
         same = offer.opaque == wanted.opaque and offer.tokens == wanted.tokens
     else:
         same = offer.digest(wanted.tokens) == wanted.digest
-    if not same:
+    tokens = wanted.tokens if same else UNIT_TOKENS * _common_units(offer, wanted.prefix)
+    if not tokens:
         raise PreconditionFailed(
             Reason.CONTENT_MISMATCH,
             "the KV on offer was computed from other tokens, another adapter, salt or weights",
         )
+    return tokens
+
+
+def _common_units(offer: Content, prefix: bytes) -> int:
+    """How many units both chains begin with. A digest is of all units up to its own."""
+    low, high = 0, min(len(prefix), len(offer.digests)) // DIGEST_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        last = slice((middle - 1) * DIGEST_BYTES, middle * DIGEST_BYTES)
+        if prefix[last] == offer.digests[last]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _check_use(tokens: int, offer_tokens: int, own_tokens: int) -> None:

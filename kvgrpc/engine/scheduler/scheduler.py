@@ -169,7 +169,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         spec = request.spec
         return self.engine.pull(
             spec.offer.grant, spec.content(spec.prompt),
-            use_tokens=task.use_tokens, priority=spec.priority, request_time_us=spec.request_time_us, **spec.labels,
+            use_tokens=task.use_tokens, priority=spec.priority, request_time_us=spec.request_time_us,
+            allow_prefix=True, **spec.labels,
         )  # fmt: skip
 
     def _start(self, _: _Request, transfer: Handle, task: Start) -> None:
@@ -182,7 +183,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             task.blocks, spec.content(spec.prompt[: task.use_tokens]), transfer_key=spec.transfer_key,
             have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=spec.source.address,
             source_engine_id=spec.source.engine_id, priority=spec.priority, after_step=task.after_step,
-            **spec.labels,
+            allow_prefix=True, **spec.labels,
         )  # fmt: skip
 
     def _hand_over(self, request: _Request, task: HandOver) -> Handle:
@@ -270,8 +271,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
                     self._provide(found[0], event)
             case Failed(transfer):
                 self._failed(transfer, _loss(event))
-            case Received(transfer):
-                self._returned(transfer, received=True)
+            case Received(transfer, tokens):
+                self._returned(transfer, received=tokens)
             case BlocksReturned(transfer):
                 self._returned(transfer)
 

@@ -21,7 +21,7 @@ from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, kernels_of_groups
-from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.options import Options, choose_policy
 from kvgrpc.integrations.vllm.registering import Registering
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stages import first_layers, joined
@@ -50,6 +50,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __new__(cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> Any:
         """The mode says which connector it is."""
+        choose_policy(vllm_config.kv_transfer_config)
         if (vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("mode") == TENSORS:
             return TensorConnector(vllm_config, role, kv_cache_config)
         return super().__new__(cls)
@@ -109,9 +110,9 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def on_new_request(self, request: "Request") -> None:
         self._hooks.arrived(request)
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens = self._hooks.match(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
         return tuple(range(len(self._groups)))

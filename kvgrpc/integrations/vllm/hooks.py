@@ -64,13 +64,16 @@ class Hooks:
         if not self._do(lambda: self._side.arrived(request, params), otherwise=False):
             self._unserved |= self._wanting & {request.request_id}
 
-    def match(self, request: "Request", computed_tokens: int) -> int:
-        """Tokens that come from elsewhere. What should come, and will not, is a load that fails, if that is configured:
-        the engine's own way to say so.
+    def match(self, request: "Request", computed_tokens: int) -> int | None:
+        """Tokens that come from elsewhere; None: it is asked again. What should come, and will not, is a load that
+        fails, if that is configured: the engine's own way to say so.
         """
         request_id = request.request_id
+        nothing: int | None = 0
+        tokens = self._do(lambda: self._side.match(request_id, computed_tokens), otherwise=nothing)
+        if tokens is None:
+            return None
         self._side.pressure.asked_for(request, computed_tokens)
-        tokens = self._do(lambda: self._side.match(request_id, computed_tokens), otherwise=0)
         if request_id in self._unserved and self._on_loss is OnLoss.FAIL:
             return max(0, int(request.num_tokens) - computed_tokens)
         return tokens
@@ -85,7 +88,7 @@ class Hooks:
         if external_tokens:
             self._loading[request_id] = blocks_of(table)
         known = not unserved and self._do(
-            lambda: self._side.allocated(request_id, table, external_tokens), otherwise=False
+            lambda: self._side.allocated(request, table, external_tokens), otherwise=False
         )
         if external_tokens and not known:
             self._failed.add(request_id)

@@ -1,5 +1,6 @@
 """What vLLM is told about kvgrpc."""
 
+import logging
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.registering import Proxy
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
+
+_log = logging.getLogger(__name__)
 
 PORT_MAX = 65_535
 
@@ -22,7 +25,7 @@ class Options:
     """`kv_connector_extra_config`, with what vLLM itself is told."""
 
     defaults: Defaults
-    on_loss: OnLoss = OnLoss.FAIL
+    on_loss: OnLoss = OnLoss.RECOMPUTE
     step_tokens: int = 2048
     """Tokens that steps compute which are not over."""
     listen: str = "127.0.0.1:0"
@@ -50,6 +53,7 @@ class Options:
         """Raises ValueError for what is unknown, or wrong."""
         transfer = config.kv_transfer_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
+        stated.pop("on_loss", None)  # `choose_policy` has told vLLM
         model = config.model_config
         defaults = Defaults(
             Mode(stated.pop("mode", "pull")),
@@ -74,6 +78,24 @@ class Options:
     def proxy_of(self, config: "VllmConfig") -> Proxy | None:
         """With which this engine registers; None: with none. Raises ValueError."""
         return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
+
+
+def choose_policy(transfer: "KVTransferConfig") -> None:
+    """Tells vLLM what becomes of requests whose KV does not come: what `on_loss` says, and without it they are computed
+    here. VLLM's own key for that is `fail` unless it is set, and nothing says which of the two it was. VLLM reads it
+    once it has made its connector.
+
+    Raises ValueError for a policy that there is not, and where both keys are set and differ.
+    """
+    stated, own = (transfer.kv_connector_extra_config or {}).get("on_loss"), OnLoss(transfer.kv_load_failure_policy)
+    chosen = OnLoss(stated or OnLoss.RECOMPUTE)
+    if own is OnLoss.RECOMPUTE and chosen is not own:
+        raise ValueError(
+            f'kv_connector_extra_config: on_loss is "{chosen.value}", and kv_load_failure_policy "{own.value}": set one'
+        )
+    if chosen is not own:
+        _log.info('kvgrpc: what does not come is computed here; "on_loss": "fail" makes it fail')
+    transfer.kv_load_failure_policy = chosen.value
 
 
 def _listen_of(options: Options, replica: int) -> str:

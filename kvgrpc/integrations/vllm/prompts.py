@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.values.content import Item
@@ -18,6 +19,25 @@ COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 def arrived_us(request: "Request") -> int:
     """When its engine heard of it, as by time.time_ns() // 1000."""
     return int(request.arrival_time * 1e6)
+
+
+def is_streamed(request: "Request") -> bool:
+    """Whether vLLM's own API answers bit by bit: then its answer has no `kv_transfer_params`."""
+    sampling = request.sampling_params
+    named = request.request_id.startswith(("cmpl-", "chatcmpl-"))
+    return named and sampling is not None and sampling.output_kind is RequestOutputKind.DELTA
+
+
+def reached(request: "Request", here: int, tokens: int) -> None:
+    """The KV of so many tokens came for a request that waits for that of more, those that were `here` among them. VLLM
+    computes the rest in the blocks that it has.
+    """
+    request.num_computed_tokens = tokens
+    if request.prefill_stats is not None:
+        request.prefill_stats.set(
+            num_prompt_tokens=request.num_prompt_tokens, num_local_cached_tokens=here,
+            num_external_cached_tokens=tokens - here,
+        )  # fmt: skip
 
 
 def named_prompt(request: "Request") -> Sequence[int]:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kvgrpc.core.policy.values import (
     DROPPED,
     Admitted,
+    Give,
     LoadEnded,
     Loss,
     Mode,
     News,
+    OnLoss,
     Outcome,
     Rules,
     SendEnded,
@@ -30,7 +32,8 @@ from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
-from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, is_streamed, items_of, named_prompt, reached
+from kvgrpc.integrations.vllm.siblings import Siblings
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -68,8 +71,13 @@ class SchedulerSide:
         self._number = 0
         self._computing: dict[str, Request] = {}
         """Requests that are to be pushed, while they are computed."""
+        self._siblings = Siblings()
+        self._unshown: set[str] = set()
+        """Prefills that give nothing, since another one gives what they compute."""
         self._computed_tokens: dict[str, int] = {}
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
+        self._waiting: dict[str, tuple[Request, int]] = {}
+        """Requests that wait for their KV, with the same."""
         self._known: set[str] = set()
         """Requests that are not over for kvgrpc."""
         self._serving: set[str] = set()
@@ -149,7 +157,7 @@ class SchedulerSide:
         self._known.add(request.request_id)
         self._serving.add(request.request_id)
         self.pressure.began(request.request_id, found.request_time_us)
-        if (offer := offered(found, self._options.defaults)) is not None:
+        if not is_streamed(request) and (offer := offered(found, self._options.defaults)) is not None:
             self._offers[request.request_id] = offer
         if self._overlap:
             self._engine.flush()  # else the next step sends it at once, and a pull with its blocks in one call
@@ -171,24 +179,39 @@ class SchedulerSide:
             if request.request_id in self.scheduler.policy:  # vLLM tells of each request once
                 what = "blocks of an earlier request of this id are still given or filled"
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, what)
-            named = replace(found, adapter=self.adapters.name(request.lora_request))
+            named = self._shared(replace(found, adapter=self.adapters.name(request.lora_request)))
             admitted = self.scheduler.arrived(named)
         except LeadDied:
             raise
         except KVGrpcError as error:
+            self._siblings.left(request.request_id)
+            self._unshown.discard(request.request_id)
             self.scheduler.refused(found, error.sentence)
             self._engine.flush()
             raise
         return named, admitted
 
-    def match(self, request_id: str, computed_tokens: int) -> int:
+    def _shared(self, found: ScheduledRequest) -> ScheduledRequest:
+        """What is left to it of what the request wants that vLLM made it of."""
+        if found.give is not None and not self._siblings.gives(found.request_id):
+            self._unshown.add(found.request_id)
+            found = replace(found, give=Give(Mode.PULL), target=b"")
+        if found.take is not None and not self._siblings.takes(found, cached=self.blocks.block_pool.enable_caching):
+            found = replace(found, take=None)
+        return found
+
+    def match(self, request_id: str, computed_tokens: int) -> int | None:
+        """None: vLLM asks again in its next step."""
         if request_id not in self._serving:
             return 0
+        if self._siblings.waits(request_id):
+            return None
         self._computed_tokens[request_id] = computed_tokens
         return self.scheduler.match(request_id, computed_tokens).tokens
 
-    def allocated(self, request_id: str, table: tuple[list[int], ...], external_tokens: int) -> bool:
+    def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> bool:
         """False: nothing comes of it."""
+        request_id = request.request_id
         if request_id not in self._serving:
             return False
         computed = self._computed_tokens.pop(request_id, 0)
@@ -197,6 +220,8 @@ class SchedulerSide:
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
+        if external_tokens:
+            self._waiting[request_id] = request, computed
         return request_id in self.scheduler.policy
 
     def step(self, output: "SchedulerOutput", *, waiting: bool, holding: bool) -> Step:
@@ -204,6 +229,7 @@ class SchedulerSide:
         `holding`: blocks of requests that left.
         """
         self._number += 1
+        self._siblings.go_on(output.num_scheduled_tokens)
         for request_id in self._serving.intersection(output.preempted_req_ids or ()):
             self.scheduler.preempted(request_id)
         for request_id, request in self._computing.items():
@@ -226,14 +252,21 @@ class SchedulerSide:
             match news:
                 case LoadEnded():
                     step.loaded.add(news.request_id)
-                    self.stats.loaded(news)
-                    if news.loss is not None:
+                    request, here = self._waiting.pop(news.request_id)
+                    if news.loss is None:
+                        self.stats.received(news.tokens - here)
+                        if news.tokens < request.num_computed_tokens:
+                            reached(request, here, news.tokens)
+                    else:
+                        self.stats.lost(news.loss)
                         step.failed.add(news.request_id)
                         _log.warning("request %s got no KV: %s", news.request_id, _said(news.loss))
                 case SendEnded():
                     step.sent.add(news.request_id)
                     self.stats.sent(news)
                 case TakeLost():
+                    if news.on_loss is OnLoss.RECOMPUTE:  # else a load fails, and is counted then
+                        self.stats.lost(news.loss)
                     _log.warning("request %s gets no KV: %s", news.request_id, _said(news.loss))
             self._forget(news.request_id)
 
@@ -261,14 +294,29 @@ class SchedulerSide:
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
-        offer = self._offers.pop(request_id, None)
+        keep, grant = self._left(request, table, self._offers.pop(request_id, None))
+        if grant:
+            self._siblings.gave(request_id, grant)
+        shared = self._siblings.left(request_id)
+        if request_id in self._unshown:
+            self._unshown.remove(request_id)
+            grant = shared if request.status in COMPLETE else b""
+        if not grant:
+            return keep, None
+        return keep, answered(grant, prefilled=request.kv_transfer_params.get("do_remote_decode") is True)
+
+    def _left(
+        self, request: "Request", table: tuple[list[int], ...], offer: ScheduledRequest | None
+    ) -> tuple[bool, bytes]:
+        """Whether the blocks are to be held for now, and the grant of what was handed over."""
+        request_id = request.request_id
         if request_id not in self._serving:
-            return False, None
+            return False, b""
         self._serving.remove(request_id)
         if request_id not in self.scheduler.policy:
             self._forget(request_id)
-            return False, None
-        complete = request.status in COMPLETE
+            return False, b""
+        complete = request.status in COMPLETE and request_id not in self._unshown
         if self._states and request.num_output_placeholders:
             complete = False  # steps in flight change its state, which is then of more tokens than it has
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
@@ -286,9 +334,7 @@ class SchedulerSide:
             found = self.scheduler.aborted(request_id, error.sentence)
         self._engine.flush()
         self._forget(request_id)
-        grant = self.scheduler.grant(request_id)
-        prefilled = request.kv_transfer_params.get("do_remote_decode") is True
-        return found.keep, answered(grant, prefilled=prefilled) if grant else None
+        return found.keep, self.scheduler.grant(request_id)
 
     def _behind(self) -> int:
         """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""

@@ -242,22 +242,30 @@ class ContentClaim(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     OPAQUE_ID_FIELD_NUMBER: _builtins.int
+    PREFIX_DIGESTS_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
     """K: a multiple of 16, or the whole offer."""
     digest: _builtins.bytes
     """h_K of the opener's own chain."""
     opaque_id: _builtins.bytes
     """The opaque id, where the content is one."""
+    prefix_digests: _builtins.bytes
+    """READ, where a prefix will do: h_1, h_2, ... of the opener's own chain, 32 bytes each, for the whole units within K.
+    Where the lease is of other tokens from somewhere on, the access covers the whole units before, and
+    OpenedAccess.token_count says how many tokens these are. Without a unit that both have, and without this field,
+    the answer is CONTENT_MISMATCH. At most 2 MiB. The issuer says nothing else of its own chain.
+    """
     def __init__(
         self,
         *,
         token_count: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         opaque_id: _builtins.bytes = ...,
+        prefix_digests: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "opaque_id", b"opaque_id", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "opaque_id", b"opaque_id", "prefix_digests", b"prefix_digests", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,7 +317,7 @@ class OpenedAccess(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
-    """Tokens that may be used: K."""
+    """Tokens that may be used: K, or fewer where ContentClaim.prefix_digests allows it."""
     offer_tokens: _builtins.int
     """Tokens on offer."""
     memory_generation: _builtins.int

@@ -254,7 +254,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
                 self._call(request), spec.offer.grant,
                 spec.named.with_digest(use or read_claims(spec.offer.grant).token_count),
                 os.urandom(ACCESS_ID_BYTES), use, request_id=spec.label, priority=spec.priority,
-                request_time_us=spec.request_time_us,
+                request_time_us=spec.request_time_us, allow_prefix=True,
             )
         )  # fmt: skip
         return _id(answer.transfer)
@@ -270,6 +270,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             events.ReserveBlocks(
                 self._call(request), spec.transfer_key, block_ids(task.blocks), spec.named.beginning(task.use_tokens),
                 task.have_tokens, task.use_tokens, source, spec.label, spec.priority, task.after_step,
+                allow_prefix=True,
             )
         )  # fmt: skip
         if source is None:
@@ -346,7 +347,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if transfer.over and not succeeded:
             self._failed(transfer.id, _loss(transfer))
         if transfer.settled:
-            self._returned(transfer.id, received=succeeded)
+            self._returned(transfer.id, received=transfer.use_tokens if succeeded else 0)
 
     def _provide(self, request: _Request, layers: Provisional) -> None:
         if layers != request.provisional and (layers.layers_done or request.provisional):

@@ -138,7 +138,7 @@ def taking(spec: Spec, **rules: Any) -> Shell:
 def test_a_pull_begins_when_its_request_arrives_and_gets_its_blocks_when_they_are_there() -> None:
     shell = taking(OFFER)
     assert shell.take_asked() == [(Begin, None), (Start, 1)]
-    shell.returned(1, received=True)
+    shell.returned(1, received=64)
     assert shell.take_news() == [LoadEnded(R, 64, None, (), shell.policy.rules.on_loss)]
     assert shell.finish() == FREE
     assert shell.at_rest
@@ -157,7 +157,7 @@ def test_a_push_is_waited_for_in_blocks() -> None:
 
 def test_a_staged_engine_says_when_it_has_copied_what_came() -> None:
     shell = taking(OFFER, staged=True)
-    shell.returned(1, received=True)
+    shell.returned(1, received=64)
     shell.take_news()
     shell.loaded(R)
     assert [type(news) for news in shell.take_news()] == [LoadEnded]

@@ -104,7 +104,7 @@ def test_blocks_that_are_being_filled_are_kept_through_an_abort_until_they_are_a
     assert made.finished(R, TABLE, 0, ABORTED) == KEPT
     assert [type(task) for task in made.take_tasks()] == [Cancel]
     if received:
-        made.received(R)
+        made.received(R, 70)
     else:
         made.failed(R, Side.TAKE, LOST)
         made.returned(R, Side.TAKE)
@@ -136,8 +136,8 @@ def test_hooks_of_unknown_requests_change_nothing() -> None:
     made.computed(R, TABLE, 64, 1)
     made.preempted(R)
     assert made.finished(R, TABLE, 64, COMPLETE) == made.aborted(R) == FREE
-    for news in (made.received, made.loaded):
-        news(R)
+    made.received(R, 64)
+    made.loaded(R)
     made.failed(R, Side.GIVE, LOST)
     made.returned(R, Side.TAKE)
     assert (made.take_tasks(), made.take_told(), len(made)) == ([], [], 0)

@@ -57,7 +57,7 @@ def test_a_finished_prefill_is_handed_over_with_what_was_computed_and_kept_until
 
 def test_a_decode_engine_offers_all_that_has_kv_for_the_next_turn() -> None:
     made = loading(policy(), Arrival(R, 48, Take(PULL, 48), Give(PULL, prefill=False)))
-    made.received(R)
+    made.received(R, 70)
     assert made.finished(R, TABLE, 66, COMPLETE).handed_over
     assert made.take_tasks() == [HandOver(R, TABLE, 66, 0)]
 
@@ -212,7 +212,7 @@ def test_a_staged_engine_saves_what_each_step_computed_and_loads_what_came() -> 
     made.finished(R, TABLE, 40, COMPLETE, 2)
     assert made.take_told() == [Save(R, ((10, 11),)), Save(R, ((11, 12),))]
     made = loading(policy(staged=True), decode())
-    made.received(R)
+    made.received(R, 70)
     assert made.take_told() == [Load(R, ((10, 11, 12, 13),))]
     made.loaded(R)
     made.loaded(R)

@@ -105,7 +105,7 @@ class World:
             self.policy.failed(id_, side, LOSS)
         else:
             del self.open[id_, side]
-            self.policy.received(id_) if side is Side.TAKE else self.policy.returned(id_, side)
+            self.policy.received(id_, 1 << 20) if side is Side.TAKE else self.policy.returned(id_, side)
 
     def look(self) -> None:
         for task in self.policy.take_tasks():

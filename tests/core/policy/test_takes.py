@@ -74,9 +74,18 @@ def test_blocks_from_the_first_that_is_not_whole_are_filled_and_once_only() -> N
     assert made.match(R, 20) == Match(0), "a request takes KV once"
     made.allocated(R, TABLE, 70, 0)
     assert made.take_tasks() == []
-    made.received(R)
-    made.received(R)
+    made.received(R, 70)
+    made.received(R, 70)
     assert made.take_told() == [LoadEnded(R, 70, None, (), OnLoss.FAIL)]
+
+
+@pytest.mark.parametrize(("came", "there"), [(48, 48), (16, 20), (70, 70), (96, 70)])
+def test_what_came_of_a_prompt_that_goes_on_otherwise_is_there(came: int, there: int) -> None:
+    made = policy()
+    made.arrived(decode(offer=70, prompt=70))
+    made.allocated(R, TABLE, 20, 50)
+    made.received(R, came)
+    assert made.take_told() == [LoadEnded(R, there, None, (), OnLoss.FAIL)]
 
 
 def test_a_source_is_let_go_when_everything_was_found_here() -> None:
@@ -84,7 +93,7 @@ def test_a_source_is_let_go_when_everything_was_found_here() -> None:
     made.arrived(decode())
     made.allocated(R, TABLE, 64, 0)
     assert made.take_tasks() == [Begin(R, 64), Start(R, (), 0, 0)]
-    made.received(R)
+    made.received(R, 70)
     assert made.take_told() == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.content import TOUCHES_MAX, Claim, Content, Item, chain, check, claim
+from kvgrpc.core.values.content import PREFIX_BYTES_MAX, TOUCHES_MAX, Claim, Content, Item, chain, check, claim
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import refused
 from tests.core.values import vectors
@@ -294,3 +294,36 @@ def test_opaque_ids_are_compared_whole() -> None:
     for wanted in (Claim(40, opaque=b"y"), Claim(32, opaque=b"x")):
         with refused(Reason.CONTENT_MISMATCH, PreconditionFailed):
             check(offer, wanted)
+
+
+@given(st.integers(0, 100), st.integers(1, 100), st.integers(1, 100))
+def test_a_prefix_is_as_many_whole_units_as_both_begin_with(same: int, offer: int, own: int) -> None:
+    """All that is wanted, where it is the same; else no token that was not proved to be."""
+    offered = chain([*range(min(same, offer)), *range(1000, 1000 + max(offer - same, 0))])
+    mine = chain([*range(min(same, own)), *range(2000, 2000 + max(own - same, 0))], also_at=offer)
+    if offer > own and own < 16:
+        return
+    asked = claim(mine, offer, 0, prefix=True)
+    common = asked.tokens if same >= asked.tokens else min(same, offer, own) // 16 * 16
+    if common:
+        assert check(offered, asked) == common
+    else:
+        with refused(Reason.CONTENT_MISMATCH, PreconditionFailed):
+            check(offered, asked)
+
+
+def test_a_claim_states_digests_of_whole_units_only() -> None:
+    own = chain(FORTY)
+    assert claim(own, 40, 0).prefix == b""
+    assert claim(own, 40, 0, prefix=True).prefix == own.digests[:64]
+    for stated in (own.digests, own.digests[:33]):
+        with refused(Reason.INVALID_FIELD, InvalidRequest):
+            Claim(40, own.digest(40), prefix=stated)
+
+
+def test_a_claim_of_too_many_tokens_states_none() -> None:
+    """It would be no message of the API."""
+    tokens = PREFIX_BYTES_MAX // 2
+    for more, stated in ((0, PREFIX_BYTES_MAX), (16, 0)):
+        own = Content(tokens + more, bytes((tokens + more) * 2))
+        assert len(claim(own, tokens + more, 0, prefix=True).prefix) == stated

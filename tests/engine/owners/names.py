@@ -98,7 +98,8 @@ LABELS = frozenset(
         # What the KV or a tensor is of: compared, never looked up.
         "v1.Content.opaque_id", "v1.ContentChain.digests", "v1.MultimodalItem.digest", "v1.TokenContent.adapter",
         "v1.TokenContent.cache_salt", "v1.TokenContent.weights_revision", "peer.v1.ContentClaim.digest",
-        "peer.v1.ContentClaim.opaque_id", "v1.TensorDescription.dtype", "v1.TensorDescription.content_digest",
+        "peer.v1.ContentClaim.opaque_id", "peer.v1.ContentClaim.prefix_digests", "v1.TensorDescription.dtype",
+        "v1.TensorDescription.content_digest",
         "v1.ExpectedTensor.dtype", "v1.ExpectedTensor.content_digest",
         # Labels to search by, and words for people.
         "v1.FinishedBlocksRequest.request_id", "v1.GetTensorRequest.request_id", "v1.GrantLeaseRequest.request_id",

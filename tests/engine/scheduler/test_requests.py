@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.core.policy.values import DROPPED, Give, LoadEnded, Mode, OnLoss, Provisional, ReservedAt, SendEnded
+from kvgrpc.core.policy.values import (
+    DROPPED,
+    Give,
+    LoadEnded,
+    Mode,
+    OnLoss,
+    Provisional,
+    ReservedAt,
+    SendEnded,
+    TakeLost,
+)  # fmt: skip
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, Source
@@ -36,6 +46,28 @@ def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple
     assert p.told(SendEnded) == SendEnded(R, None)
     d.scheduler.finished(R, PROMPT, TARGET, 40, COMPLETE)
     assert (len(p.scheduler.policy), len(d.scheduler.policy)) == (0, 0)
+
+
+def test_of_a_prompt_that_goes_on_otherwise_the_beginning_comes(sides: tuple[At, At]) -> None:
+    p, d = sides
+    before = d.side.read(TARGET[0][2:])
+    d.scheduler.arrived(ScheduledRequest(R, [*PROMPT[:37], 1, 2, 3, 4], take=Offer(p.prefilled(give()))))
+    assert d.load() == 40
+    assert d.told(LoadEnded) == LoadEnded(R, 32, None, (), OnLoss.FAIL)
+    assert same(p, d, (0, 1))
+    assert np.array_equal(d.side.read(TARGET[0][2:]), before), "its block is as it was"
+    assert p.told(SendEnded) == SendEnded(R, None)
+
+
+def test_a_prompt_without_a_unit_in_common_gets_nothing(sides: tuple[At, At]) -> None:
+    p, d = sides
+    grant = p.prefilled(give())
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT[::-1], take=Offer(grant)))
+    assert d.told(TakeLost).loss.reason is Reason.CONTENT_MISMATCH
+    d.scheduler.finished(R, PROMPT, TARGET, 40, COMPLETE)
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(grant)))
+    assert d.load() == 40
+    assert d.told(LoadEnded).loss is None, "what is on offer is there for whom it is of"
 
 
 def test_a_full_hit_lets_the_source_free_its_blocks_at_once(sides: tuple[At, At]) -> None:

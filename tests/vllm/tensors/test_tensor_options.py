@@ -52,7 +52,7 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"sned": "put"}, {"send": "psuh"}, {"on_loss": "fail"}, {"layers_per_part": 1}, {"mirror": True},
+    "extra", [{"sned": "put"}, {"send": "psuh"}, {"layers_per_part": 1}, {"mirror": True},
               {"offer_ttl_s": 3}, {"store_bytes": 5}, {"page_bytes": 1000}, {"timeout_s": 0}, {"queued_bytes": -1},
               {"when_full": "drop"}, {"proxy_ip": "10.0.0.1"}, {"send_type": "PUT"}, {"kv_lease_duration": 30}],
     ids=str,

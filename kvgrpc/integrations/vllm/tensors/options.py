@@ -54,7 +54,7 @@ class WhenFull(Enum):
 class TensorOptions:
     """`kv_connector_extra_config`, with what vLLM itself is told."""
 
-    on_loss: OnLoss = OnLoss.FAIL
+    on_loss: OnLoss = OnLoss.RECOMPUTE
     send: Send = Send.PUT_ASYNC
     listen: str = "127.0.0.1:0"
     """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
@@ -89,8 +89,9 @@ class TensorOptions:
         """Raises ValueError for what is unknown, or wrong."""
         transfer, model = config.kv_transfer_config, config.model_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
-        stated.pop("mode")
-        check_keys(stated.keys() - {field.name for field in fields(cls)} | stated.keys() & {"on_loss"}, MODE)
+        for key in ("mode", "on_loss"):  # `choose_policy` has told vLLM of the latter
+            stated.pop(key, None)
+        check_keys(stated.keys() - {field.name for field in fields(cls)}, MODE)
         check_fields(transfer, current_platform.device_type, on_host=True)
         stated["send"] = Send(stated.get("send", cls.send.value))
         stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))

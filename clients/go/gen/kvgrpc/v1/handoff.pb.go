@@ -605,6 +605,12 @@ type PullBlocksRequest struct {
 	// When the request that pulls began, as in HandOver; 0: when the one began that handed over, as its grant says. For a
 	// next turn, which began later. The source does not take it for older than the one that handed over.
 	RequestTimeUs uint64 `protobuf:"varint,15,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// A prefix will do: where the source has other tokens from somewhere on, the KV of those before comes, in whole units
+	// of 16, and Transfer.use_tokens says how many tokens these are from the answer of the source on. `destination` has
+	// blocks for all that were asked for in any case; what lies behind is left as it was. The source learns the digests of
+	// the whole prompt. Without it such a pull fails with CONTENT_MISMATCH, and so does one without a unit in common. Of no
+	// use with an opaque id; where a group keeps a state, or a window that has moved on, CONTENT_RANGE.
+	AllowPrefix   bool `protobuf:"varint,16,opt,name=allow_prefix,json=allowPrefix,proto3" json:"allow_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -753,6 +759,13 @@ func (x *PullBlocksRequest) GetRequestTimeUs() uint64 {
 		return x.RequestTimeUs
 	}
 	return 0
+}
+
+func (x *PullBlocksRequest) GetAllowPrefix() bool {
+	if x != nil {
+		return x.AllowPrefix
+	}
+	return false
 }
 
 type isPullBlocksRequest_Pull interface {
@@ -923,7 +936,10 @@ type ReserveBlocksRequest struct {
 	ValidateOnly bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// As in PullBlocks: answer when the transfer meets this condition. Needs `source`: the reply has the grant that anyone
 	// else would register the push with.
-	Wait          *TransferWait `protobuf:"bytes,13,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait *TransferWait `protobuf:"bytes,13,opt,name=wait,proto3" json:"wait,omitempty"`
+	// As in PullBlocks, but that this engine compares, and the source learns no more than how many tokens are the same.
+	// Where no more are than are held, it is CONTENT_MISMATCH.
+	AllowPrefix   bool `protobuf:"varint,14,opt,name=allow_prefix,json=allowPrefix,proto3" json:"allow_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1047,6 +1063,13 @@ func (x *ReserveBlocksRequest) GetWait() *TransferWait {
 		return x.Wait
 	}
 	return nil
+}
+
+func (x *ReserveBlocksRequest) GetAllowPrefix() bool {
+	if x != nil {
+		return x.AllowPrefix
+	}
+	return false
 }
 
 // The blocks are reserved.
@@ -1301,7 +1324,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
 	"\btransfer\x18\x03 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x9e\x05\n" +
+	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xc1\x05\n" +
 	"\x11PullBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12!\n" +
@@ -1322,7 +1345,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
 	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnly\x12+\n" +
 	"\x04wait\x18\x0e \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\x12&\n" +
-	"\x0frequest_time_us\x18\x0f \x01(\x04R\rrequestTimeUsB\x06\n" +
+	"\x0frequest_time_us\x18\x0f \x01(\x04R\rrequestTimeUs\x12!\n" +
+	"\fallow_prefix\x18\x10 \x01(\bR\vallowPrefixB\x06\n" +
 	"\x04pull\"]\n" +
 	"\x0fPullDestination\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +
@@ -1331,7 +1355,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x12PullBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
-	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xaa\x04\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xcd\x04\n" +
 	"\x14ReserveBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
 	"\ftransfer_key\x18\x02 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
@@ -1350,7 +1374,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x13registrationTimeout\x12\x1a\n" +
 	"\bpriority\x18\v \x01(\x05R\bpriority\x12#\n" +
 	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\x12+\n" +
-	"\x04wait\x18\r \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\"\xc8\x01\n" +
+	"\x04wait\x18\r \x01(\v2\x17.kvgrpc.v1.TransferWaitR\x04wait\x12!\n" +
+	"\fallow_prefix\x18\x0e \x01(\bR\vallowPrefix\"\xc8\x01\n" +
 	"\x15ReserveBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +

@@ -419,7 +419,12 @@ type ContentClaim struct {
 	// h_K of the opener's own chain.
 	Digest []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	// The opaque id, where the content is one.
-	OpaqueId      []byte `protobuf:"bytes,3,opt,name=opaque_id,json=opaqueId,proto3" json:"opaque_id,omitempty"`
+	OpaqueId []byte `protobuf:"bytes,3,opt,name=opaque_id,json=opaqueId,proto3" json:"opaque_id,omitempty"`
+	// READ, where a prefix will do: h_1, h_2, ... of the opener's own chain, 32 bytes each, for the whole units within K.
+	// Where the lease is of other tokens from somewhere on, the access covers the whole units before, and
+	// OpenedAccess.token_count says how many tokens these are. Without a unit that both have, and without this field,
+	// the answer is CONTENT_MISMATCH. At most 2 MiB. The issuer says nothing else of its own chain.
+	PrefixDigests []byte `protobuf:"bytes,4,opt,name=prefix_digests,json=prefixDigests,proto3" json:"prefix_digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -471,6 +476,13 @@ func (x *ContentClaim) GetDigest() []byte {
 func (x *ContentClaim) GetOpaqueId() []byte {
 	if x != nil {
 		return x.OpaqueId
+	}
+	return nil
+}
+
+func (x *ContentClaim) GetPrefixDigests() []byte {
+	if x != nil {
+		return x.PrefixDigests
 	}
 	return nil
 }
@@ -537,7 +549,7 @@ type OpenedAccess struct {
 	Failure *v1.Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
 	// The blocks of the whole offer up to token_count, per group, in token order.
 	Blocks []*v1.GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	// Tokens that may be used: K.
+	// Tokens that may be used: K, or fewer where ContentClaim.prefix_digests allows it.
 	TokenCount uint32 `protobuf:"varint,3,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	// Tokens on offer.
 	OfferTokens uint32 `protobuf:"varint,4,opt,name=offer_tokens,json=offerTokens,proto3" json:"offer_tokens,omitempty"`
@@ -2451,12 +2463,13 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x05parts\x18\n" +
 	" \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\x12(\n" +
 	"\x10waits_for_blocks\x18\v \x01(\bR\x0ewaitsForBlocks\x12&\n" +
-	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\"d\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\"\x8b\x01\n" +
 	"\fContentClaim\x12\x1f\n" +
 	"\vtoken_count\x18\x01 \x01(\rR\n" +
 	"tokenCount\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12\x1b\n" +
-	"\topaque_id\x18\x03 \x01(\fR\bopaqueId\"\x7f\n" +
+	"\topaque_id\x18\x03 \x01(\fR\bopaqueId\x12%\n" +
+	"\x0eprefix_digests\x18\x04 \x01(\fR\rprefixDigests\"\x7f\n" +
 	"\x12OpenAccessResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
 	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.OpenedAccessR\aresults\"\xff\x02\n" +
