@@ -1,6 +1,7 @@
 """What vLLM is told about kvgrpc."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ class Options:
     data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits of the lead that are others than its defaults, by name."""
     recompute_threshold_tokens: int = 64
     layers_per_part: int = 0
     """Pushes hand over so many layers at once, as soon as they are computed; 0: all."""
@@ -36,6 +39,12 @@ class Options:
     copy_threads: int = 1
     weights_revision: str = ""
 
+    @property
+    def lead_flags(self) -> tuple[str, ...]:
+        """Of `kvgrpc serve`."""
+        limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value}")]
+        return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
+
     @classmethod
     def of(cls, config: "VllmConfig") -> "Options":
         """Raises ValueError for what is unknown, or wrong."""
@@ -43,7 +52,7 @@ class Options:
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
         model = config.model_config
         defaults = Defaults(
-            Mode(stated.pop("mode", "pull")),
+            Mode(stated.pop("mode", "auto")),
             stated.pop("ttl_s", None),
             stated.pop("firm_ttl_s", None),
             float(stated.pop("offer_ttl_s", 0.0)),

@@ -25,7 +25,7 @@ from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
-from kvgrpc.integrations.params import answered, offered, wanted
+from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
@@ -67,24 +67,24 @@ class SchedulerSide:
         self._overlap = overlap
         self._number = 0
         self._computing: dict[str, Request] = {}
-        """Requests that are to be pushed, while they are computed."""
+        """Requests that are to be pushed, or may be, while they are computed."""
         self._computed_tokens: dict[str, int] = {}
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
         self._known: set[str] = set()
         """Requests that are not over for kvgrpc."""
         self._serving: set[str] = set()
         """Requests of vLLM that are served here. Of one that has left, another one may have the id already."""
+        self._keys = RecentKeys()
         self._look_at = 0.0
         """When a step looks whether there is still a lead, though nothing is under way."""
         self._offers: dict[str, ScheduledRequest] = {}
         """What those offer for the next turn that decode here, once they have answered."""
         count, layers = options.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
-        paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
-            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout,
+            listen=options.listen, flags=options.lead_flags, pool=layout,
             private_memory=not options.mirror, mirrored=options.mirror, weights_revision=revision, engine_id=engine_id,
-            world_size=ranks,
+            world_size=ranks, expects_pushes=True,
         )  # fmt: skip
         self._states = any(group.kind is GroupKind.STATE for group in layout.groups)
         rules = Rules(
@@ -129,7 +129,7 @@ class SchedulerSide:
             found = wanted(
                 request.request_id, named_prompt(request), params, self._options.defaults,
                 cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
-                arrived_us=arrived_us(request),
+                arrived_us=arrived_us(request), used_keys=self._keys,
             )  # fmt: skip
             if found is None:
                 return True
@@ -156,7 +156,7 @@ class SchedulerSide:
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
             _shorten(request, admitted.prompt_tokens)
-            if found.give.mode is Mode.PUSH:
+            if found.give.mode is not Mode.PULL:
                 self._computing[request.request_id] = request
         return True
 
@@ -173,6 +173,8 @@ class SchedulerSide:
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, what)
             named = replace(found, adapter=self.adapters.name(request.lora_request))
             admitted = self.scheduler.arrived(named)
+            if found.give is not None:
+                self._keys.add(found.transfer_key)
         except LeadDied:
             raise
         except KVGrpcError as error:
@@ -207,12 +209,13 @@ class SchedulerSide:
         for request_id in self._serving.intersection(output.preempted_req_ids or ()):
             self.scheduler.preempted(request_id)
         for request_id, request in self._computing.items():
-            if count := output.num_scheduled_tokens.get(request_id):
+            count = output.num_scheduled_tokens.get(request_id)
+            if count and self.scheduler.policy.pushes(request_id):
                 table = _without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         if holding:
             self.pressure.relieve(output, self.blocks.block_pool)
-        step = Step(self._number, report=self._overlap or bool(self._computing))
+        step = Step(self._number, report=self._overlap or any(map(self.scheduler.policy.pushes, self._computing)))
         idle = waiting and not output.total_num_scheduled_tokens
         now = time.monotonic()
         if waiting or self.scheduler.busy or now >= self._look_at:
@@ -286,9 +289,15 @@ class SchedulerSide:
             found = self.scheduler.aborted(request_id, error.sentence)
         self._engine.flush()
         self._forget(request_id)
-        grant = self.scheduler.grant(request_id)
-        prefilled = request.kv_transfer_params.get("do_remote_decode") is True
-        return found.keep, answered(grant, prefilled=prefilled) if grant else None
+        return found.keep, self._answer(request) if found.handed_over else None
+
+    def _answer(self, request: "Request") -> dict[str, Any] | None:
+        """What the router relays of a request that left; None: nothing was handed over."""
+        if grant := self.scheduler.grant(request.request_id):
+            return answered(grant, prefilled=request.kv_transfer_params.get("do_remote_decode") is True)
+        if key := self.scheduler.push_key(request.request_id):
+            return answered_push(key, self._engine.engine_id, self._engine.address, request.num_computed_tokens)
+        return None
 
     def _behind(self) -> int:
         """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""
