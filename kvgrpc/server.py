@@ -240,7 +240,9 @@ class Server:
         incarnation = engine.incarnation if engine else secrets.randbelow(INCARNATION_MAX) + 1
         attached, says = request is not None, request or session_pb2.AttachRequest()
         mirrored = says.memory == session_pb2.POOL_MEMORY_MIRRORED or any(rank.mirrored for rank in local)
-        self._runner.feed(LifeBegan(incarnation, secret, engine, attached, not says.cannot_set_aside, mirrored))
+        self._runner.feed(
+            LifeBegan(incarnation, secret, engine, attached, not says.cannot_set_aside, mirrored, says.expects_pushes)
+        )
         self._ranks.ranks = ranks
         assert self._health is not None
         await self._health.look()

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvgrpc import config_sources, open_files
-from kvgrpc.config import Config, PoolConfig
+from kvgrpc.config import Config, PoolConfig, invalid
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
@@ -53,6 +54,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     source_writes: Annotated[bool | None, typer.Option(help="Over nixl, write what is pushed from here.")] = None,
     checksums: Annotated[bool | None, typer.Option(help="Compare what arrives with its source, by CRC-32C.")] = None,
     drain_s: Annotated[float | None, typer.Option(help="How long SIGTERM waits for what is going on.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of a limit, such as lease_ttl_s=60. May be repeated.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
     launched: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -77,15 +81,28 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
-        settings = config_sources.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
+        settings = config_sources.load(
+            config, os.environ | _limits(limit or []), _with_pool(config, flags, pool, no_pool=no_pool)
+        )
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
 
-_NOT_SETTINGS = ("config", "port", "no_pool", "log_level", "launched")
+_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched")
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
+
+
+def _limits(said: Sequence[str]) -> dict[str, str]:
+    """Flags of limits, as the variables that set the same. Raises InvalidRequest."""
+    found = {}
+    for word in said:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise invalid("limit", f"{word!r} is not NAME=VALUE")
+        found[f"KVGRPC_LIMITS_{name}".upper()] = value
+    return found
 
 
 def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class Node:
         return {
             Timer.LEASE: self._hand_overs.due,
             Timer.SOFTEN: self._firmness.due,
-            Timer.RENDEZVOUS: self._pushes.due,
+            Timer.RENDEZVOUS: self._pushes.expecting.due,
             Timer.OPEN_WAIT: self._openings.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,
             Timer.CLOSED_IDS: self._serving.closed_ids_due,
@@ -317,8 +317,10 @@ class Node:
         return actions
 
     def _finish(self, event: events.FinishedBlocks) -> None:
-        if event.waits_for is events.WaitsFor.REGISTRATION:
-            self._pushes.finish(event)
+        if event.expected:
+            self._pushes.expecting.expected(event)
+        elif event.waits_for is events.WaitsFor.REGISTRATION or self._pushes.expecting.awaited(event):
+            self._pushes.finish(replace(event, waits_for=events.WaitsFor.REGISTRATION))
         else:
             self._hand_overs.finish(event)
 
@@ -389,10 +391,7 @@ class Node:
         self._liveness.end_all()
         state.timers.clear_all()
         state.begin(
-            event.incarnation,
-            event.secret,
-            event.description,
-            attached=event.engine_attached,
-            sets_aside=event.sets_aside,
-            mirrored=event.mirrored,
-        )
+            event.incarnation, event.secret, event.description, attached=event.engine_attached,
+            sets_aside=event.sets_aside, mirrored=event.mirrored,
+        )  # fmt: skip
+        state.expects_pushes = event.expects_pushes

@@ -28,6 +28,7 @@ from kvgrpc.engine.transfers.events import (
     LayersReceived,
     PartsReturned,
     PullOpened,
+    PushWanted,
     Received,
     Reserved,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Pull",
     "PullOpened",
     "Push",
+    "PushWanted",
     "Rank",
     "RankTicket",
     "Received",

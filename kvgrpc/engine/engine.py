@@ -85,20 +85,22 @@ class Engine:
         weights_revision: str = "",
         engine_id: str = "",
         sets_aside: bool = True,
+        expects_pushes: bool = False,
     ) -> Self:
         """Attaches to a running lead. `pool` None takes the lead's configured one.
 
         With `private_memory` the workers bring their own memory and move the bytes, and so they do when `mirrored`,
         where each brings a Device, whose memory no data path reaches; else the lead makes shared memory for every rank.
-        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long, see the session's
-        AttachRequest. Raises Unavailable when no lead answers, or what the lead refuses it with: AlreadyExists
-        (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
+        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long. Who `expects_pushes` is told
+        PushWanted. See the session's AttachRequest. Raises Unavailable when no lead answers, or what it refuses with:
+        AlreadyExists (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
         memory = session_pb2.POOL_MEMORY_PRIVATE if private_memory else session_pb2.POOL_MEMORY_SHARED
         memory = session_pb2.POOL_MEMORY_MIRRORED if mirrored else memory
         request = session_pb2.AttachRequest(
             engine_id=engine_id, kind=POOL_KINDS[kind], pool=pool_to_proto(pool, kind) if pool else None, memory=memory,
             world_size=world_size, weights_revision=weights_revision, cannot_set_aside=not sets_aside,
+            expects_pushes=expects_pushes,
         )  # fmt: skip
         return cls(socket_path, request)
 
@@ -169,13 +171,15 @@ class Engine:
         on_abort: grants.OnAbort = grants.OnAbort.RELEASE,
         after_step: int = 0,
         request_time_us: int = 0,
+        takes_registrations: bool = False,
         traceparent: str = "",
     ) -> HandOver:
         """Hands finished blocks over to readers. No round trip: the grant is minted here.
 
         The blocks belong to the hand-over until BlocksReturned: until its readers are done, or `ttl_s` is over, or,
         while none has come, `reclaim` takes them back, which it does not for `firm_ttl_s`. `request_time_us`: when the
-        request began, in microseconds since the Unix epoch; 0 is now. What the lead refuses arrives as Failed and
+        request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` they are pushed to a
+        destination that registers under the key before somebody reads them. What the lead refuses arrives as Failed and
         BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
@@ -194,6 +198,7 @@ class Engine:
             blocks=own, content=content.message, ttl=duration(ttl_s), consumer_count=consumers,
             on_abort=ON_ABORT[on_abort], after_step=after_step, lease_id=lease_id,
             firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s), request_time_us=began_us,
+            takes_registrations=takes_registrations,
         )  # fmt: skip
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
         ask, page = self._lives.ask, self._lives.page

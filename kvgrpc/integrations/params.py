@@ -3,16 +3,22 @@
 Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`), our intent
 (`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`)
 and the name that newer routers give a push (`transfer_id`). All other fields are relayed and ignored.
+
+A decode engine goes by what it is given, not by a mode: a READ grant is pulled, and by the address of a prefill engine
+alone it is pushed. Where nobody names the transfer, both engines name it alike: by the request id that the router gave
+both legs, and by the prompt.
 """
 
 import base64
 import hashlib
 import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from google.protobuf.json_format import ParseDict, ParseError
 
 from kvgrpc.core.policy.spec import began_at
@@ -32,12 +38,18 @@ from kvgrpc.v1.common_pb2 import (
 Params = Mapping[str, Any]
 FLAGS = {"do_remote_decode", "do_remote_prefill"}
 
+RECENT_KEYS = 16_384
+"""What an engine hands over in the two minutes for which a lead refuses a key that is over, and more."""
+_ADDED = re.compile(r"^[0-9]+_|-[0-9a-f]{8}$")
+"""What each of vLLM's engines adds to the id of a request: before it the number of one of several answers."""
+
 
 @dataclass(frozen=True)
 class Defaults:
     """What an engine does where a router does not say."""
 
-    mode: Mode = Mode.PULL
+    mode: Mode = Mode.AUTO
+    """How a prefill hands over."""
     ttl_s: float | None = None
     """Of hand-overs; None: the lead's default."""
     firm_ttl_s: float | None = None
@@ -46,15 +58,35 @@ class Defaults:
     """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
 
 
+class RecentKeys:
+    """The transfer keys that an engine handed over under lately."""
+
+    def __init__(self, most: int = RECENT_KEYS) -> None:
+        self._most = most
+        self._keys: dict[bytes, None] = {}
+
+    def add(self, key: bytes) -> None:
+        """It was used now; with too many of them the oldest is forgotten."""
+        self._keys.pop(key, None)
+        self._keys[key] = None
+        if len(self._keys) > self._most:
+            del self._keys[next(iter(self._keys))]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+
 def wanted(
-    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0, **more: Any
-) -> ScheduledRequest | None:
+    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0,
+    used_keys: Container[bytes] = (), **more: Any,
+) -> ScheduledRequest | None:  # fmt: skip
     """What a request with these params wants; None: nothing. One whose flags are both false takes and gives nothing,
     and what it will have computed can be `offered`. `arrived_us`: when its engine heard of it, as by
-    time.time_ns() // 1000; 0 is now. `more` are further fields of it.
+    time.time_ns() // 1000; 0 is now. `used_keys`: what this engine handed over under lately; a request id that comes
+    again with the same prompt gets another key. `more` are further fields of it.
 
-    Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
-    INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
+    Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a decode without a grant or an address;
+    INVALID_FIELD for an intent that is none, and for both flags at once.
     """
     prefills, decodes = _flags(params)
     if not prefills and not decodes and not (defaults.offer_ttl_s and FLAGS & params.keys()):
@@ -69,7 +101,6 @@ def wanted(
     writes = bool(token) and grants.read_claims(token).access is grants.Access.WRITE
     mode = _mode(intent, defaults, pushes=writes)
     fields: dict[str, Any] = {
-        "transfer_key": _key(intent, params, mode),
         "consumers": intent.consumer_count or 1,
         "on_abort": grants.OnAbort.KEEP if intent.on_abort == ON_ABORT_KEEP else grants.OnAbort.RELEASE,
         "ttl_s": intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else defaults.ttl_s,
@@ -86,6 +117,11 @@ def wanted(
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
+    key, shared = _key(intent, params), isinstance(fields.get("take"), Source) or (prefills and mode is not Mode.PULL)
+    if not key and shared:
+        key = _shared_key(request_id, prompt, more.get("cache_salt", ""))
+        key = b"" if prefills and key in used_keys else key
+    fields["transfer_key"] = key or os.urandom(TRANSFER_KEY_BYTES_MIN)
     began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
     fields["request_time_us"] = began_us
     return ScheduledRequest(request_id, prompt, **fields)
@@ -107,6 +143,21 @@ def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
     prefill.
     """
     return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+
+
+def answered_push(key: bytes, engine_id: str, address: str, tokens: int) -> dict[str, Any]:
+    """The object of a prefill that is pushed, for a decode engine that comes later: under which key, and whose it is.
+    The fields beside the intent have the names that routers look at.
+    """
+    host, _, port = address.rpartition(":")
+    intent = {
+        "transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH",
+        "peer": {"address": address, "engineId": engine_id},
+    }  # fmt: skip
+    return {
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine_id, "remote_host": host,
+        "remote_port": int(port), "remote_block_ids": [], "remote_num_tokens": tokens, "kvgrpc_intent": intent,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,7 +190,7 @@ def named(params: Params, ttl_s: float | None = None) -> Named | None:
         raise _invalid("kvgrpc_intent.transferKey", "is required to take tensors: it is in the answer of the prefill")
     source = _address(params, intent)
     return Named(
-        _key(intent, params, Mode.PULL), prefills, source.address,
+        _key(intent, params) or os.urandom(TRANSFER_KEY_BYTES_MIN), prefills, source.address,
         intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
         {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode),
     )  # fmt: skip
@@ -170,24 +221,35 @@ def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> Mode:
     return {TRANSFER_MODE_PULL: Mode.PULL, TRANSFER_MODE_PUSH: Mode.PUSH}.get(intent.mode, defaults.mode)
 
 
-def _key(intent: Intent, params: Params, mode: Mode) -> bytes:
-    """What pairs both sides: of a push what the router named it, of a pull a new one, which its grant names."""
+def _key(intent: Intent, params: Params) -> bytes:
+    """What a router calls the transfer on both sides; empty: nothing."""
     if intent.transfer_key:
         return intent.transfer_key
     name = params.get("transfer_id")
-    if isinstance(name, str) and name:
-        return hashlib.sha256(b"transfer_id:" + name.encode()).digest()
-    if mode is Mode.PUSH:
-        raise _invalid("kvgrpc_intent.transferKey", "is required for a push, the same on both sides (or transfer_id)")
-    return os.urandom(TRANSFER_KEY_BYTES_MIN)
+    return hashlib.sha256(b"transfer_id:" + name.encode()).digest() if isinstance(name, str) and name else b""
+
+
+def _shared_key(request_id: str, prompt: Sequence[int], cache_salt: str) -> bytes:
+    """What both engines call the transfer of a request that came to both under one id. An id may be any client's
+    choice: with the prompt in the key, requests of others that have the same id do not meet this one.
+    """
+    digest = hashlib.sha256(b"request_id:")
+    for part in (_ADDED.sub("", request_id).encode(), cache_salt.encode()):
+        digest.update(len(part).to_bytes(4, "little") + part)
+    digest.update(np.asarray(prompt, dtype="<i8").tobytes())
+    return digest.digest()
 
 
 def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer | Source:
-    if mode is Mode.PULL:
-        if not token:
-            raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant: nothing can be pulled")
+    if token:
         return Offer(token)
-    return _address(params, intent)
+    source = _address(params, intent)
+    if params.get("remote_block_ids"):
+        raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params names blocks of an engine without kvgrpc")
+    if not source.address and not (mode is Mode.PUSH and _key(intent, params)):
+        what = "kv_transfer_params has no kvgrpc_grant and no address of a prefill engine: nothing can come"
+        raise InvalidRequest(Reason.GRANT_INVALID, what)
+    return source
 
 
 def _address(params: Params, intent: Intent) -> Source:

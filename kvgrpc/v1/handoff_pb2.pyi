@@ -32,6 +32,7 @@ class FinishedBlocksRequest(_message.Message):
     FOR_READERS_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
@@ -53,6 +54,10 @@ class FinishedBlocksRequest(_message.Message):
     def failure(self) -> Global___SourceFailure:
         """The source cannot deliver what was to be pushed."""
 
+    @_builtins.property
+    def expected(self) -> Global___PushExpected:
+        """The attached engine knows the request, and will hand over what it computes."""
+
     def __init__(
         self,
         *,
@@ -62,13 +67,14 @@ class FinishedBlocksRequest(_message.Message):
         for_readers: Global___HandOver | None = ...,
         part: Global___PushPart | None = ...,
         failure: Global___SourceFailure | None = ...,
+        expected: Global___PushExpected | None = ...,
         validate_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "for_readers", b"for_readers", "job", b"job", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "failure", b"failure", "for_readers", b"for_readers", "job", b"job", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "for_readers", b"for_readers", "idempotency_key", b"idempotency_key", "job", b"job", "part", b"part", "request_id", b"request_id", "transfer_key", b"transfer_key", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "failure", b"failure", "for_readers", b"for_readers", "idempotency_key", b"idempotency_key", "job", b"job", "part", b"part", "request_id", b"request_id", "transfer_key", b"transfer_key", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_job: _TypeAlias = _typing.Literal["for_readers", "part", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_job: _TypeAlias = _typing.Literal["for_readers", "part", "failure", "expected"]  # noqa: Y015
     _WhichOneofArgType_job: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_job) -> _WhichOneofReturnType_job | None: ...
 
@@ -90,6 +96,7 @@ class HandOver(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    TAKES_REGISTRATIONS_FIELD_NUMBER: _builtins.int
     consumer_count: _builtins.int
     """How many consumers will come. 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
@@ -108,6 +115,10 @@ class HandOver(_message.Message):
     """When the request began, in microseconds since the Unix epoch: the one order in which all engines put requests that
     wait for each other (ReclaimBlocks). The grant carries it. 0, and a time to come: now; a time more than 10 minutes
     ago: 10 minutes ago, unless the owning engine's session says it.
+    """
+    takes_registrations: _builtins.bool
+    """A destination may also register for it under the transfer key, before or after (RegisterPush), unless it is read
+    already. Then it is pushed there, as the one part of a push, and the grant reads no more.
     """
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
@@ -144,10 +155,11 @@ class HandOver(_message.Message):
         priority: _builtins.int = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
         request_time_us: _builtins.int = ...,
+        takes_registrations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "takes_registrations", b"takes_registrations", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,6 +244,25 @@ class PushPart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushPart: _TypeAlias = PushPart  # noqa: Y015
+
+@_typing.final
+class PushExpected(_message.Message):
+    """Destinations that have registered for it wait as long as for a part; see AttachRequest.expects_pushes. Without any it
+    means nothing, and it may be repeated.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushExpected: _TypeAlias = PushExpected  # noqa: Y015
 
 @_typing.final
 class SourceFailure(_message.Message):

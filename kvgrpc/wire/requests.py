@@ -72,7 +72,11 @@ def finished_blocks(
     """FinishedBlocks: a whole prompt for readers, or one part of a push."""
     job = request.WhichOneof("job")
     if job is None:
-        raise invalid("job", "is required: for_readers, part or failure")
+        raise invalid("job", "is required: for_readers, part, failure or expected")
+    if job == "expected":
+        return events.FinishedBlocks(
+            call, request.transfer_key, (), None, validate_only=request.validate_only, expected=True
+        )
     if job == "failure":
         return events.FinishedBlocks(
             call=call,
@@ -105,6 +109,7 @@ def finished_blocks(
         allocation_id=said.blocks.allocation_id,
         firm_ttl_s=seconds(said, "firm_ttl"),
         request_time_us=0 if part is not None else request.for_readers.request_time_us,
+        takes_registrations=part is None and request.for_readers.takes_registrations,
     )
 
 
@@ -345,7 +350,7 @@ def _life(request: Message) -> int:
             return request.destination.blocks.incarnation
         case handoff_pb2.FinishedBlocksRequest():
             job = request.WhichOneof("job")
-            return 0 if job in (None, "failure") else getattr(request, job).blocks.incarnation
+            return getattr(request, job).blocks.incarnation if job in ("part", "for_readers") else 0
         case handoff_pb2.ReserveBlocksRequest() | lease_pb2.GrantLeaseRequest() | pool_pb2.FreeBlocksRequest():
             return request.blocks.incarnation
     life: int = getattr(request, "incarnation", 0)

@@ -37,6 +37,9 @@ _OPERATIONS = {value: operation for operation, value in _OPERATION.items()}
 
 def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
     """What happened, for the engine; written in place, into an event that is empty."""
+    if isinstance(news, actions.PushWanted):
+        into.push_wanted.transfer_key = news.key
+        return
     row: _News
     match news:
         case actions.Received():

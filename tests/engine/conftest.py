@@ -16,6 +16,7 @@ SETTINGS = """
 [limits]
 lease_ttl_s = 300.0
 open_wait_s = 4.0
+announce_wait_s = 4.0
 connect_timeout_s = 20.0
 peer_grace_s = 30.0
 settle_timeout_s = 2.0

@@ -9,7 +9,17 @@ from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.params import Defaults, Named, answered, answered_named, named, offered, wanted
+from kvgrpc.integrations.params import (
+    Defaults,
+    Named,
+    RecentKeys,
+    answered,
+    answered_named,
+    answered_push,
+    named,
+    offered,
+    wanted,
+)
 from tests.engine.support import refused
 
 KEY = b"k" * 16
@@ -43,9 +53,10 @@ def test_what_the_usual_proxy_sends_to_prefill_asks_for_a_hand_over() -> None:
         "remote_host": None, "remote_port": None,
     }  # fmt: skip
     found = read(params)
-    assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(Mode.PULL), b"", None)
-    assert len(found.transfer_key) == 16
-    assert read(params).transfer_key != found.transfer_key
+    assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(Mode.AUTO), b"", None)
+    pulled = [read(params, mode=Mode.PULL) for _ in range(2)]
+    assert {len(each.transfer_key) for each in pulled} == {16}
+    assert pulled[0].transfer_key != pulled[1].transfer_key
 
 
 def test_what_prefill_answers_is_what_decode_takes_with_whatever_a_router_adds() -> None:
@@ -106,12 +117,12 @@ def test_a_prefill_is_asked_for_history_only_by_a_grant() -> None:
         "remote_request_id": "cmpl-1", "remote_host": "10.0.0.2", "remote_port": 5600, "tp_size": 1,
         "remote_num_tokens": 48,
     })  # fmt: skip
-    assert (found.take, found.give, found.target) == (None, Give(Mode.PULL), b"")
+    assert (found.take, found.give, found.target) == (None, Give(Mode.AUTO), b"")
 
 
 def test_what_decode_answers_is_history_for_the_next_prefill() -> None:
     found = read(answered(READ, prefilled=False))
-    assert (found.take, found.give) == (Offer(READ), Give(Mode.PULL))
+    assert (found.take, found.give) == (Offer(READ), Give(Mode.AUTO))
 
 
 def test_a_push_is_paired_by_the_intent_and_finds_its_source_by_whichever_address_there_is() -> None:
@@ -137,6 +148,53 @@ def test_the_name_that_a_router_gives_a_push_pairs_it() -> None:
     assert read(sides[0] | {"transfer_id": "abd"}, mode=Mode.PUSH).transfer_key != first.transfer_key
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_what_a_prefill_answers_decides_how_decode_takes_it_whatever_its_mode(mode: Mode) -> None:
+    found = read(answered(READ, prefilled=True), mode=mode)
+    assert (found.take, found.give) == (Offer(READ), None)
+    pushes = answered_push(KEY, "p", "10.0.0.1:50051", 3)
+    found = read(pushes | {"router": "added"}, mode=mode)
+    assert (found.take, found.transfer_key) == (Source("10.0.0.1:50051", "p"), KEY)
+    assert (pushes["remote_host"], pushes["remote_port"], pushes["remote_engine_id"]) == ("10.0.0.1", 50051, "p")
+    found = read({"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 50051}, mode=mode)
+    assert found.take == Source("10.0.0.1:50051")
+
+
+def shared(request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, **more: Any) -> bytes:
+    """The key of a request of that id, which its router gave no name of its own."""
+    found = wanted(request_id, prompt, {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode), **more)
+    assert found is not None
+    return found.transfer_key
+
+
+@pytest.mark.parametrize("mode", [Mode.PUSH, Mode.AUTO])
+@pytest.mark.parametrize("id_", ["cmpl-7c1e-0", "chatcmpl-7c1e"])
+def test_a_transfer_without_a_name_has_one_key_on_both_sides_by_request_id_and_prompt(id_: str, mode: Mode) -> None:
+    """vLLM's engines add eight digits to the id that they are given."""
+    prefill = shared(f"{id_}-0123abcd", "do_remote_decode", PROMPT, mode)
+    assert prefill == shared(f"{id_}-fedc9876", "do_remote_prefill", PROMPT, mode)
+    assert prefill == shared(f"1_{id_}-fedc9876", "do_remote_prefill", PROMPT, mode)
+    others = {
+        shared("cmpl-7c1e-1-0123abcd", "do_remote_prefill", PROMPT),
+        shared(f"{id_}-0123abcd", "do_remote_prefill", [*PROMPT, 4]),
+        shared(f"{id_}-0123abcd", "do_remote_prefill", PROMPT[:2]),
+        shared(f"{id_}-0123abcd", "do_remote_prefill", PROMPT, cache_salt="of another tenant"),
+    }
+    assert len(others | {prefill}) == 5
+
+
+def test_a_request_id_that_comes_again_to_prefill_gets_another_key() -> None:
+    keys = RecentKeys(2)
+    first = shared("a", "do_remote_decode", PROMPT, used_keys=keys)
+    keys.add(first)
+    again = shared("a", "do_remote_decode", PROMPT, used_keys=keys)
+    assert again != first
+    assert shared("a", "do_remote_prefill", PROMPT, used_keys=keys) == first, "what decode takes it was told"
+    for key in (again, b"other"):
+        keys.add(key)
+    assert shared("a", "do_remote_decode", PROMPT, used_keys=keys) == first
+
+
 def test_everything_else_that_an_intent_says_is_taken_over() -> None:
     intent = {
         "ttl": "2.5s",
@@ -160,7 +218,11 @@ def test_everything_else_that_an_intent_says_is_taken_over() -> None:
         ({"do_remote_prefill": True, "kvgrpc_grant": None}, Reason.GRANT_INVALID),
         ({"do_remote_decode": True, "kvgrpc_intent": []}, Reason.INVALID_FIELD),
         ({"do_remote_decode": True, "kvgrpc_intent": {"mode": "PUSH"}}, Reason.INVALID_FIELD),
-        ({"do_remote_decode": True, "kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}, Reason.INVALID_FIELD),
+        ({"do_remote_prefill": True, "kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}, Reason.GRANT_INVALID),
+        (
+            {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1, "remote_block_ids": [[1]]},
+            Reason.GRANT_INVALID,
+        ),
         ({"do_remote_prefill": True, "remote_host": 1, "kvgrpc_intent": INTENT}, Reason.INVALID_FIELD),
         ({"do_remote_prefill": True, "remote_host": "h", "kvgrpc_intent": INTENT}, Reason.INVALID_FIELD),
     ],

@@ -73,6 +73,9 @@ BAD_CONFIGURATIONS = {
     "a flag": (("--data-paths", "pigeon"), "", "data_paths"),
     "a flag of the pool": (("--blocks", "0"), "", "pool.blocks"),
     "found at the start": (("--listen", "0.0.0.0:0", "--insecure"), "", "advertise"),
+    "a limit": (("--limit", "lease_ttl_s=-1"), "", "limits.lease_ttl_s"),
+    "an unknown limit": (("--limit", "lease_tll_s=1"), "", "KVGRPC_LIMITS_LEASE_TTL_S"),
+    "no limit": (("--limit", "lease_ttl_s"), "", "limit"),
     "log level": (("--log-level", "loud"), "", "log"),
 }
 

@@ -12,7 +12,7 @@ import torch
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import device_of, marks_of
@@ -34,12 +34,12 @@ class Core:
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
-        devices: Devices | None = None, states: bool = False,
+        devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO,
     ) -> None:  # fmt: skip
         """`marks`: of the device that computes; `devices`: it has a mirror. `states`: its layers have them, and no
         attention.
         """
-        defaults = Defaults(offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
+        defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
         options = Options(
             defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
         )

@@ -152,7 +152,9 @@ def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(core
     first = request_of("p", {**PREFILL, **pushed(key)})
     p.tables["p"] = p.computing(first)
     p.step({"p": 32})
-    assert p.left(first, p.tables["p"]) == {}
+    assert p.left(first, p.tables["p"])["kvgrpc_intent"] == pushed(key, p.side.address)["kvgrpc_intent"] | {
+        "peer": {"address": p.side.address, "engineId": "P"}
+    }
     again = request_of("p", {**PREFILL, **pushed(key)}, prompt_token_ids=PROMPT[::-1])
     p.tables["p"] = p.computing(again)
     p.step({"p": 32}, preempted={"p"})

@@ -41,9 +41,9 @@ def test_every_option_is_documented_with_its_default() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(Options)} | vars(Defaults())
     of_vllm = {"defaults", "step_tokens"}
     assert rows.keys() == defaults.keys() - of_vllm
-    said = {"mode": "pull", "on_loss": "recompute",
+    said = {"mode": "auto", "on_loss": "recompute",
                 "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
-                "serve_flags": "none",
+                "serve_flags": "none", "limits": "none",
             "weights_revision": "model and revision", "proxy_ip": "none", "proxy_port": "none", "http_port": "none",
             "data_paths": '["cma", "nixl", "cuda_vmm", "collective"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
@@ -54,6 +54,12 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
     assert (found.defaults.mode, found.defaults.offer_ttl_s) == (Mode.PUSH, 9.0)
     assert (found.on_loss, found.data_paths) == (OnLoss.RECOMPUTE, ("nixl",))
     assert (found.weights_revision, found.step_tokens) == ("llama@", 4096)
+
+
+def test_limits_of_the_lead_are_flags_of_its_own() -> None:
+    made = options_of(data_paths=["nixl"], limits={"registration_timeout_s": 480, "announce_wait_s": 2.5})
+    limits = ("--limit", "registration_timeout_s=480", "--limit", "announce_wait_s=2.5")
+    assert made.lead_flags == ("--data-paths", "nixl", *limits)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,11 @@ class GaveUp:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """Answer to FinishedBlocks for what is to come."""
+
+
+@dataclass(frozen=True)
 class Registered:
     """Answer to RegisterPush: the SEND transfer. None for validate_only where there is none yet."""
 
@@ -252,9 +257,9 @@ class Closings:
 
 
 Answer = (
-    HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
-    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
-    | Drained | Reclaimed | SendUnderWay
+    HandedOver | GaveUp | Expected | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled
+    | Acknowledged | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
+    | QuarantineReleased | Checksums | Drained | Reclaimed | SendUnderWay
 )  # fmt: skip
 
 

@@ -75,7 +75,14 @@ class LayersReceived:
     part_epoch: int
 
 
-EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
+@dataclass(frozen=True)
+class PushWanted:
+    """For the engine: a destination has registered for what nothing is handed over of yet."""
+
+    key: bytes
+
+
+EngineNews = PushWanted | PullOpened | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
 
 
 @dataclass(frozen=True)

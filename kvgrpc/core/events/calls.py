@@ -62,6 +62,10 @@ class FinishedBlocks:
     """How long the lease is not taken back though nobody claims it; None: the default."""
     request_time_us: int = 0
     """When its request began; 0: not known."""
+    takes_registrations: bool = False
+    """What is handed over to readers is pushed to a destination that registers for it under its key."""
+    expected: bool = False
+    """The engine computes what is to be pushed under that key; nothing else is looked at."""
     stands_for: tuple[str, ...] = ()
     """Live leases for one consumer each, whose blocks these are: when they are read here, they are read there."""
 

@@ -25,6 +25,8 @@ class LifeBegan:
     """The engine keeps blocks out of use while they are in quarantine."""
     mirrored: bool = False
     """No data path reaches its memory: its ranks have mirrors of it in host memory, which peers read."""
+    expects_pushes: bool = False
+    """It is told of what destinations register for, and says what of it is to come."""
 
 
 @dataclass(frozen=True)

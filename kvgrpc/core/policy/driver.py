@@ -103,6 +103,17 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self.policy.allocated(request_id, table, computed_tokens, external_tokens, after_step)
         self._perform_tasks(request_id)
 
+    def wanted(self, request_id: str) -> bool:
+        """See `Policy.wanted`. Raises what `RequestSpec.first` raises, and then nothing has changed."""
+        request = self._known.get(request_id)
+        if request is None:
+            return False
+        given = request.given or request.spec.first(without_backoff(self.policy.rules, request.spec.prompt_tokens))
+        if not self.policy.wanted(request_id):
+            return False
+        request.given = given
+        return True
+
     def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
         self.policy.computed(request_id, table, computed_tokens, step)
         self._perform_tasks(request_id)

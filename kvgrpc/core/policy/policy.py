@@ -5,6 +5,7 @@ The scheduler of one engine calls a hook at each turn of a request's life:
     arrived             what to compute of it; a pull begins here, so that its source holds the KV from now on
     match               how many tokens could come; changes nothing, and may be asked as often as one likes
     allocated           the blocks are there: what is missing begins to come, or the source is let go
+    wanted              a destination has registered for what a prefill gives: it is pushed from now on
     computed            a step was scheduled: what a push may send already, what a staged engine saves
     preempted           a prefill begins anew, in other blocks
     finished, aborted   the request left: whether its blocks are to be kept, and until when
@@ -24,6 +25,7 @@ from kvgrpc.core.policy.values import (
     Begin,
     Cancel,
     Finished,
+    Give,
     GiveUp,
     HandOver,
     Lists,
@@ -65,6 +67,11 @@ class Policy:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def pushes(self, request_id: str) -> bool:
+        """Whether what it gives goes by parts, as it is computed."""
+        request = self._requests.get(request_id)
+        return request is not None and request.pushes and request.gives
 
     def take_tasks(self) -> list[Task]:
         """What is to be done about transfers, in this order."""
@@ -149,13 +156,20 @@ class Policy:
         request = self._requests.get(request_id)
         if request is None or request.over or not request.gives:
             return
-        assert request.arrival.give is not None
         self._save(request, table, computed_tokens)
-        if request.arrival.give.mode is Mode.PUSH and request.prefills:
+        if request.pushes and request.prefills:
             named = request.named_tokens(self.rules, computed_tokens)
             tokens = min(computed_tokens, named)
             blocks = cut(self.rules, table, 0, tokens, named)
             self._send(request, blocks, whole(self.rules, tokens, named), last=False, step=step)
+
+    def wanted(self, request_id: str) -> bool:
+        """A destination has registered for what a prefill gives. Whether that goes by parts from now on."""
+        request = self._requests.get(request_id)
+        if request is None or request.over or request.give is not Stage.OPEN:
+            return False
+        request.pushes = request.pushes or request.arrival.give == Give(Mode.AUTO)
+        return request.pushes
 
     def preempted(self, request_id: str) -> None:
         """The scheduler took its blocks; the request will be computed once more, in others."""
@@ -267,6 +281,7 @@ class Policy:
         request = self._requests[arrival.request_id] = Request(arrival, sent=[0] * len(self.rules.groups))
         if arrival.give is not None and arrival.prompt_tokens:
             request.give = Stage.OPEN
+            request.pushes = arrival.give.mode is Mode.PUSH
         if arrival.take is None:
             return
         request.take, request.use_tokens = Stage.OPEN, usable(self.rules, arrival)
@@ -350,10 +365,8 @@ class Policy:
             self._told.append(Save(request.arrival.request_id, blocks))
 
     def _hand_over(self, request: Request, blocks: Lists, tokens: int, step: int) -> None:
-        arrival = request.arrival
-        assert arrival.give is not None
-        if arrival.give.mode is Mode.PULL:
-            self._tasks.append(HandOver(arrival.request_id, blocks, tokens, step))
+        if not request.pushes:
+            self._tasks.append(HandOver(request.arrival.request_id, blocks, tokens, step))
             request.give = Stage.BUSY
         else:
             self._send(request, blocks, [len(ids) for ids in blocks], last=True, step=step)
@@ -364,7 +377,7 @@ class Policy:
         if not request.gives:
             return
         assert arrival.give is not None
-        if arrival.give.mode is Mode.PUSH:
+        if arrival.give.mode is not Mode.PULL:
             self._tasks.append(GiveUp(arrival.request_id, message))
             request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
         if request.give is Stage.OPEN:

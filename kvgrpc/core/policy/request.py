@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Mode, Rules, Table
+from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Rules, Table
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.content import UNIT_TOKENS, largest_use
 from kvgrpc.core.values.layout import GroupKind
@@ -40,6 +40,8 @@ class Request:
     """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
+    pushes: bool = False
+    """What goes, goes by parts of a push."""
     sent: list[int] = field(default_factory=list)
     """How many of the blocks that stand for what goes parts of a push have handed over, of each group."""
     saved_tokens: int = 0
@@ -74,9 +76,8 @@ class Request:
         """Tokens that what goes is named by, when `tokens` of them are given at last: the parts of a push are named
         before they are all there.
         """
-        give = self.arrival.give
-        pushes = give is not None and give.mode is Mode.PUSH and give.prefill
-        return without_backoff(rules, self.arrival.prompt_tokens) if pushes else tokens
+        by_parts = self.pushes and self.prefills
+        return without_backoff(rules, self.arrival.prompt_tokens) if by_parts else tokens
 
 
 def prefills(arrival: Arrival) -> bool:

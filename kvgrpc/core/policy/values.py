@@ -24,6 +24,10 @@ class Mode(Enum):
 
     PULL = "pull"
     PUSH = "push"
+    AUTO = "auto"
+    """Of what is given: whichever side comes first. It is pushed from when a destination has registered for it, and
+    handed over to readers at its end where none has.
+    """
 
 
 class OnLoss(Enum):

@@ -104,6 +104,7 @@ class HandOvers:
             after_step=event.after_step,
             request_time_us=heard(event.request_time_us, event.call.wall_us, own=event.call.principal in ENGINE_SIDE),
             pushed=event.waits_for is WaitsFor.REGISTRATION,
+            takes_registrations=event.takes_registrations,
             labels=event.labels,
             stands_for=event.stands_for,
         )

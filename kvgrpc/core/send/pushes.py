@@ -9,6 +9,8 @@ from dataclasses import replace
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.events import CloseOutcome, Closing, FinishedBlocks, RegisterPush, Settling
 from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.send import handed_over
+from kvgrpc.core.send.expecting import Expecting
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.mirroring import Mirroring
@@ -54,6 +56,7 @@ class Pushes:
         self._handshakes = handshakes
         self._course = course
         self._ends = course.ends
+        self.expecting = Expecting(state, course.ends)
         self._hand_overs = hand_overs
         self._firmness = firmness
 
@@ -75,15 +78,17 @@ class Pushes:
         state.check_grant(event.token)
         state.ledger.check(event.call.payer, MOVE_BYTES)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
-        if push is None:
-            self._check_new(claims.transfer_key)
-        else:
-            self._check_wanted(push)
+        lease = handed_over.find(state, claims.transfer_key) if push is None else None
+        if lease is None:
+            self._check_new(claims.transfer_key) if push is None else self._check_wanted(push)
         if event.validate_only:
             state.reply(event.call.id, Registered(None if push is None else state.transfers.get(push.transfer_id)))
             return
-        if push is None:
+        if lease is not None:
+            push = handed_over.pushed(state, self._hand_overs, lease, claims.transfer_key)
+        elif push is None:
             push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
+            self.expecting.registered(push)
         move = self._add(push, event, claims)
         transfer = state.transfers.get(push.transfer_id)
         if move.leading:
@@ -159,6 +164,9 @@ class Pushes:
         push = self._state.pushes.with_lease(lease_id)
         if push is not None and push.over:
             self._ends.taken_back(push)
+        elif push is not None and push.handed_over:
+            self._hand_overs.end(self._state.leases.get(lease_id), LeaseState.VOIDED)
+            self._ends.taken_back(push)
         elif push is not None:
             self._ends.start_over(push, LeaseState.VOIDED)
 
@@ -196,16 +204,6 @@ class Pushes:
         last = move.parts.complete and row.part == len(move.parts) - 1
         return row.part < max(move.told, move.telling) and (last or not row.last)
 
-    def due(self, transfer_id: str) -> None:
-        """No destination registered for a push in time, or no part came."""
-        push = self._state.pushes.find(transfer_id)
-        assert push is not None
-        message = "no destination came, or not all parts"
-        if push.trouble:
-            message += f"; the last destination failed: {push.trouble}"
-        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
-        self._ends.end(push, State.FAILED, failure)
-
     def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
         state = self._state
         transfer = state.create(
@@ -220,7 +218,7 @@ class Pushes:
         state.lift_tombstone(key)
         push = Push(transfer.id, key, call.payer, state.now + state.limits.lease_cap_s)
         self._state.pushes.begin(push)
-        state.timers.set(Timer.RENDEZVOUS, transfer.id, state.now + state.limits.registration_timeout_s)
+        self.expecting.begun(push)
         return push
 
     def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
@@ -275,6 +273,7 @@ class Pushes:
         if push.parts is not None:
             self._ends.start_over(push, LeaseState.RELEASED)
         push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
+        push.handed_over = event.takes_registrations
         state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
         lease.transfer_id = push.transfer_id
         lease.cap = push.cap

@@ -100,7 +100,7 @@ class NodeState:
         ended it is told, to the end of the next one, what became of its transfers and leases.
         """
         self.rekeying = ""
-        self.sets_aside, self.mirrored = sets_aside, mirrored
+        self.sets_aside, self.expects_pushes, self.mirrored = sets_aside, False, mirrored
         self.incarnation, self.secret = incarnation, secret
         self.grant_key = signing_key(secret)
         self.description = description

@@ -41,6 +41,8 @@ class Push:
     """The lease of the present epoch's parts; empty while there are none."""
     content: Content | None = None
     parts: Parts | None = None
+    handed_over: bool = False
+    """Its one part was handed over to readers: none replaces it."""
     part_epoch: int = 0
     """The epoch of the parts; while there are no parts, the lowest that may come."""
     consumers: int = 1

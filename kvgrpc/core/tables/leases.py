@@ -102,6 +102,8 @@ class Lease:
     """It was taken from readers that waited, for an older request."""
     pushed: bool = False
     """Its blocks are pushed, part by part: only the push opens accesses on it."""
+    takes_registrations: bool = False
+    """It is pushed to a destination that registers for it."""
     labels: tuple[tuple[str, str], ...] = ()
     stands_for: tuple[str, ...] = ()
     """Leases for one consumer each that are read when this one is."""

@@ -22,6 +22,8 @@ class Limits:
     transfer_timeout_s: float = 30.0
     settle_timeout_s: float = 5.0
     registration_timeout_s: float = 120.0
+    announce_wait_s: float = 10.0
+    """How long a destination waits for a push of which an engine that expects pushes says nothing."""
     peer_grace_s: float = 10.0
     connect_timeout_s: float = 10.0
     wait_s: float = 60.0

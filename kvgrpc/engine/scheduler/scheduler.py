@@ -19,6 +19,7 @@ from kvgrpc.core.actions import Reclaimed
 from kvgrpc.core.policy.driver import DrivenRequest, Driver
 from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
+    Admitted,
     Arrival,
     Begin,
     Finished,
@@ -40,10 +41,10 @@ from kvgrpc.core.policy.values import (
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
-from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
+from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, PushWanted, Received, Reserved
 from kvgrpc.engine.transfers.handles import Handle, HandOver as HandOverHandle, Pull, content
 from kvgrpc.engine.transfers.pushes import Push
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 
 TAKEN_BACK_S = 5.0
 """How long a preemption waits for blocks that cannot be taken back at once. A lead answers in a millisecond, unless its
@@ -51,6 +52,8 @@ own postings still read them.
 """
 CANCEL_S = 0.05
 """How long a step waits for the ids of transfers that are to be cancelled. A lead answers in a millisecond."""
+AWAITED = 1024
+"""Keys that are remembered until their request arrives."""
 _UNKNOWN = b"unknown"
 """In place of the content of a prompt that is not known: nothing that a source has is of it."""
 
@@ -71,17 +74,26 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self.engine = engine
         self.taken_back_s = taken_back_s
         self._news: list[News] = []
+        self._awaited: dict[bytes, None] = {}
+        """Keys for which destinations have registered, of requests that have not arrived; the latest ones."""
         self._cancels: list[Handle] = []
         """Transfers that are to be cancelled, and have no id yet."""
         super().__init__(replace(rules or Rules(()), groups=engine.pool.groups), self._news.append)
 
     # -- hooks: see Policy
 
+    def arrived(self, spec: ScheduledRequest) -> Admitted:
+        """See `Driver.arrived`."""
+        admitted = super().arrived(spec)
+        if spec.transfer_key in self._awaited:
+            self._destination_came(spec.transfer_key)
+        return admitted
+
     def refused(self, wanted: ScheduledRequest, message: str) -> None:
         """A request that this scheduler does not let in: the destination that waits for its push learns that none
         comes. Under the key of a request that it has let in, one does.
         """
-        gives = wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill
+        gives = wanted.give is not None and wanted.give.mode is not Mode.PULL and wanted.give.prefill
         if gives and not self._knows(wanted.transfer_key):
             with suppress(InvalidRequest):  # of a key that is too short: no destination waits under one
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
@@ -160,6 +172,12 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         handle = request.transfers.get(Side.GIVE) if request is not None else None
         return handle.grant if isinstance(handle, HandOverHandle) else b""
 
+    def push_key(self, request_id: str) -> bytes:
+        """The key of the push that was begun; empty where there is none, or it is over."""
+        request = self._known.get(request_id)
+        handle = request.transfers.get(Side.GIVE) if request is not None else None
+        return handle.transfer_key if isinstance(handle, Push) and not handle.failed else b""
+
     # -- what is asked for
 
     def _let_in(self, spec: ScheduledRequest, _: Arrival) -> _Request:
@@ -192,7 +210,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         return self.engine.finished_blocks(
             task.blocks, spec.content(given[: task.tokens]), transfer_key=spec.transfer_key,
             ttl_s=spec.ttl_s, firm_ttl_s=spec.kept_s, consumers=spec.consumers, on_abort=spec.on_abort,
-            after_step=task.after_step, request_time_us=spec.request_time_us, **spec.labels,
+            after_step=task.after_step, request_time_us=spec.request_time_us,
+            takes_registrations=spec.give is not None and spec.give.prefill, **spec.labels,
         )  # fmt: skip
 
     def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:
@@ -257,6 +276,23 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self._cancels = [handle for handle in self._cancels if _unnamed(handle)]
         self.engine.flush()
 
+    # -- destinations that come before there is anything for them
+
+    def _destination_came(self, key: bytes) -> None:
+        """What it waits for goes there as it is computed; of what is not known here its lead tells it that it does not
+        come, unless it arrives in time.
+        """
+        self._awaited.pop(key, None)
+        for request in self._known.values():
+            if request.spec.give is not None and request.spec.transfer_key == key:
+                self.wanted(request.id)
+                with suppress(Unavailable):  # a lead that died has no destinations either
+                    self.engine.push(content(), transfer_key=key).expect()
+                return
+        self._awaited[key] = None
+        if len(self._awaited) > AWAITED:
+            del self._awaited[next(iter(self._awaited))]
+
     # -- how transfers fare
 
     def _poll(self, timeout_s: float) -> None:
@@ -275,6 +311,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
                 self._returned(transfer, received=tokens)
             case BlocksReturned(transfer):
                 self._returned(transfer)
+            case PushWanted(key):
+                self._destination_came(key)
 
     def _provide(self, request: _Request, event: Reserved | LayersReceived) -> None:
         if isinstance(event, LayersReceived):

@@ -1,6 +1,6 @@
 """What `Engine.poll` tells. `transfer` is the handle that the event is about."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.tables.transfers import Side
 from kvgrpc.engine.transfers.handles import Handle, Pull
@@ -77,4 +77,13 @@ class PartsReturned:
     transfer: Push
 
 
-Event = PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
+@dataclass(frozen=True)
+class PushWanted:
+    """A destination has registered for a push of which nothing is handed over yet. Told to engines that expect pushes;
+    where it will hand something over under that key, it says so with `Push.expect`.
+    """
+
+    transfer_key: bytes = field(repr=False)
+
+
+Event = PushWanted | PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned | PartsReturned

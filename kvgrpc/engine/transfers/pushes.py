@@ -97,6 +97,11 @@ class Push(Handle):
         )
         self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
 
+    def expect(self) -> None:
+        """Its request is known here, and parts will come: destinations that have registered for it wait for them."""
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=self.transfer_key, expected=handoff_pb2.PushExpected())
+        self.ask(None, self.traceparent, finished_blocks=request)
+
     def start_over(self) -> bool:
         """The prefill was preempted: the parts handed over so far count no more. `finished` hands over those of a new
         prefill, from its beginning, in whatever blocks; or `fail` says that there will be none.

@@ -5,6 +5,7 @@ BlocksReturned; before the latter at most one Failed.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvgrpc.engine.transfers.events import (
     BlocksReturned,
@@ -13,6 +14,7 @@ from kvgrpc.engine.transfers.events import (
     LayersReceived,
     PartsReturned,
     PullOpened,
+    PushWanted,
     Received,
     Reserved,
 )
@@ -70,28 +72,36 @@ class Transfers:
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
         """What the engine is told of a row of the session."""
         kind = event.WhichOneof("kind")
-        if kind == "answer":
-            yield from self._answered(event.answer)
-            return
-        row = getattr(event, kind) if kind else None  # None: of a newer lead
-        handle = self._known.get(row.transfer_id) if row is not None else None
+        match kind:
+            case "answer":
+                yield from self._answered(event.answer)
+            case "push_wanted":
+                yield PushWanted(event.push_wanted.transfer_key)
+            case str():
+                yield from self._about(kind, getattr(event, kind))
+            case None:  # of a newer lead
+                pass
+
+    def _about(self, kind: str, row: Any) -> Iterator[Event]:
+        """What the engine is told of a row about one transfer."""
+        handle = self._known.get(row.transfer_id)
         if handle is None:
             return
         if kind in ("received", "blocks_returned"):
             del self._known[handle.transfer_id]
         match kind, handle:
             case "opened", Pull():
-                yield PullOpened(handle, event.opened.use_tokens)
+                yield PullOpened(handle, row.use_tokens)
             case "layers_received", Reservation():
-                layers = tuple((row.first, row.count) for row in event.layers_received.layers_done)
-                yield LayersReceived(handle, layers, event.layers_received.part_epoch)
+                layers = tuple((layer.first, layer.count) for layer in row.layers_done)
+                yield LayersReceived(handle, layers, row.part_epoch)
             case "received", Pull() | Reservation():
-                yield Received(handle, event.received.use_tokens)
+                yield Received(handle, row.use_tokens)
             case "failed", _:
-                yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
+                yield from _fail(handle, row.failure, cancelled=row.cancelled)
             case "blocks_returned", _:
                 yield self._returned(handle)
-            case "parts_returned", Push() if not self._page.ended(event.parts_returned.lease_id):
+            case "parts_returned", Push() if not self._page.ended(row.lease_id):
                 yield PartsReturned(handle)
 
     def _answered(self, answer: session_pb2.CallAnswer) -> Iterator[Event]:

@@ -1,8 +1,7 @@
 """KVGrpcConnector: vLLM's V1 KV connector on kvgrpc, chosen by configuration only.
 
     --kv-transfer-config '{"kv_connector": "KVGrpcConnector", "kv_role": "kv_both",
-                           "kv_connector_module_path": "kvgrpc.integrations.vllm",
-                           "kv_connector_extra_config": {"mode": "pull"}}'
+                           "kv_connector_module_path": "kvgrpc.integrations.vllm"}'
 
 The scheduler's side is a `kvgrpc.engine.scheduler.Scheduler` with a lead as a child process; the side of each worker is
 a `kvgrpc.engine.Rank` over vLLM's own KV tensors. Steps are numbered: what was freed in one is filled, and what was

@@ -1,7 +1,8 @@
 """What vLLM is told about kvgrpc."""
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ class Options:
     data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits of the lead that are others than its defaults, by name."""
     recompute_threshold_tokens: int = 64
     layers_per_part: int = 0
     """Pushes hand over so many layers at once, as soon as they are computed; 0: all."""
@@ -48,6 +51,12 @@ class Options:
     http_port: int = 0
     """Where vLLM serves: what the proxy is told."""
 
+    @property
+    def lead_flags(self) -> tuple[str, ...]:
+        """Of `kvgrpc serve`."""
+        limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value}")]
+        return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
+
     @classmethod
     def of(cls, config: "VllmConfig") -> "Options":
         """Raises ValueError for what is unknown, or wrong."""
@@ -56,7 +65,7 @@ class Options:
         stated.pop("on_loss", None)  # `choose_policy` has told vLLM
         model = config.model_config
         defaults = Defaults(
-            Mode(stated.pop("mode", "pull")),
+            Mode(stated.pop("mode", "auto")),
             stated.pop("ttl_s", None),
             stated.pop("firm_ttl_s", None),
             float(stated.pop("offer_ttl_s", 0.0)),

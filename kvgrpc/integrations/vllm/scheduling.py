@@ -27,7 +27,7 @@ from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
-from kvgrpc.integrations.params import answered, offered, wanted
+from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
@@ -70,7 +70,7 @@ class SchedulerSide:
         self._overlap = overlap
         self._number = 0
         self._computing: dict[str, Request] = {}
-        """Requests that are to be pushed, while they are computed."""
+        """Requests that are to be pushed, or may be, while they are computed."""
         self._siblings = Siblings()
         self._unshown: set[str] = set()
         """Prefills that give nothing, since another one gives what they compute."""
@@ -82,17 +82,17 @@ class SchedulerSide:
         """Requests that are not over for kvgrpc."""
         self._serving: set[str] = set()
         """Requests of vLLM that are served here. Of one that has left, another one may have the id already."""
+        self._keys = RecentKeys()
         self._look_at = 0.0
         """When a step looks whether there is still a lead, though nothing is under way."""
         self._offers: dict[str, ScheduledRequest] = {}
         """What those offer for the next turn that decode here, once they have answered."""
         count, layers = options.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
-        paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
-            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout,
+            listen=options.listen, flags=options.lead_flags, pool=layout,
             private_memory=not options.mirror, mirrored=options.mirror, weights_revision=revision, engine_id=engine_id,
-            world_size=ranks,
+            world_size=ranks, expects_pushes=True,
         )  # fmt: skip
         self._states = any(group.kind is GroupKind.STATE for group in layout.groups)
         rules = Rules(
@@ -137,7 +137,7 @@ class SchedulerSide:
             found = wanted(
                 request.request_id, named_prompt(request), params, self._options.defaults,
                 cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
-                arrived_us=arrived_us(request),
+                arrived_us=arrived_us(request), used_keys=self._keys,
             )  # fmt: skip
             if found is None:
                 return True
@@ -164,7 +164,7 @@ class SchedulerSide:
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
             _shorten(request, admitted.prompt_tokens)
-            if found.give.mode is Mode.PUSH:
+            if found.give.mode is not Mode.PULL:
                 self._computing[request.request_id] = request
         return True
 
@@ -181,6 +181,8 @@ class SchedulerSide:
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, what)
             named = self._shared(replace(found, adapter=self.adapters.name(request.lora_request)))
             admitted = self.scheduler.arrived(named)
+            if found.give is not None:
+                self._keys.add(found.transfer_key)
         except LeadDied:
             raise
         except KVGrpcError as error:
@@ -233,12 +235,13 @@ class SchedulerSide:
         for request_id in self._serving.intersection(output.preempted_req_ids or ()):
             self.scheduler.preempted(request_id)
         for request_id, request in self._computing.items():
-            if count := output.num_scheduled_tokens.get(request_id):
+            count = output.num_scheduled_tokens.get(request_id)
+            if count and self.scheduler.policy.pushes(request_id):
                 table = _without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         if holding:
             self.pressure.relieve(output, self.blocks.block_pool)
-        step = Step(self._number, report=self._overlap or bool(self._computing))
+        step = Step(self._number, report=self._overlap or any(map(self.scheduler.policy.pushes, self._computing)))
         idle = waiting and not output.total_num_scheduled_tokens
         now = time.monotonic()
         if waiting or self.scheduler.busy or now >= self._look_at:
@@ -294,28 +297,26 @@ class SchedulerSide:
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
-        keep, grant = self._left(request, table, self._offers.pop(request_id, None))
-        if grant:
-            self._siblings.gave(request_id, grant)
+        keep, answer = self._left(request, table, self._offers.pop(request_id, None))
+        if answer:
+            self._siblings.gave(request_id, answer)
         shared = self._siblings.left(request_id)
         if request_id in self._unshown:
             self._unshown.remove(request_id)
-            grant = shared if request.status in COMPLETE else b""
-        if not grant:
-            return keep, None
-        return keep, answered(grant, prefilled=request.kv_transfer_params.get("do_remote_decode") is True)
+            answer = shared if request.status in COMPLETE else None
+        return keep, answer
 
     def _left(
         self, request: "Request", table: tuple[list[int], ...], offer: ScheduledRequest | None
-    ) -> tuple[bool, bytes]:
-        """Whether the blocks are to be held for now, and the grant of what was handed over."""
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Whether the blocks are to be held for now, and what the router relays of what was handed over."""
         request_id = request.request_id
         if request_id not in self._serving:
-            return False, b""
+            return False, None
         self._serving.remove(request_id)
         if request_id not in self.scheduler.policy:
             self._forget(request_id)
-            return False, b""
+            return False, None
         complete = request.status in COMPLETE and request_id not in self._unshown
         if self._states and request.num_output_placeholders:
             complete = False  # steps in flight change its state, which is then of more tokens than it has
@@ -334,7 +335,15 @@ class SchedulerSide:
             found = self.scheduler.aborted(request_id, error.sentence)
         self._engine.flush()
         self._forget(request_id)
-        return found.keep, self.scheduler.grant(request_id)
+        return found.keep, self._answer(request) if found.handed_over else None
+
+    def _answer(self, request: "Request") -> dict[str, Any] | None:
+        """What the router relays of a request that left; None: nothing was handed over."""
+        if grant := self.scheduler.grant(request.request_id):
+            return answered(grant, prefilled=request.kv_transfer_params.get("do_remote_decode") is True)
+        if key := self.scheduler.push_key(request.request_id):
+            return answered_push(key, self._engine.engine_id, self._engine.address, request.num_computed_tokens)
+        return None
 
     def _behind(self) -> int:
         """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""

@@ -7,7 +7,7 @@ Other prompts are computed.
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.spec import Source
 
@@ -40,8 +40,8 @@ class Siblings:
         """Which request of a family gives."""
         self._members: dict[str, set[str]] = {}
         """Those of a family that have not left."""
-        self._given: dict[str, bytes] = {}
-        """The grant of what was given, of each family."""
+        self._given: dict[str, dict[str, Any]] = {}
+        """What the router relays of what was given, of each family."""
         self._takers: dict[str, ScheduledRequest] = {}
         """Requests that take, until they go on with what came."""
         self._waits_for: dict[str, str] = {}
@@ -77,22 +77,22 @@ class Siblings:
         for request_id in self._takers.keys() & request_ids:
             del self._takers[request_id]
 
-    def gave(self, request_id: str, grant: bytes) -> None:
-        """A request gave what this grant is of."""
+    def gave(self, request_id: str, answer: dict[str, Any]) -> None:
+        """A request gave what its router is told so."""
         if self._giver.get(family_of(request_id)) == request_id:
-            self._given[family_of(request_id)] = grant
+            self._given[family_of(request_id)] = answer
 
-    def left(self, request_id: str) -> bytes:
-        """A request left. The grant of what its family gave; empty where there is none."""
+    def left(self, request_id: str) -> dict[str, Any] | None:
+        """A request left. What the router relays of what its family gave; None: it gave nothing."""
         self._takers.pop(request_id, None)
         self._waits_for.pop(request_id, None)
         family = family_of(request_id)
-        grant, members = self._given.get(family, b""), self._members.get(family, set())
+        answer, members = self._given.get(family), self._members.get(family, set())
         members.discard(request_id)
         if not members:
             for known in (self._members, self._giver, self._given):
                 known.pop(family, None)
-        return grant
+        return answer
 
 
 def _same(one: "ScheduledRequest", other: "ScheduledRequest") -> bool:

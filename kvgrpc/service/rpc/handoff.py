@@ -22,6 +22,8 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         lead = self._lead
         if request.WhichOneof("job") == "failure":
             return await self._give_up(request, trace)
+        if request.WhichOneof("job") == "expected":
+            return await self._expect(request, trace)
         header, answer = await lead.ask(
             actions.HandedOver,
             "FinishedBlocks",
@@ -49,6 +51,19 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         )
         transfer = answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None
         return handoff_pb2.FinishedBlocksResponse(header=header, transfer=transfer)
+
+    async def _expect(
+        self, request: handoff_pb2.FinishedBlocksRequest, trace: str
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        lead = self._lead
+        header, _ = await lead.ask(
+            actions.Expected,
+            "FinishedBlocks",
+            request,
+            trace,
+            lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.FinishedBlocksResponse(header=header)
 
     @unary
     async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:

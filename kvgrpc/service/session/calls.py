@@ -74,7 +74,7 @@ def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
 def promised_lease(request: handoff_pb2.FinishedBlocksRequest) -> str:
     """The lease id that the engine minted for its hand-over; empty where it minted none."""
     job = request.WhichOneof("job")
-    return "" if job in (None, "failure") else getattr(request, job).lease_id
+    return getattr(request, job).lease_id if job in ("part", "for_readers") else ""
 
 
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
@@ -129,6 +129,8 @@ def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: f
                 made.finished_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
         case actions.GaveUp():
             made.finished_blocks.CopyFrom(handoff_pb2.FinishedBlocksResponse(transfer=_transfer(answer.transfer, now)))
+        case actions.Expected():
+            made.finished_blocks.SetInParent()
         case actions.Reserved():
             made.reserve_blocks.CopyFrom(
                 handoff_pb2.ReserveBlocksResponse(

@@ -188,6 +188,7 @@ class AttachRequest(_message.Message):
     WEIGHTS_REVISION_FIELD_NUMBER: _builtins.int
     CANNOT_SET_ASIDE_FIELD_NUMBER: _builtins.int
     RANK_TICKET_FIELD_NUMBER: _builtins.int
+    EXPECTS_PUSHES_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """The engine's id; empty keeps the server's."""
     kind: _pool_types_pb2.PoolKind.ValueType
@@ -207,6 +208,10 @@ class AttachRequest(_message.Message):
     of them have attached with it: then their memory is at rest, and holds what it held. Empty: the engine is new, and
     its lead makes a ticket.
     """
+    expects_pushes: _builtins.bool
+    """The engine reads PushWanted, and answers with FinishedBlocks (`expected`) where it knows the request. What
+    registers for a push of which it says nothing waits for announce_wait, and not for the registration timeout.
+    """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
         """The pool; unset takes the server's configured one."""
@@ -222,10 +227,11 @@ class AttachRequest(_message.Message):
         weights_revision: _builtins.str = ...,
         cannot_set_aside: _builtins.bool = ...,
         rank_ticket: _builtins.bytes = ...,
+        expects_pushes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cannot_set_aside", b"cannot_set_aside", "engine_id", b"engine_id", "kind", b"kind", "memory", b"memory", "pool", b"pool", "rank_ticket", b"rank_ticket", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cannot_set_aside", b"cannot_set_aside", "engine_id", b"engine_id", "expects_pushes", b"expects_pushes", "kind", b"kind", "memory", b"memory", "pool", b"pool", "rank_ticket", b"rank_ticket", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,6 +657,7 @@ class Event(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     LAYERS_RECEIVED_FIELD_NUMBER: _builtins.int
     PARTS_RETURNED_FIELD_NUMBER: _builtins.int
+    PUSH_WANTED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Grows by one with each event of the session."""
     @_builtins.property
@@ -681,6 +688,10 @@ class Event(_message.Message):
     def parts_returned(self) -> Global___PartsReturned:
         """The blocks of parts that were replaced are the engine's again."""
 
+    @_builtins.property
+    def push_wanted(self) -> Global___PushWanted:
+        """A destination has registered for what nothing is handed over of yet."""
+
     def __init__(
         self,
         *,
@@ -692,12 +703,13 @@ class Event(_message.Message):
         opened: Global___PullOpened | None = ...,
         layers_received: Global___LayersReceived | None = ...,
         parts_returned: Global___PartsReturned | None = ...,
+        push_wanted: Global___PushWanted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "push_wanted", b"push_wanted", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event_id", b"event_id", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event_id", b"event_id", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "push_wanted", b"push_wanted", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received", "parts_returned"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received", "parts_returned", "push_wanted"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -828,6 +840,28 @@ class PartsReturned(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartsReturned: _TypeAlias = PartsReturned  # noqa: Y015
+
+@_typing.final
+class PushWanted(_message.Message):
+    """A destination waits for a push. Told to engines that said expects_pushes, once for each push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_KEY_FIELD_NUMBER: _builtins.int
+    transfer_key: _builtins.bytes
+    """Its transfer key."""
+    def __init__(
+        self,
+        *,
+        transfer_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transfer_key", b"transfer_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushWanted: _TypeAlias = PushWanted  # noqa: Y015
 
 @_typing.final
 class PullOpened(_message.Message):

@@ -16,6 +16,7 @@ from kvgrpc.core.policy.values import (
     HandOver,
     LoadEnded,
     Loss,
+    Mode,
     News,
     Part,
     Reserve,
@@ -201,6 +202,29 @@ def test_a_push_is_named_when_it_arrives_and_its_parts_are_one_transfer() -> Non
     assert shell.finish().handed_over
     shell.returned(1)
     assert shell.at_rest
+
+
+def test_a_prefill_for_which_a_destination_has_come_is_named_and_goes_by_parts() -> None:
+    shell = Shell()
+    assert not shell.wanted(R), "it has not arrived"
+    shell.arrived(replace(PULLED, give=Give(Mode.AUTO)))
+    assert shell.wanted(R)
+    assert shell.wanted(R)
+    shell.computed(R, TABLE, 32, 1)
+    assert shell.finish().handed_over
+    assert shell.take_asked() == [(Part, "prompt[:64]")]
+    shell.returned(1)
+    assert shell.at_rest
+
+
+def test_a_prefill_that_is_not_pushed_and_one_without_a_name_stay_what_they_are() -> None:
+    shell = Shell()
+    shell.arrived(PULLED)
+    assert not shell.wanted(R)
+    shell.arrived(replace(PULLED, request_id="r2", give=Give(Mode.AUTO), prompt=33))
+    with pytest.raises(InvalidRequest):
+        shell.wanted("r2")
+    assert not shell.policy.pushes("r2")
 
 
 def test_a_target_that_was_brought_is_registered_when_its_request_arrives() -> None:

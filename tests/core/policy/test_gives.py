@@ -77,6 +77,45 @@ def test_of_a_prefill_no_more_than_the_prompt_is_handed_over() -> None:
     assert made.take_tasks() == [HandOver(R, ((10, 11, 12),), 48, 0)]
 
 
+def test_a_prefill_of_which_nothing_is_known_is_handed_over_at_its_end() -> None:
+    made = policy()
+    made.arrived(prefill(Mode.AUTO))
+    made.computed(R, TABLE, 32, 1)
+    assert not made.pushes(R)
+    made.finished(R, TABLE, 64, COMPLETE, step=2)
+    assert made.take_tasks() == [HandOver(R, ((10, 11, 12, 13),), 64, 2)]
+    assert not made.wanted(R), "it has left"
+
+
+def test_a_prefill_is_pushed_from_when_a_destination_has_come_with_what_was_computed_before() -> None:
+    made = policy()
+    made.arrived(prefill(Mode.AUTO))
+    made.computed(R, TABLE, 32, 1)
+    assert made.wanted(R)
+    assert made.pushes(R)
+    made.computed(R, TABLE, 50, 2)
+    assert made.take_tasks() == [Part(R, ((10, 11, 12),), None, last=False, after_step=2)]
+    made.finished(R, TABLE, 64, COMPLETE, step=3)
+    assert made.take_tasks() == [Part(R, ((13,),), None, last=True, after_step=3)]
+    assert made.pushes(R)
+
+
+@pytest.mark.parametrize("mode", [PULL, PUSH])
+def test_a_destination_that_comes_changes_nothing_where_the_mode_is_said(mode: Mode) -> None:
+    made = policy()
+    made.arrived(prefill(mode))
+    assert made.wanted(R) is made.pushes(R) is (mode is PUSH)
+    assert not made.wanted("unheard of")
+    assert not made.pushes("unheard of")
+
+
+def test_a_destination_that_may_wait_hears_that_its_prefill_did_not_finish() -> None:
+    made = policy()
+    made.arrived(prefill(Mode.AUTO))
+    made.finished(R, TABLE, 64, ABORTED)
+    assert made.take_tasks() == [GiveUp(R, "its request did not finish")]
+
+
 @pytest.mark.parametrize("mode", [PULL, PUSH])
 def test_what_did_not_finish_is_not_handed_over_and_a_waiting_destination_is_told(mode: Mode) -> None:
     made = policy()

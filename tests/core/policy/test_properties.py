@@ -36,7 +36,7 @@ TABLE = (tuple(range(8)),)
 IDS = ("a", "b")
 
 modes = st.sampled_from(Mode)
-takes = st.none() | st.builds(Take, modes, st.integers(1, 128), st.booleans())
+takes = st.none() | st.builds(Take, st.sampled_from([Mode.PULL, Mode.PUSH]), st.integers(1, 128), st.booleans())
 gives = st.none() | st.builds(Give, modes, st.booleans())
 
 
@@ -58,7 +58,7 @@ class World:
         draw, policy = self.data.draw, self.policy
         id_ = draw(st.sampled_from(IDS))
         computed = draw(st.integers(0, 128))
-        match draw(st.integers(0, 8)):
+        match draw(st.integers(0, 9)):
             case 0:
                 if id_ not in policy:
                     policy.arrived(
@@ -78,6 +78,8 @@ class World:
                 self.left(id_, policy.aborted(id_).keep)
             case 6:
                 policy.loaded(id_)
+            case 7:
+                policy.wanted(id_)
             case _:
                 self.news()
         self.look()

@@ -158,7 +158,7 @@ def test_exactly_the_blocks_that_are_read_and_missing_move(data: DataObject) -> 
     pool = pool_of(*kinds, window=draw(st.integers(1, 130)), space=draw(st.sampled_from(["", "shared"])))
     ranges = draw(st.sampled_from([(), ((0, 1), (1, 1))]))
     scene = Scene(
-        pool, draw(st.sampled_from(Mode)), draw(st.sampled_from([READING, WRITING])),
+        pool, draw(st.sampled_from([Mode.PULL, Mode.PUSH])), draw(st.sampled_from([READING, WRITING])),
         backoff_tokens=int(STATE in kinds), layer_ranges=ranges,
     )  # fmt: skip
     prompt, have = draw(st.integers(2, 200)), draw(st.integers(0, 200))

@@ -40,6 +40,7 @@ type FinishedBlocksRequest struct {
 	//	*FinishedBlocksRequest_ForReaders
 	//	*FinishedBlocksRequest_Part
 	//	*FinishedBlocksRequest_Failure
+	//	*FinishedBlocksRequest_Expected
 	Job isFinishedBlocksRequest_Job `protobuf_oneof:"job"`
 	// See common.proto.
 	ValidateOnly  bool `protobuf:"varint,7,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -132,6 +133,15 @@ func (x *FinishedBlocksRequest) GetFailure() *SourceFailure {
 	return nil
 }
 
+func (x *FinishedBlocksRequest) GetExpected() *PushExpected {
+	if x != nil {
+		if x, ok := x.Job.(*FinishedBlocksRequest_Expected); ok {
+			return x.Expected
+		}
+	}
+	return nil
+}
+
 func (x *FinishedBlocksRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
@@ -158,11 +168,18 @@ type FinishedBlocksRequest_Failure struct {
 	Failure *SourceFailure `protobuf:"bytes,6,opt,name=failure,proto3,oneof"`
 }
 
+type FinishedBlocksRequest_Expected struct {
+	// The attached engine knows the request, and will hand over what it computes.
+	Expected *PushExpected `protobuf:"bytes,8,opt,name=expected,proto3,oneof"`
+}
+
 func (*FinishedBlocksRequest_ForReaders) isFinishedBlocksRequest_Job() {}
 
 func (*FinishedBlocksRequest_Part) isFinishedBlocksRequest_Job() {}
 
 func (*FinishedBlocksRequest_Failure) isFinishedBlocksRequest_Job() {}
+
+func (*FinishedBlocksRequest_Expected) isFinishedBlocksRequest_Job() {}
 
 // A whole prompt, for consumers that pull it.
 type HandOver struct {
@@ -194,8 +211,11 @@ type HandOver struct {
 	// wait for each other (ReclaimBlocks). The grant carries it. 0, and a time to come: now; a time more than 10 minutes
 	// ago: 10 minutes ago, unless the owning engine's session says it.
 	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// A destination may also register for it under the transfer key, before or after (RegisterPush), unless it is read
+	// already. Then it is pushed there, as the one part of a push, and the grant reads no more.
+	TakesRegistrations bool `protobuf:"varint,11,opt,name=takes_registrations,json=takesRegistrations,proto3" json:"takes_registrations,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *HandOver) Reset() {
@@ -296,6 +316,13 @@ func (x *HandOver) GetRequestTimeUs() uint64 {
 		return x.RequestTimeUs
 	}
 	return 0
+}
+
+func (x *HandOver) GetTakesRegistrations() bool {
+	if x != nil {
+		return x.TakesRegistrations
+	}
+	return false
 }
 
 // One part of a push.
@@ -445,6 +472,44 @@ func (x *PushPart) GetFirmTtl() *durationpb.Duration {
 	return nil
 }
 
+// Destinations that have registered for it wait as long as for a part; see AttachRequest.expects_pushes. Without any it
+// means nothing, and it may be repeated.
+type PushExpected struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushExpected) Reset() {
+	*x = PushExpected{}
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushExpected) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushExpected) ProtoMessage() {}
+
+func (x *PushExpected) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushExpected.ProtoReflect.Descriptor instead.
+func (*PushExpected) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{3}
+}
+
 // The source cannot deliver.
 type SourceFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -456,7 +521,7 @@ type SourceFailure struct {
 
 func (x *SourceFailure) Reset() {
 	*x = SourceFailure{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +533,7 @@ func (x *SourceFailure) String() string {
 func (*SourceFailure) ProtoMessage() {}
 
 func (x *SourceFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +546,7 @@ func (x *SourceFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceFailure.ProtoReflect.Descriptor instead.
 func (*SourceFailure) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SourceFailure) GetMessage() string {
@@ -508,7 +573,7 @@ type FinishedBlocksResponse struct {
 
 func (x *FinishedBlocksResponse) Reset() {
 	*x = FinishedBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -520,7 +585,7 @@ func (x *FinishedBlocksResponse) String() string {
 func (*FinishedBlocksResponse) ProtoMessage() {}
 
 func (x *FinishedBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -533,7 +598,7 @@ func (x *FinishedBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishedBlocksResponse.ProtoReflect.Descriptor instead.
 func (*FinishedBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FinishedBlocksResponse) GetHeader() *ResponseHeader {
@@ -617,7 +682,7 @@ type PullBlocksRequest struct {
 
 func (x *PullBlocksRequest) Reset() {
 	*x = PullBlocksRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +694,7 @@ func (x *PullBlocksRequest) String() string {
 func (*PullBlocksRequest) ProtoMessage() {}
 
 func (x *PullBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +707,7 @@ func (x *PullBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullBlocksRequest.ProtoReflect.Descriptor instead.
 func (*PullBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PullBlocksRequest) GetIdempotencyKey() string {
@@ -801,7 +866,7 @@ type PullDestination struct {
 
 func (x *PullDestination) Reset() {
 	*x = PullDestination{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +878,7 @@ func (x *PullDestination) String() string {
 func (*PullDestination) ProtoMessage() {}
 
 func (x *PullDestination) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +891,7 @@ func (x *PullDestination) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullDestination.ProtoReflect.Descriptor instead.
 func (*PullDestination) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PullDestination) GetBlocks() *Blocks {
@@ -858,7 +923,7 @@ type PullBlocksResponse struct {
 
 func (x *PullBlocksResponse) Reset() {
 	*x = PullBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -870,7 +935,7 @@ func (x *PullBlocksResponse) String() string {
 func (*PullBlocksResponse) ProtoMessage() {}
 
 func (x *PullBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -883,7 +948,7 @@ func (x *PullBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullBlocksResponse.ProtoReflect.Descriptor instead.
 func (*PullBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PullBlocksResponse) GetHeader() *ResponseHeader {
@@ -946,7 +1011,7 @@ type ReserveBlocksRequest struct {
 
 func (x *ReserveBlocksRequest) Reset() {
 	*x = ReserveBlocksRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1023,7 @@ func (x *ReserveBlocksRequest) String() string {
 func (*ReserveBlocksRequest) ProtoMessage() {}
 
 func (x *ReserveBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1036,7 @@ func (x *ReserveBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReserveBlocksRequest) GetIdempotencyKey() string {
@@ -1089,7 +1154,7 @@ type ReserveBlocksResponse struct {
 
 func (x *ReserveBlocksResponse) Reset() {
 	*x = ReserveBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1166,7 @@ func (x *ReserveBlocksResponse) String() string {
 func (*ReserveBlocksResponse) ProtoMessage() {}
 
 func (x *ReserveBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1179,7 @@ func (x *ReserveBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ReserveBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReserveBlocksResponse) GetHeader() *ResponseHeader {
@@ -1162,7 +1227,7 @@ type RegisterPushRequest struct {
 
 func (x *RegisterPushRequest) Reset() {
 	*x = RegisterPushRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1174,7 +1239,7 @@ func (x *RegisterPushRequest) String() string {
 func (*RegisterPushRequest) ProtoMessage() {}
 
 func (x *RegisterPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1187,7 +1252,7 @@ func (x *RegisterPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterPushRequest.ProtoReflect.Descriptor instead.
 func (*RegisterPushRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterPushRequest) GetIdempotencyKey() string {
@@ -1231,7 +1296,7 @@ type RegisterPushResponse struct {
 
 func (x *RegisterPushResponse) Reset() {
 	*x = RegisterPushResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1308,7 @@ func (x *RegisterPushResponse) String() string {
 func (*RegisterPushResponse) ProtoMessage() {}
 
 func (x *RegisterPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1321,7 @@ func (x *RegisterPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterPushResponse.ProtoReflect.Descriptor instead.
 func (*RegisterPushResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterPushResponse) GetHeader() *ResponseHeader {
@@ -1277,7 +1342,7 @@ var File_kvgrpc_v1_handoff_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
-	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xcc\x02\n" +
+	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x83\x03\n" +
 	"\x15FinishedBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
 	"\ftransfer_key\x18\x02 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12\x1d\n" +
@@ -1286,9 +1351,10 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\vfor_readers\x18\x04 \x01(\v2\x13.kvgrpc.v1.HandOverH\x00R\n" +
 	"forReaders\x12)\n" +
 	"\x04part\x18\x05 \x01(\v2\x13.kvgrpc.v1.PushPartH\x00R\x04part\x124\n" +
-	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x12#\n" +
+	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x125\n" +
+	"\bexpected\x18\b \x01(\v2\x17.kvgrpc.v1.PushExpectedH\x00R\bexpected\x12#\n" +
 	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
-	"\x03job\"\x9a\x03\n" +
+	"\x03job\"\xcb\x03\n" +
 	"\bHandOver\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
@@ -1301,7 +1367,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\bpriority\x18\b \x01(\x05R\bpriority\x124\n" +
 	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
 	"\x0frequest_time_us\x18\n" +
-	" \x01(\x04R\rrequestTimeUs\"\xd4\x03\n" +
+	" \x01(\x04R\rrequestTimeUs\x12/\n" +
+	"\x13takes_registrations\x18\v \x01(\bR\x12takesRegistrations\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +
@@ -1317,7 +1384,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\blease_id\x18\n" +
 	" \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bpriority\x18\v \x01(\x05R\bpriority\x124\n" +
-	"\bfirm_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\")\n" +
+	"\bfirm_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"\x0e\n" +
+	"\fPushExpected\")\n" +
 	"\rSourceFailure\x12\x18\n" +
 	"\amessage\x18\x01 \x01(\tR\amessage\"\xcc\x01\n" +
 	"\x16FinishedBlocksResponse\x121\n" +
@@ -1410,84 +1478,86 @@ func file_kvgrpc_v1_handoff_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_handoff_proto_rawDescData
 }
 
-var file_kvgrpc_v1_handoff_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvgrpc_v1_handoff_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvgrpc_v1_handoff_proto_goTypes = []any{
 	(*FinishedBlocksRequest)(nil),  // 0: kvgrpc.v1.FinishedBlocksRequest
 	(*HandOver)(nil),               // 1: kvgrpc.v1.HandOver
 	(*PushPart)(nil),               // 2: kvgrpc.v1.PushPart
-	(*SourceFailure)(nil),          // 3: kvgrpc.v1.SourceFailure
-	(*FinishedBlocksResponse)(nil), // 4: kvgrpc.v1.FinishedBlocksResponse
-	(*PullBlocksRequest)(nil),      // 5: kvgrpc.v1.PullBlocksRequest
-	(*PullDestination)(nil),        // 6: kvgrpc.v1.PullDestination
-	(*PullBlocksResponse)(nil),     // 7: kvgrpc.v1.PullBlocksResponse
-	(*ReserveBlocksRequest)(nil),   // 8: kvgrpc.v1.ReserveBlocksRequest
-	(*ReserveBlocksResponse)(nil),  // 9: kvgrpc.v1.ReserveBlocksResponse
-	(*RegisterPushRequest)(nil),    // 10: kvgrpc.v1.RegisterPushRequest
-	(*RegisterPushResponse)(nil),   // 11: kvgrpc.v1.RegisterPushResponse
-	(*Blocks)(nil),                 // 12: kvgrpc.v1.Blocks
-	(*Content)(nil),                // 13: kvgrpc.v1.Content
-	(*durationpb.Duration)(nil),    // 14: google.protobuf.Duration
-	(OnAbort)(0),                   // 15: kvgrpc.v1.OnAbort
-	(*LayerRange)(nil),             // 16: kvgrpc.v1.LayerRange
-	(*ResponseHeader)(nil),         // 17: kvgrpc.v1.ResponseHeader
-	(*Lease)(nil),                  // 18: kvgrpc.v1.Lease
-	(*Transfer)(nil),               // 19: kvgrpc.v1.Transfer
-	(*Grant)(nil),                  // 20: kvgrpc.v1.Grant
-	(*TransferWait)(nil),           // 21: kvgrpc.v1.TransferWait
-	(*PeerAddress)(nil),            // 22: kvgrpc.v1.PeerAddress
+	(*PushExpected)(nil),           // 3: kvgrpc.v1.PushExpected
+	(*SourceFailure)(nil),          // 4: kvgrpc.v1.SourceFailure
+	(*FinishedBlocksResponse)(nil), // 5: kvgrpc.v1.FinishedBlocksResponse
+	(*PullBlocksRequest)(nil),      // 6: kvgrpc.v1.PullBlocksRequest
+	(*PullDestination)(nil),        // 7: kvgrpc.v1.PullDestination
+	(*PullBlocksResponse)(nil),     // 8: kvgrpc.v1.PullBlocksResponse
+	(*ReserveBlocksRequest)(nil),   // 9: kvgrpc.v1.ReserveBlocksRequest
+	(*ReserveBlocksResponse)(nil),  // 10: kvgrpc.v1.ReserveBlocksResponse
+	(*RegisterPushRequest)(nil),    // 11: kvgrpc.v1.RegisterPushRequest
+	(*RegisterPushResponse)(nil),   // 12: kvgrpc.v1.RegisterPushResponse
+	(*Blocks)(nil),                 // 13: kvgrpc.v1.Blocks
+	(*Content)(nil),                // 14: kvgrpc.v1.Content
+	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
+	(OnAbort)(0),                   // 16: kvgrpc.v1.OnAbort
+	(*LayerRange)(nil),             // 17: kvgrpc.v1.LayerRange
+	(*ResponseHeader)(nil),         // 18: kvgrpc.v1.ResponseHeader
+	(*Lease)(nil),                  // 19: kvgrpc.v1.Lease
+	(*Transfer)(nil),               // 20: kvgrpc.v1.Transfer
+	(*Grant)(nil),                  // 21: kvgrpc.v1.Grant
+	(*TransferWait)(nil),           // 22: kvgrpc.v1.TransferWait
+	(*PeerAddress)(nil),            // 23: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handoff_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.FinishedBlocksRequest.for_readers:type_name -> kvgrpc.v1.HandOver
 	2,  // 1: kvgrpc.v1.FinishedBlocksRequest.part:type_name -> kvgrpc.v1.PushPart
-	3,  // 2: kvgrpc.v1.FinishedBlocksRequest.failure:type_name -> kvgrpc.v1.SourceFailure
-	12, // 3: kvgrpc.v1.HandOver.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 4: kvgrpc.v1.HandOver.content:type_name -> kvgrpc.v1.Content
-	14, // 5: kvgrpc.v1.HandOver.ttl:type_name -> google.protobuf.Duration
-	15, // 6: kvgrpc.v1.HandOver.on_abort:type_name -> kvgrpc.v1.OnAbort
-	14, // 7: kvgrpc.v1.HandOver.firm_ttl:type_name -> google.protobuf.Duration
-	12, // 8: kvgrpc.v1.PushPart.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 9: kvgrpc.v1.PushPart.content:type_name -> kvgrpc.v1.Content
-	16, // 10: kvgrpc.v1.PushPart.layers:type_name -> kvgrpc.v1.LayerRange
-	14, // 11: kvgrpc.v1.PushPart.ttl:type_name -> google.protobuf.Duration
-	15, // 12: kvgrpc.v1.PushPart.on_abort:type_name -> kvgrpc.v1.OnAbort
-	14, // 13: kvgrpc.v1.PushPart.firm_ttl:type_name -> google.protobuf.Duration
-	17, // 14: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 15: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 16: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	20, // 17: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	20, // 18: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
-	13, // 19: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	6,  // 20: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
-	14, // 21: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
-	14, // 22: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
-	21, // 23: kvgrpc.v1.PullBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
-	12, // 24: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
-	17, // 25: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 26: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	12, // 27: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	13, // 28: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	22, // 29: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	14, // 30: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
-	21, // 31: kvgrpc.v1.ReserveBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
-	17, // 32: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 33: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	20, // 34: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	20, // 35: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
-	17, // 36: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 37: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	0,  // 38: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
-	5,  // 39: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
-	8,  // 40: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
-	10, // 41: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
-	4,  // 42: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
-	7,  // 43: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
-	9,  // 44: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
-	11, // 45: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
-	42, // [42:46] is the sub-list for method output_type
-	38, // [38:42] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	4,  // 2: kvgrpc.v1.FinishedBlocksRequest.failure:type_name -> kvgrpc.v1.SourceFailure
+	3,  // 3: kvgrpc.v1.FinishedBlocksRequest.expected:type_name -> kvgrpc.v1.PushExpected
+	13, // 4: kvgrpc.v1.HandOver.blocks:type_name -> kvgrpc.v1.Blocks
+	14, // 5: kvgrpc.v1.HandOver.content:type_name -> kvgrpc.v1.Content
+	15, // 6: kvgrpc.v1.HandOver.ttl:type_name -> google.protobuf.Duration
+	16, // 7: kvgrpc.v1.HandOver.on_abort:type_name -> kvgrpc.v1.OnAbort
+	15, // 8: kvgrpc.v1.HandOver.firm_ttl:type_name -> google.protobuf.Duration
+	13, // 9: kvgrpc.v1.PushPart.blocks:type_name -> kvgrpc.v1.Blocks
+	14, // 10: kvgrpc.v1.PushPart.content:type_name -> kvgrpc.v1.Content
+	17, // 11: kvgrpc.v1.PushPart.layers:type_name -> kvgrpc.v1.LayerRange
+	15, // 12: kvgrpc.v1.PushPart.ttl:type_name -> google.protobuf.Duration
+	16, // 13: kvgrpc.v1.PushPart.on_abort:type_name -> kvgrpc.v1.OnAbort
+	15, // 14: kvgrpc.v1.PushPart.firm_ttl:type_name -> google.protobuf.Duration
+	18, // 15: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 16: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
+	20, // 17: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	21, // 18: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	21, // 19: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
+	14, // 20: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	7,  // 21: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
+	15, // 22: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
+	15, // 23: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
+	22, // 24: kvgrpc.v1.PullBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
+	13, // 25: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
+	18, // 26: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 27: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	13, // 28: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	14, // 29: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	23, // 30: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	15, // 31: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
+	22, // 32: kvgrpc.v1.ReserveBlocksRequest.wait:type_name -> kvgrpc.v1.TransferWait
+	18, // 33: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 34: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	21, // 35: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	21, // 36: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
+	18, // 37: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 38: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	0,  // 39: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
+	6,  // 40: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
+	9,  // 41: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
+	11, // 42: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
+	5,  // 43: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
+	8,  // 44: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
+	10, // 45: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
+	12, // 46: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
+	43, // [43:47] is the sub-list for method output_type
+	39, // [39:43] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handoff_proto_init() }
@@ -1502,8 +1572,9 @@ func file_kvgrpc_v1_handoff_proto_init() {
 		(*FinishedBlocksRequest_ForReaders)(nil),
 		(*FinishedBlocksRequest_Part)(nil),
 		(*FinishedBlocksRequest_Failure)(nil),
+		(*FinishedBlocksRequest_Expected)(nil),
 	}
-	file_kvgrpc_v1_handoff_proto_msgTypes[5].OneofWrappers = []any{
+	file_kvgrpc_v1_handoff_proto_msgTypes[6].OneofWrappers = []any{
 		(*PullBlocksRequest_Grant)(nil),
 		(*PullBlocksRequest_TransferId)(nil),
 	}
@@ -1513,7 +1584,7 @@ func file_kvgrpc_v1_handoff_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_handoff_proto_rawDesc), len(file_kvgrpc_v1_handoff_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

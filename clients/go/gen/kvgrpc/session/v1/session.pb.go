@@ -402,7 +402,10 @@ type AttachRequest struct {
 	// The engine comes back from a lead that died: the ticket that its workers have, and keep. The answer comes when all
 	// of them have attached with it: then their memory is at rest, and holds what it held. Empty: the engine is new, and
 	// its lead makes a ticket.
-	RankTicket    []byte `protobuf:"bytes,8,opt,name=rank_ticket,json=rankTicket,proto3" json:"rank_ticket,omitempty"`
+	RankTicket []byte `protobuf:"bytes,8,opt,name=rank_ticket,json=rankTicket,proto3" json:"rank_ticket,omitempty"`
+	// The engine reads PushWanted, and answers with FinishedBlocks (`expected`) where it knows the request. What
+	// registers for a push of which it says nothing waits for announce_wait, and not for the registration timeout.
+	ExpectsPushes bool `protobuf:"varint,9,opt,name=expects_pushes,json=expectsPushes,proto3" json:"expects_pushes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -491,6 +494,13 @@ func (x *AttachRequest) GetRankTicket() []byte {
 		return x.RankTicket
 	}
 	return nil
+}
+
+func (x *AttachRequest) GetExpectsPushes() bool {
+	if x != nil {
+		return x.ExpectsPushes
+	}
+	return false
 }
 
 // The engine is attached.
@@ -1409,6 +1419,7 @@ type Event struct {
 	//	*Event_Opened
 	//	*Event_LayersReceived
 	//	*Event_PartsReturned
+	//	*Event_PushWanted
 	Kind          isEvent_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1521,6 +1532,15 @@ func (x *Event) GetPartsReturned() *PartsReturned {
 	return nil
 }
 
+func (x *Event) GetPushWanted() *PushWanted {
+	if x != nil {
+		if x, ok := x.Kind.(*Event_PushWanted); ok {
+			return x.PushWanted
+		}
+	}
+	return nil
+}
+
 type isEvent_Kind interface {
 	isEvent_Kind()
 }
@@ -1560,6 +1580,11 @@ type Event_PartsReturned struct {
 	PartsReturned *PartsReturned `protobuf:"bytes,8,opt,name=parts_returned,json=partsReturned,proto3,oneof"`
 }
 
+type Event_PushWanted struct {
+	// A destination has registered for what nothing is handed over of yet.
+	PushWanted *PushWanted `protobuf:"bytes,9,opt,name=push_wanted,json=pushWanted,proto3,oneof"`
+}
+
 func (*Event_Received) isEvent_Kind() {}
 
 func (*Event_Failed) isEvent_Kind() {}
@@ -1573,6 +1598,8 @@ func (*Event_Opened) isEvent_Kind() {}
 func (*Event_LayersReceived) isEvent_Kind() {}
 
 func (*Event_PartsReturned) isEvent_Kind() {}
+
+func (*Event_PushWanted) isEvent_Kind() {}
 
 // The KV is there.
 type Received struct {
@@ -1839,6 +1866,52 @@ func (x *PartsReturned) GetLeaseId() string {
 	return ""
 }
 
+// A destination waits for a push. Told to engines that said expects_pushes, once for each push.
+type PushWanted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its transfer key.
+	TransferKey   []byte `protobuf:"bytes,1,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushWanted) Reset() {
+	*x = PushWanted{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushWanted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushWanted) ProtoMessage() {}
+
+func (x *PushWanted) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushWanted.ProtoReflect.Descriptor instead.
+func (*PushWanted) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PushWanted) GetTransferKey() []byte {
+	if x != nil {
+		return x.TransferKey
+	}
+	return nil
+}
+
 // The access is open, and the pull waits for its blocks: one that had them by then is not spoken of before its end.
 type PullOpened struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1854,7 +1927,7 @@ type PullOpened struct {
 
 func (x *PullOpened) Reset() {
 	*x = PullOpened{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +1939,7 @@ func (x *PullOpened) String() string {
 func (*PullOpened) ProtoMessage() {}
 
 func (x *PullOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +1952,7 @@ func (x *PullOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOpened.ProtoReflect.Descriptor instead.
 func (*PullOpened) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PullOpened) GetTransferId() string {
@@ -1922,7 +1995,7 @@ type LayersReceived struct {
 
 func (x *LayersReceived) Reset() {
 	*x = LayersReceived{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2007,7 @@ func (x *LayersReceived) String() string {
 func (*LayersReceived) ProtoMessage() {}
 
 func (x *LayersReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2020,7 @@ func (x *LayersReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayersReceived.ProtoReflect.Descriptor instead.
 func (*LayersReceived) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LayersReceived) GetTransferId() string {
@@ -2012,7 +2085,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2097,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2110,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CallAnswer) GetCallId() uint64 {
@@ -2307,7 +2380,7 @@ type RankCommandBatch struct {
 
 func (x *RankCommandBatch) Reset() {
 	*x = RankCommandBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2392,7 @@ func (x *RankCommandBatch) String() string {
 func (*RankCommandBatch) ProtoMessage() {}
 
 func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2405,7 @@ func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankCommandBatch.ProtoReflect.Descriptor instead.
 func (*RankCommandBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RankCommandBatch) GetCommands() []*RankCommand {
@@ -2353,7 +2426,7 @@ type RankReportBatch struct {
 
 func (x *RankReportBatch) Reset() {
 	*x = RankReportBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2438,7 @@ func (x *RankReportBatch) String() string {
 func (*RankReportBatch) ProtoMessage() {}
 
 func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2451,7 @@ func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReportBatch.ProtoReflect.Descriptor instead.
 func (*RankReportBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RankReportBatch) GetReports() []*RankReport {
@@ -2408,7 +2481,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\arefused\x18\x05 \x01(\v2\".kvgrpc.session.v1.RefusedResponseH\x00R\arefused\x12F\n" +
 	"\rmemory_wanted\x18\x06 \x01(\v2\x1f.kvgrpc.session.v1.MemoryWantedH\x00R\fmemoryWanted\x124\n" +
 	"\x04over\x18\a \x01(\v2\x1e.kvgrpc.session.v1.SessionOverH\x00R\x04overB\a\n" +
-	"\x05frame\"\xd6\x02\n" +
+	"\x05frame\"\xfd\x02\n" +
 	"\rAttachRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
@@ -2419,7 +2492,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x10weights_revision\x18\x06 \x01(\tR\x0fweightsRevision\x12(\n" +
 	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\x12$\n" +
 	"\vrank_ticket\x18\b \x01(\fB\x03\x80\x01\x01R\n" +
-	"rankTicket\"\xa9\x02\n" +
+	"rankTicket\x12%\n" +
+	"\x0eexpects_pushes\x18\t \x01(\bR\rexpectsPushes\"\xa9\x02\n" +
 	"\x0eAttachResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12*\n" +
 	"\x0esession_secret\x18\x02 \x01(\fB\x03\x80\x01\x01R\rsessionSecret\x12$\n" +
@@ -2482,7 +2556,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\vVoidedSlots\">\n" +
 	"\n" +
 	"EventBatch\x120\n" +
-	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xf3\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xb5\x04\n" +
 	"\x05Event\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x129\n" +
 	"\breceived\x18\x02 \x01(\v2\x1b.kvgrpc.session.v1.ReceivedH\x00R\breceived\x123\n" +
@@ -2491,7 +2565,9 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x06answer\x18\x05 \x01(\v2\x1d.kvgrpc.session.v1.CallAnswerH\x00R\x06answer\x127\n" +
 	"\x06opened\x18\x06 \x01(\v2\x1d.kvgrpc.session.v1.PullOpenedH\x00R\x06opened\x12L\n" +
 	"\x0flayers_received\x18\a \x01(\v2!.kvgrpc.session.v1.LayersReceivedH\x00R\x0elayersReceived\x12I\n" +
-	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturnedB\x06\n" +
+	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturned\x12@\n" +
+	"\vpush_wanted\x18\t \x01(\v2\x1d.kvgrpc.session.v1.PushWantedH\x00R\n" +
+	"pushWantedB\x06\n" +
 	"\x04kind\"i\n" +
 	"\bReceived\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -2518,7 +2594,10 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"transferId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
-	"\blease_id\x18\x03 \x01(\tR\aleaseId\"k\n" +
+	"\blease_id\x18\x03 \x01(\tR\aleaseId\"4\n" +
+	"\n" +
+	"PushWanted\x12&\n" +
+	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\"k\n" +
 	"\n" +
 	"PullOpened\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -2588,7 +2667,7 @@ func file_kvgrpc_session_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(PoolMemory)(0),                   // 0: kvgrpc.session.v1.PoolMemory
 	(*ClientFrame)(nil),               // 1: kvgrpc.session.v1.ClientFrame
@@ -2609,119 +2688,121 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*Failed)(nil),                    // 16: kvgrpc.session.v1.Failed
 	(*BlocksReturned)(nil),            // 17: kvgrpc.session.v1.BlocksReturned
 	(*PartsReturned)(nil),             // 18: kvgrpc.session.v1.PartsReturned
-	(*PullOpened)(nil),                // 19: kvgrpc.session.v1.PullOpened
-	(*LayersReceived)(nil),            // 20: kvgrpc.session.v1.LayersReceived
-	(*CallAnswer)(nil),                // 21: kvgrpc.session.v1.CallAnswer
-	(*RankCommandBatch)(nil),          // 22: kvgrpc.session.v1.RankCommandBatch
-	(*RankReportBatch)(nil),           // 23: kvgrpc.session.v1.RankReportBatch
-	(v1.PoolKind)(0),                  // 24: kvgrpc.v1.PoolKind
-	(*v1.PoolDescription)(nil),        // 25: kvgrpc.v1.PoolDescription
-	(*v1.ResponseHeader)(nil),         // 26: kvgrpc.v1.ResponseHeader
-	(*v1.Limits)(nil),                 // 27: kvgrpc.v1.Limits
-	(v1.FailureReason)(0),             // 28: kvgrpc.v1.FailureReason
-	(*v1.FinishedBlocksRequest)(nil),  // 29: kvgrpc.v1.FinishedBlocksRequest
-	(*v1.PullBlocksRequest)(nil),      // 30: kvgrpc.v1.PullBlocksRequest
-	(*v1.CancelTransferRequest)(nil),  // 31: kvgrpc.v1.CancelTransferRequest
-	(*v1.RenewLeasesRequest)(nil),     // 32: kvgrpc.v1.RenewLeasesRequest
-	(*v1.ReleaseLeaseRequest)(nil),    // 33: kvgrpc.v1.ReleaseLeaseRequest
-	(*v1.GrantLeaseRequest)(nil),      // 34: kvgrpc.v1.GrantLeaseRequest
-	(*v1.AllocateBlocksRequest)(nil),  // 35: kvgrpc.v1.AllocateBlocksRequest
-	(*v1.FreeBlocksRequest)(nil),      // 36: kvgrpc.v1.FreeBlocksRequest
-	(*v1.ReserveBlocksRequest)(nil),   // 37: kvgrpc.v1.ReserveBlocksRequest
-	(*v1.RegisterPushRequest)(nil),    // 38: kvgrpc.v1.RegisterPushRequest
-	(*StepReport)(nil),                // 39: kvgrpc.session.v1.StepReport
-	(*v1.ReclaimBlocksRequest)(nil),   // 40: kvgrpc.v1.ReclaimBlocksRequest
-	(*v1.PutTensorRequest)(nil),       // 41: kvgrpc.v1.PutTensorRequest
-	(*v1.GetTensorRequest)(nil),       // 42: kvgrpc.v1.GetTensorRequest
-	(*v1.ReleaseTensorsRequest)(nil),  // 43: kvgrpc.v1.ReleaseTensorsRequest
-	(*v1.Failure)(nil),                // 44: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 45: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 46: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 47: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 48: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 49: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 50: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 51: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 52: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 53: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 54: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 55: kvgrpc.v1.RegisterPushResponse
-	(*v1.ReclaimBlocksResponse)(nil),  // 56: kvgrpc.v1.ReclaimBlocksResponse
-	(*v1.PutTensorResponse)(nil),      // 57: kvgrpc.v1.PutTensorResponse
-	(*v1.GetTensorResponse)(nil),      // 58: kvgrpc.v1.GetTensorResponse
-	(*v1.ReleaseTensorsResponse)(nil), // 59: kvgrpc.v1.ReleaseTensorsResponse
-	(*RankCommand)(nil),               // 60: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 61: kvgrpc.session.v1.RankReport
+	(*PushWanted)(nil),                // 19: kvgrpc.session.v1.PushWanted
+	(*PullOpened)(nil),                // 20: kvgrpc.session.v1.PullOpened
+	(*LayersReceived)(nil),            // 21: kvgrpc.session.v1.LayersReceived
+	(*CallAnswer)(nil),                // 22: kvgrpc.session.v1.CallAnswer
+	(*RankCommandBatch)(nil),          // 23: kvgrpc.session.v1.RankCommandBatch
+	(*RankReportBatch)(nil),           // 24: kvgrpc.session.v1.RankReportBatch
+	(v1.PoolKind)(0),                  // 25: kvgrpc.v1.PoolKind
+	(*v1.PoolDescription)(nil),        // 26: kvgrpc.v1.PoolDescription
+	(*v1.ResponseHeader)(nil),         // 27: kvgrpc.v1.ResponseHeader
+	(*v1.Limits)(nil),                 // 28: kvgrpc.v1.Limits
+	(v1.FailureReason)(0),             // 29: kvgrpc.v1.FailureReason
+	(*v1.FinishedBlocksRequest)(nil),  // 30: kvgrpc.v1.FinishedBlocksRequest
+	(*v1.PullBlocksRequest)(nil),      // 31: kvgrpc.v1.PullBlocksRequest
+	(*v1.CancelTransferRequest)(nil),  // 32: kvgrpc.v1.CancelTransferRequest
+	(*v1.RenewLeasesRequest)(nil),     // 33: kvgrpc.v1.RenewLeasesRequest
+	(*v1.ReleaseLeaseRequest)(nil),    // 34: kvgrpc.v1.ReleaseLeaseRequest
+	(*v1.GrantLeaseRequest)(nil),      // 35: kvgrpc.v1.GrantLeaseRequest
+	(*v1.AllocateBlocksRequest)(nil),  // 36: kvgrpc.v1.AllocateBlocksRequest
+	(*v1.FreeBlocksRequest)(nil),      // 37: kvgrpc.v1.FreeBlocksRequest
+	(*v1.ReserveBlocksRequest)(nil),   // 38: kvgrpc.v1.ReserveBlocksRequest
+	(*v1.RegisterPushRequest)(nil),    // 39: kvgrpc.v1.RegisterPushRequest
+	(*StepReport)(nil),                // 40: kvgrpc.session.v1.StepReport
+	(*v1.ReclaimBlocksRequest)(nil),   // 41: kvgrpc.v1.ReclaimBlocksRequest
+	(*v1.PutTensorRequest)(nil),       // 42: kvgrpc.v1.PutTensorRequest
+	(*v1.GetTensorRequest)(nil),       // 43: kvgrpc.v1.GetTensorRequest
+	(*v1.ReleaseTensorsRequest)(nil),  // 44: kvgrpc.v1.ReleaseTensorsRequest
+	(*v1.Failure)(nil),                // 45: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 46: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 47: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 48: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 49: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 50: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 51: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 52: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 53: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 54: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 55: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 56: kvgrpc.v1.RegisterPushResponse
+	(*v1.ReclaimBlocksResponse)(nil),  // 57: kvgrpc.v1.ReclaimBlocksResponse
+	(*v1.PutTensorResponse)(nil),      // 58: kvgrpc.v1.PutTensorResponse
+	(*v1.GetTensorResponse)(nil),      // 59: kvgrpc.v1.GetTensorResponse
+	(*v1.ReleaseTensorsResponse)(nil), // 60: kvgrpc.v1.ReleaseTensorsResponse
+	(*RankCommand)(nil),               // 61: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 62: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
 	5,  // 1: kvgrpc.session.v1.ClientFrame.attach_rank:type_name -> kvgrpc.session.v1.AttachRankRequest
 	10, // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
-	23, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
+	24, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
 	4,  // 4: kvgrpc.session.v1.ServerFrame.attached:type_name -> kvgrpc.session.v1.AttachResponse
 	6,  // 5: kvgrpc.session.v1.ServerFrame.rank_attached:type_name -> kvgrpc.session.v1.AttachRankResponse
 	13, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
-	22, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
+	23, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
 	7,  // 8: kvgrpc.session.v1.ServerFrame.refused:type_name -> kvgrpc.session.v1.RefusedResponse
 	8,  // 9: kvgrpc.session.v1.ServerFrame.memory_wanted:type_name -> kvgrpc.session.v1.MemoryWanted
 	9,  // 10: kvgrpc.session.v1.ServerFrame.over:type_name -> kvgrpc.session.v1.SessionOver
-	24, // 11: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
-	25, // 12: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
+	25, // 11: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
+	26, // 12: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
 	0,  // 13: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
-	26, // 14: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	25, // 15: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	27, // 16: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
-	25, // 17: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	28, // 18: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
+	27, // 14: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 15: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	28, // 16: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
+	26, // 17: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	29, // 18: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
 	11, // 19: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
-	29, // 20: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
-	30, // 21: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
-	31, // 22: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
-	32, // 23: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
-	33, // 24: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
-	34, // 25: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
-	35, // 26: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
-	36, // 27: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
-	37, // 28: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
-	38, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
-	39, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
+	30, // 20: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
+	31, // 21: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
+	32, // 22: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
+	33, // 23: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
+	34, // 24: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
+	35, // 25: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
+	36, // 26: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
+	37, // 27: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
+	38, // 28: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
+	39, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
+	40, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
 	12, // 31: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
-	40, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
-	41, // 33: kvgrpc.session.v1.Call.put_tensor:type_name -> kvgrpc.v1.PutTensorRequest
-	42, // 34: kvgrpc.session.v1.Call.get_tensor:type_name -> kvgrpc.v1.GetTensorRequest
-	43, // 35: kvgrpc.session.v1.Call.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsRequest
+	41, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
+	42, // 33: kvgrpc.session.v1.Call.put_tensor:type_name -> kvgrpc.v1.PutTensorRequest
+	43, // 34: kvgrpc.session.v1.Call.get_tensor:type_name -> kvgrpc.v1.GetTensorRequest
+	44, // 35: kvgrpc.session.v1.Call.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsRequest
 	14, // 36: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
 	15, // 37: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
 	16, // 38: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
 	17, // 39: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	21, // 40: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	19, // 41: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	20, // 42: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	22, // 40: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	20, // 41: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	21, // 42: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
 	18, // 43: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
-	44, // 44: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	45, // 45: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	44, // 46: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	46, // 47: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	47, // 48: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	48, // 49: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	49, // 50: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	50, // 51: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	51, // 52: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	52, // 53: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	53, // 54: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	54, // 55: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	55, // 56: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	56, // 57: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
-	57, // 58: kvgrpc.session.v1.CallAnswer.put_tensor:type_name -> kvgrpc.v1.PutTensorResponse
-	58, // 59: kvgrpc.session.v1.CallAnswer.get_tensor:type_name -> kvgrpc.v1.GetTensorResponse
-	59, // 60: kvgrpc.session.v1.CallAnswer.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsResponse
-	60, // 61: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	61, // 62: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	63, // [63:63] is the sub-list for method output_type
-	63, // [63:63] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	19, // 44: kvgrpc.session.v1.Event.push_wanted:type_name -> kvgrpc.session.v1.PushWanted
+	45, // 45: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	46, // 46: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	45, // 47: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	47, // 48: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	48, // 49: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	49, // 50: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	50, // 51: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	51, // 52: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	52, // 53: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	53, // 54: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	54, // 55: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	55, // 56: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	56, // 57: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	57, // 58: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
+	58, // 59: kvgrpc.session.v1.CallAnswer.put_tensor:type_name -> kvgrpc.v1.PutTensorResponse
+	59, // 60: kvgrpc.session.v1.CallAnswer.get_tensor:type_name -> kvgrpc.v1.GetTensorResponse
+	60, // 61: kvgrpc.session.v1.CallAnswer.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsResponse
+	61, // 62: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	62, // 63: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	64, // [64:64] is the sub-list for method output_type
+	64, // [64:64] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2771,8 +2852,9 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Event_Opened)(nil),
 		(*Event_LayersReceived)(nil),
 		(*Event_PartsReturned)(nil),
+		(*Event_PushWanted)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[20].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[21].OneofWrappers = []any{
 		(*CallAnswer_FinishedBlocks)(nil),
 		(*CallAnswer_PullBlocks)(nil),
 		(*CallAnswer_CancelTransfer)(nil),
@@ -2794,7 +2876,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_session_proto_rawDesc), len(file_kvgrpc_session_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

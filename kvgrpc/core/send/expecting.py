@@ -1,0 +1,62 @@
+"""How long a destination waits for parts of a push, and what its source's engine says of it.
+
+A destination that comes before the first part waits for the registration timeout: the source may be computing. An
+engine that expects pushes is told of it, and says whether it knows the request. Of one that it never gets, since its
+API refused it or its router sent it elsewhere, the destination hears soon, and computes it.
+"""
+
+from kvgrpc.core.actions import Expected, PushWanted
+from kvgrpc.core.events import FinishedBlocks
+from kvgrpc.core.send.push_ends import PushEnds
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.push import Push
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Failure, Side, State
+from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.errors import NextStep, Reason
+
+
+class Expecting:
+    """Pushes of which there is no part yet."""
+
+    def __init__(self, state: NodeState, ends: PushEnds) -> None:
+        self._state = state
+        self._ends = ends
+
+    def begun(self, push: Push) -> None:
+        """A push began, with a part or with a registration."""
+        self._await(push, self._state.limits.registration_timeout_s)
+
+    def registered(self, push: Push) -> None:
+        """It began with a registration."""
+        if self._state.expects_pushes:
+            self._await(push, self._state.limits.announce_wait_s)
+            self._state.tell(ENGINE, PushWanted(push.key))
+
+    def awaited(self, event: FinishedBlocks) -> bool:
+        """Whether a destination waits for what is handed over to readers."""
+        push = self._state.pushes.with_key(event.key)
+        return event.takes_registrations and push is not None and push.parts is None and not push.part_epoch
+
+    def expected(self, event: FinishedBlocks) -> None:
+        """FinishedBlocks (`expected`): the engine knows the request."""
+        check_transfer_key(event.key)
+        push = self._state.pushes.with_key(event.key)
+        if push is not None and push.parts is None and not event.validate_only:
+            self._await(push, self._state.limits.registration_timeout_s)
+        self._state.reply(event.call.id, Expected())
+
+    def due(self, transfer_id: str) -> None:
+        """No destination registered for a push in time, or no part came."""
+        push = self._state.pushes.find(transfer_id)
+        assert push is not None
+        message = "no destination came, or not all parts"
+        if push.trouble:
+            message += f"; the last destination failed: {push.trouble}"
+        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
+        self._ends.end(push, State.FAILED, failure)
+
+    def _await(self, push: Push, for_s: float) -> None:
+        due = min(self._state.now + for_s, push.cap)
+        self._state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)

@@ -1,0 +1,39 @@
+"""Hand-overs to readers that are pushed: a destination has registered under their key, before or after."""
+
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.push import Push
+from kvgrpc.core.tables.leases import Lease
+from kvgrpc.core.tables.transfers import Direction
+from kvgrpc.core.values.parts import Parts
+from kvgrpc.errors import AlreadyExists, Reason
+
+
+def find(state: NodeState, key: bytes) -> Lease | None:
+    """What was handed over under that key, to readers or to who registers. Raises AlreadyExists (TRANSFER_EXISTS) when
+    it is read.
+    """
+    for transfer in state.transfers.with_key(key):
+        lease = state.leases.find(transfer.lease_id)
+        if lease is None or transfer.over or transfer.direction is not Direction.SEND or not lease.takes_registrations:
+            continue
+        if lease.read or lease.done:
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, "these blocks are read under their grant already")
+        return lease
+    return None
+
+
+def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> Push:
+    """From now on it is the one part of a push. Raises what refuses that part, and then nothing has changed."""
+    parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
+    parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
+    push = Push(
+        lease.transfer_id, key, lease.owner, lease.cap, lease_id=lease.id, content=lease.content, parts=parts,
+        handed_over=True, consumers=lease.consumers, finished=lease.finished, received=lease.received,
+        cancelled_by=lease.cancelled_by, trouble=lease.trouble,
+    )  # fmt: skip
+    lease.pushed = True
+    state.leases.weigh(lease)
+    state.pushes.begin(push)
+    hand_overs.extend(lease, state.limits.registration_timeout_s)
+    return push

@@ -1,0 +1,101 @@
+"""Prefills of mode AUTO on two real engines: whichever side comes first, the KV gets there."""
+
+import pytest
+
+from kvgrpc.core.policy.values import LoadEnded, Mode, Outcome, SendEnded
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
+from kvgrpc.errors import Reason
+from tests.engine.conftest import Attach, Leads
+from tests.engine.scheduler.schedulers import PROMPT, TABLE, At, R, give, same
+from tests.engine.support import new_key
+from tests.service.engines import wait_until
+
+Sides = tuple[At, At]
+
+
+@pytest.fixture
+def sides(leads: Leads, attach: Attach) -> Sides:
+    """P, which expects pushes, and D."""
+    return At(attach(leads[0], expects_pushes=True)), At(attach(leads[1]))
+
+
+def waiting(d: At, p: At, key: bytes) -> None:
+    """A request whose KV is pushed, once P's lead knows of it."""
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    assert d.load() == len(PROMPT)
+    d.scheduler.step()
+
+
+def received(p: At, d: At) -> None:
+    assert d.told(LoadEnded).loss is None
+    assert p.told(SendEnded).loss is None
+    assert same(p, d)
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
+
+
+def test_who_comes_with_the_grant_pulls(sides: Sides) -> None:
+    p, d = sides
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(p.prefilled(give(Mode.AUTO)))))
+    d.load()
+    received(p, d)
+
+
+def test_what_has_finished_is_pushed_to_who_comes_with_the_address_alone(sides: Sides) -> None:
+    p, d = sides
+    wanted = give(Mode.AUTO)
+    assert p.prefilled(wanted)
+    waiting(d, p, wanted.transfer_key)
+    received(p, d)
+
+
+@pytest.mark.parametrize("first", ["P", "D"])
+def test_a_prefill_goes_part_by_part_from_when_its_destination_has_come(sides: Sides, first: str) -> None:
+    p, d = sides
+    wanted = give(Mode.AUTO)
+    if first == "D":
+        waiting(d, p, wanted.transfer_key)
+    p.scheduler.arrived(wanted)
+    p.scheduler.allocated(R, TABLE, 0, 0)
+    if first == "P":
+        waiting(d, p, wanted.transfer_key)
+    p.until(lambda: p.scheduler.policy.pushes(R))
+    p.side.fill(TABLE[0], 1)
+    p.scheduler.computed(R, TABLE, 32, 1)
+    p.side.engine.step_done(1)
+    assert p.scheduler.push_key(R) == wanted.transfer_key
+    assert not p.scheduler.grant(R)
+    assert p.scheduler.finished(R, PROMPT, TABLE, len(PROMPT), Outcome.COMPLETE).handed_over
+    assert p.scheduler.push_key(R) == wanted.transfer_key
+    received(p, d)
+
+
+def test_a_destination_waits_for_a_request_that_is_computed_for_long(sides: Sides) -> None:
+    """Longer than for one of which the source's engine knows nothing."""
+    p, d = sides
+    wanted = give(Mode.AUTO)
+    p.scheduler.arrived(wanted)
+    waiting(d, p, wanted.transfer_key)
+    p.until(lambda: p.scheduler.policy.pushes(R))
+    unknown = d.side.engine.reserve([[40]], wanted.content(PROMPT[:16]), transfer_key=new_key(),
+                                    source_address=p.side.engine.address)  # fmt: skip
+    d.until(lambda: unknown.over)
+    assert p.prefilled(wanted) == b""
+    received(p, d)
+
+
+def test_a_destination_hears_that_the_prefill_did_not_finish(sides: Sides) -> None:
+    p, d = sides
+    wanted = give(Mode.AUTO)
+    p.scheduler.arrived(wanted)
+    assert not p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED).keep
+    p.scheduler.step()
+    waiting(d, p, wanted.transfer_key)
+    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
+
+
+def test_a_destination_hears_that_no_such_request_came(sides: Sides) -> None:
+    p, d = sides
+    waiting(d, p, new_key())
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())

@@ -1,0 +1,140 @@
+"""Every mode of P with every mode of D, behind routers that run one leg after the other, or both at once: each pair
+moves KV, or computes, and none fails a request.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.policy.values import Mode, OnLoss
+from tests.vllm.cores import PROMPT, Core, Cores, request_of
+from tests.vllm.engines import PREFILL, wait_until
+
+Made = Callable[[Mode, Mode], Cores]
+MODES = pytest.mark.parametrize("d_mode", Mode)
+AT_P = "cmpl-7c1e-0-0123abcd"
+"""A request at P, and the same one at D: vLLM's engines add eight digits to the id that the router gave both."""
+AT_D = "cmpl-7c1e-0-89ab4567"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Engines of these modes, which compute what does not come."""
+    monkeypatch.setenv("KVGRPC_LIMITS_ANNOUNCE_WAIT_S", "2")
+    with ExitStack() as stack:
+
+        def make(p_mode: Mode, d_mode: Mode) -> Cores:
+            pair = Core("P", mode=p_mode), Core("D", OnLoss.RECOMPUTE, mode=d_mode)
+            for core in pair:
+                stack.callback(core.close)
+            return pair
+
+        yield make
+
+
+def address(core: Core) -> dict[str, Any]:
+    """What a proxy for pushes is told of P by its operator."""
+    host, _, port = core.side.address.rpartition(":")
+    return {"remote_engine_id": "P", "remote_host": host, "remote_port": int(port), "tp_size": 1, "pp_size": 1}
+
+
+def decode_leg(p: Core, router_id: str = "7c1e") -> dict[str, Any]:
+    """Of vLLM's proxy for pushes, without a transfer id, as in 0.32."""
+    return {"do_remote_decode": False, "do_remote_prefill": True, "remote_request_id": router_id, **address(p)}
+
+
+def compute(p: Core, request: Any) -> dict[str, Any]:
+    """Two steps of a prefill, and its answer."""
+    name = request.request_id
+    p.tables[name] = p.computing(request)
+    p.step({name: 32})
+    request.num_computed_tokens = 32
+    p.step({name: 8})
+    return p.left(request, p.tables[name])
+
+
+def came(p: Core, d: Core, name: str) -> bool:
+    """How a load ended: whether with KV, which is P's then."""
+    wait_until(lambda: p.step() and d.step() and d.told.loaded == {name})
+    wait_until(lambda: p.step() and p.used() == 0)
+    return not d.told.failed
+
+
+def holds_the_kv(d: Core, blocks: list[int]) -> bool:
+    return all(bool((layer[blocks] == 7 + number).all()) for number, layer in enumerate(d.memory.values()))
+
+
+@MODES
+@pytest.mark.parametrize("p_mode", Mode)
+def test_one_leg_after_the_other_moves_the_kv_whatever_the_modes_are(made: Made, p_mode: Mode, d_mode: Mode) -> None:
+    p, d = made(p_mode, d_mode)
+    answer = compute(p, request_of(AT_P, PREFILL))
+    assert (answer["do_remote_prefill"], answer["remote_engine_id"]) == (True, "P")
+    assert ("kvgrpc_grant" in answer) is (p_mode is not Mode.PUSH)
+    blocks = d.begin(request_of(AT_D, answer))
+    assert came(p, d, AT_D)
+    assert holds_the_kv(d, blocks)
+
+
+@MODES
+@pytest.mark.parametrize("first", ["P", "D"])
+@pytest.mark.parametrize("p_mode", Mode)
+def test_both_legs_at_once_move_the_kv_where_prefill_pushes(made: Made, p_mode: Mode, d_mode: Mode, first: str) -> None:
+    """Without any name but the request id. One set to be pulled alone answers a grant, which such a router drops."""
+    p, d = made(p_mode, d_mode)
+    if first == "P":
+        compute(p, request_of(AT_P, PREFILL))
+    blocks = d.begin(request_of(AT_D, decode_leg(p)))
+    d.step()
+    if first == "D":
+        compute(p, request_of(AT_P, PREFILL))
+    if p_mode is Mode.PULL:
+        wait_until(lambda: p.step() and d.step() and d.told.failed == {AT_D})
+        return
+    assert came(p, d, AT_D)
+    assert holds_the_kv(d, blocks)
+
+
+@pytest.mark.parametrize("p_mode", Mode)
+def test_a_name_for_both_legs_moves_the_kv_whatever_the_modes_are(made: Made, p_mode: Mode) -> None:
+    p, d = made(p_mode, Mode.PULL)
+    blocks = d.begin(request_of("d", {**decode_leg(p), "transfer_id": "xfer-7c1e"}))
+    d.step()
+    compute(p, request_of("p", {**PREFILL, "transfer_id": "xfer-7c1e"}))
+    assert came(p, d, "d")
+    assert holds_the_kv(d, blocks)
+
+
+@pytest.mark.parametrize("p_mode", [Mode.AUTO, Mode.PUSH])
+def test_a_request_of_another_prompt_under_the_same_id_gets_nothing(made: Made, p_mode: Mode) -> None:
+    """Clients may choose ids."""
+    p, d = made(p_mode, Mode.AUTO)
+    compute(p, request_of(AT_P, PREFILL))
+    other = request_of(AT_D, decode_leg(p), prompt_token_ids=PROMPT[::-1], all_token_ids=PROMPT[::-1])
+    blocks = d.begin(other)
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {AT_D})
+    assert not any(bool(layer[blocks].any()) for layer in d.memory.values())
+    again = d.begin(request_of("cmpl-7c1e-0-00000000", decode_leg(p)))
+    wait_until(lambda: p.step() and d.step() and len(d.told.loaded) == 2)
+    assert d.told.failed == {AT_D}
+    assert holds_the_kv(d, again)
+
+
+def test_a_request_that_prefill_never_gets_is_computed_by_decode_soon(made: Made) -> None:
+    p, d = made(Mode.AUTO, Mode.AUTO)
+    d.begin(request_of(AT_D, decode_leg(p)))
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {AT_D})
+    wait_until(lambda: p.side.scheduler.engine is not None and p.used() == 0)
+
+
+@pytest.mark.parametrize("p_mode", [Mode.AUTO, Mode.PUSH])
+def test_a_request_id_that_comes_again_is_served_by_the_next_answer(made: Made, p_mode: Mode) -> None:
+    p, d = made(p_mode, Mode.AUTO)
+    for digits in ("00000000", "11111111"):
+        name = f"cmpl-same-0-{digits}"
+        blocks = d.begin(request_of(name, compute(p, request_of(name, PREFILL))))
+        wait_until(lambda n=name: p.step() and d.step() and n in d.told.loaded)  # type: ignore[misc]
+        assert holds_the_kv(d, blocks)
+    assert not d.told.failed
