@@ -111,7 +111,8 @@ class Engine:
         When it dies it is replaced, at most `relaunches` times within a minute; see above. `flags` are further flags of
         `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
         """
-        lead = LeadProcess(listen, flags)
+        named = ("--engine-id", str(attach["engine_id"])) if attach.get("engine_id") else ()  # also in traces
+        lead = LeadProcess(listen, (*named, *flags))
         try:
             engine = cls.attach(lead.socket_path, **attach)
         except BaseException:
@@ -362,6 +363,10 @@ class Engine:
     def flush(self) -> None:
         """Sends what is queued. Raises LeadDied."""
         self._lives.flush()
+
+    def due(self) -> bool:
+        """Whether `poll` has something to do: it is news, or a lead is being replaced. It takes a microsecond."""
+        return self._lives.due()
 
     def fileno(self) -> int:
         """Readable when `poll` has something; for an event loop of the engine's own. The same for all leads."""

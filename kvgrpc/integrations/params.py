@@ -1,8 +1,9 @@
 """`kv_transfer_params`, the object that routers relay between engines, as requests for a Scheduler.
 
 Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`), our intent
-(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`)
-and the name that newer routers give a push (`transfer_id`). All other fields are relayed and ignored.
+(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`),
+the name that newer routers give a push (`transfer_id`), and the trace (`traceparent`). All other fields are relayed and
+ignored.
 """
 
 import base64
@@ -28,8 +29,11 @@ from kvgrpc.v1.common_pb2 import (
     TRANSFER_MODE_UNSPECIFIED,
     Intent,
 )
+from kvgrpc.wire.answers import readable_trace
 
 Params = Mapping[str, Any]
+TRACEPARENT = "traceparent"
+"""The field of the trace, as W3C's Trace Context names the HTTP header."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,22 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
     return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s, firm_ttl_s=None)
 
 
-def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
+def answered(grant: bytes, *, prefilled: bool, traceparent: str = "") -> dict[str, Any]:
     """The object for the engine that comes next: of a prefill for the decode engine, else of an answer for the next
-    prefill.
+    prefill, which is a request of its own and does not join the trace of this one.
     """
-    return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+    flags = {"do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+    return {**grants.to_json(grant), **flags, **(_traced(traceparent) if prefilled else {})}
+
+
+def traceparent_of(params: Params) -> str:
+    """The W3C trace context that a router, or the engine of the leg before, put beside the flags; empty: none."""
+    stated = params.get(TRACEPARENT)
+    return readable_trace(stated) if isinstance(stated, str) else ""
+
+
+def _traced(traceparent: str) -> dict[str, str]:
+    return {TRACEPARENT: traceparent} if traceparent else {}
 
 
 @dataclass(frozen=True)
@@ -113,9 +128,10 @@ class Named:
     """Address of the other engine's store; empty: not stated."""
     ttl_s: float | None
     label: str
+    traceparent: str = ""
 
 
-def named(params: Params, ttl_s: float | None = None) -> Named | None:
+def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> Named | None:
     """What a request with these params wants of named tensors; None: nothing. `ttl_s`: where they do not say.
 
     Raises InvalidRequest (INVALID_FIELD) for an intent that is none, for both flags at once, and for tensors that are
@@ -130,14 +146,14 @@ def named(params: Params, ttl_s: float | None = None) -> Named | None:
     source = _address(params, intent)
     return Named(
         _key(intent, params, Mode.PULL), prefills, source.address,
-        intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
+        intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id, traceparent,
     )  # fmt: skip
 
 
-def answered_named(key: bytes, address: str) -> dict[str, Any]:
+def answered_named(key: bytes, address: str, traceparent: str = "") -> dict[str, Any]:
     """The object of a prefill for the decode engine: under which key the tensors are, and whose they are."""
     intent = {"transferKey": base64.b64encode(key).decode(), "peer": {"address": address}}
-    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent}
+    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent, **_traced(traceparent)}
 
 
 def _flags(params: Params) -> tuple[bool, bool]:

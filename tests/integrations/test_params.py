@@ -9,12 +9,22 @@ from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.params import Defaults, Named, answered, answered_named, named, offered, wanted
+from kvgrpc.integrations.params import (
+    Defaults,
+    Named,
+    answered,
+    answered_named,
+    named,
+    offered,
+    traceparent_of,
+    wanted,
+)
 from tests.engine.support import refused
 
 KEY = b"k" * 16
 INTENT = {"transferKey": "a2tra2tra2tra2tra2traw==", "mode": "TRANSFER_MODE_PUSH"}
 PROMPT = [1, 2, 3]
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def token(access: grants.Access) -> bytes:
@@ -198,3 +208,16 @@ def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:
 def test_tensors_without_a_name_or_with_wrong_params_are_refused(params: dict[str, Any]) -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         named(params)
+
+
+def test_the_trace_of_a_prefill_goes_on_at_decode_and_ends_with_the_answer() -> None:
+    prefilled = json.loads(json.dumps(answered(READ, prefilled=True, traceparent=TRACE)))
+    assert traceparent_of(prefilled) == TRACE
+    assert traceparent_of(answered_named(KEY, "10.0.0.1:7", TRACE)) == TRACE
+    assert traceparent_of(answered(READ, prefilled=False, traceparent=TRACE)) == "", "the next turn is another request"
+
+
+@pytest.mark.parametrize("stated", [None, 7, "", "nonsense", TRACE.replace("00-", "ff-", 1), "00-" + "0" * 50])
+def test_what_is_no_trace_is_none(stated: Any) -> None:
+    assert traceparent_of({"traceparent": stated}) == ""
+    assert "traceparent" not in answered(READ, prefilled=True)

@@ -17,7 +17,7 @@ from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
 from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.stats import PromMetrics
+from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from tests.docs.pages import DOCS, plain, section, tables
 
 POOL = PoolConfig().layout()

@@ -4,7 +4,7 @@ No I/O: rows of the session in, events of the engine out. Of every handle the en
 BlocksReturned; before the latter at most one Failed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvgrpc.engine.transfers.events import (
     BlocksReturned,
@@ -22,6 +22,7 @@ from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import NextStep, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
+from kvgrpc.wire.session import telemetry_from_proto
 from kvgrpc.wire.values import PHASES, SIDE, core_reason
 
 _NEXT = {
@@ -86,11 +87,12 @@ class Transfers:
                 layers = tuple((row.first, row.count) for row in event.layers_received.layers_done)
                 yield LayersReceived(handle, layers, event.layers_received.part_epoch)
             case "received", Pull() | Reservation():
-                yield Received(handle, event.received.use_tokens)
+                moved = event.received.telemetry if event.received.HasField("telemetry") else None
+                yield Received(handle, event.received.use_tokens, moved and telemetry_from_proto(moved))
             case "failed", _:
                 yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
             case "blocks_returned", _:
-                yield self._returned(handle)
+                yield self._returned(handle, event.blocks_returned.telemetries)
             case "parts_returned", Push() if not self._page.ended(event.parts_returned.lease_id):
                 yield PartsReturned(handle)
 
@@ -137,11 +139,11 @@ class Transfers:
         if handle not in self._asked.values():
             yield self._returned(handle)
 
-    def _returned(self, handle: Handle) -> Event:
+    def _returned(self, handle: Handle, moved: Iterable[session_pb2.MoveTelemetry] = ()) -> Event:
         """The end: slots of the void page can be others'."""
         for lease_id in self._leases.pop(handle, ()):
             self._page.ended(lease_id)
-        return BlocksReturned(handle)
+        return BlocksReturned(handle, tuple(map(telemetry_from_proto, moved)))
 
 
 def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:

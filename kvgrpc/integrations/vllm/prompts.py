@@ -1,12 +1,15 @@
-"""What the KV of one of vLLM's requests is of, beside its adapter and salt, and since when there is that request."""
+"""What the KV of one of vLLM's requests is of, beside its adapter and salt; since when there is that request, and which
+trace it is a part of.
+"""
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.values.content import Item
+from kvgrpc.integrations.params import traceparent_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -18,6 +21,13 @@ COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 def arrived_us(request: "Request") -> int:
     """When its engine heard of it, as by time.time_ns() // 1000."""
     return int(request.arrival_time * 1e6)
+
+
+def trace_of(request: "Request", params: Mapping[str, Any]) -> str:
+    """The traceparent of its HTTP request, else the one in its params; empty: neither has one. vLLM passes headers on
+    only where it exports spans of its own (`--otlp-traces-endpoint`).
+    """
+    return traceparent_of(request.trace_headers or {}) or traceparent_of(params)
 
 
 def named_prompt(request: "Request") -> Sequence[int]:

@@ -30,7 +30,7 @@ from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
-from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, items_of, named_prompt, trace_of
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
@@ -91,13 +91,22 @@ class SchedulerSide:
             (), options.on_loss, options.recompute_threshold_tokens, backoff_tokens=int(self._states),
             layer_ranges=ranges,
         )  # fmt: skip
-        self.scheduler = Scheduler(self._engine, rules)
+        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved)
         self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
     @property
     def lead_pid(self) -> int:
         return self._engine.lead_pid
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a step would hear something."""
+        return self._engine.due()
+
+    def fileno(self) -> int:
+        """See `Engine.fileno`."""
+        return self._engine.fileno()
 
     @property
     def lead_gone(self) -> bool:
@@ -129,7 +138,7 @@ class SchedulerSide:
             found = wanted(
                 request.request_id, named_prompt(request), params, self._options.defaults,
                 cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
-                arrived_us=arrived_us(request),
+                arrived_us=arrived_us(request), traceparent=trace_of(request, params),
             )  # fmt: skip
             if found is None:
                 return True
@@ -197,7 +206,10 @@ class SchedulerSide:
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
-        return request_id in self.scheduler.policy
+        known = request_id in self.scheduler.policy
+        if known and external_tokens:
+            self.stats.waits(request_id)
+        return known
 
     def step(self, output: "SchedulerOutput", *, waiting: bool, holding: bool) -> Step:
         """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV.
@@ -234,6 +246,7 @@ class SchedulerSide:
                     step.sent.add(news.request_id)
                     self.stats.sent(news)
                 case TakeLost():
+                    self.stats.take_lost(news)
                     _log.warning("request %s gets no KV: %s", news.request_id, _said(news.loss))
             self._forget(news.request_id)
 
@@ -287,8 +300,9 @@ class SchedulerSide:
         self._engine.flush()
         self._forget(request_id)
         grant = self.scheduler.grant(request_id)
-        prefilled = request.kv_transfer_params.get("do_remote_decode") is True
-        return found.keep, answered(grant, prefilled=prefilled) if grant else None
+        params = request.kv_transfer_params
+        prefilled, trace = params.get("do_remote_decode") is True, trace_of(request, params)
+        return found.keep, answered(grant, prefilled=prefilled, traceparent=trace) if grant else None
 
     def _behind(self) -> int:
         """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""

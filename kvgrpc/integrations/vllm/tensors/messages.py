@@ -32,6 +32,7 @@ class Put:
     part: Part
     blocks: list[int]
     ttl_s: float | None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Expect:
     parts: list[Part]
     let_go: int = 0
     """So many parts, the first ones of the prompt, are refused from now on: nobody here takes them."""
+    label: str = ""
+    """What its transfers are called; empty: as the request is."""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Receiving:
             request.parts[part] = None
             if part not in taken.parts:
                 coming = taken.parts[part] = _Coming([None] * len(self._stacks), len(self._stacks))
-                asks += [self._ask(taken, part, coming, stack, until) for stack in enumerate(self._stacks)]
+                asks += [self._ask(taken, part, coming, stack, until, expect) for stack in enumerate(self._stacks)]
         self._asking.ask(asks)
         self._change(taken)  # it may be here already
 
@@ -110,7 +110,9 @@ class Receiving:
         if names:
             self._store.release_async(taken.key, names)
 
-    def _ask(self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float) -> Ask:
+    def _ask(
+        self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float, expect: Expect
+    ) -> Ask:
         """For the tensor of one stack, which has this number among them."""
         number, stack = numbered
         cache = self._caches[stack.layers[0]]
@@ -118,6 +120,7 @@ class Receiving:
             "part": part.number, "source": taken.source if self._options.send is Send.GET else "",
             "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
             "shape": (len(stack.layers), part.blocks, *cache.shape[1:]), "content_digest": part.content_digest,
+            "request_id": expect.label or expect.request_id, "traceparent": expect.traceparent,
         }  # fmt: skip
 
         def over(tensor: torch.Tensor | None, error: KVGrpcError | None) -> None:

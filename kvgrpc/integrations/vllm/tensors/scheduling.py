@@ -16,7 +16,7 @@ from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.integrations.params import Named, answered_named, named
 from kvgrpc.integrations.vllm.adapters import Adapters
-from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
+from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt, trace_of
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
@@ -80,7 +80,7 @@ class TensorScheduling:
             return
         wants = None
         try:
-            wants = named(params, self._options.ttl_s)
+            wants = named(params, self._options.ttl_s, trace_of(request, params))
             if wants is not None:
                 self._check(wants)
                 self._admit(request, wants)
@@ -194,7 +194,8 @@ class TensorScheduling:
             return
         first = self._asked_from.setdefault(key, needed.start)
         parts = [taking.prompt.part(number) for number in more]
-        expect = Expect(request.request_id, key, taking.wants.peer, parts, first if puts else 0)
+        wants, let_go = taking.wants, first if puts else 0
+        expect = Expect(request.request_id, key, wants.peer, parts, let_go, wants.label, wants.traceparent)
         self._next.expects.append(expect)
         taking.asked = needed
         taking.nbytes += nbytes
@@ -247,7 +248,7 @@ class TensorScheduling:
         complete = request.status in COMPLETE and giving.put == giving.prompt.parts
         self.stats.data["sent" if complete else "unsent"] += 1
         if complete:
-            return answered_named(giving.wants.key, self._address)
+            return answered_named(giving.wants.key, self._address, giving.wants.traceparent)
         self._next.ended.append(giving.wants.key)
         return None
 
@@ -305,7 +306,8 @@ class TensorScheduling:
         to = wants.peer if self._options.send is not Send.GET else ""
         for part in map(giving.prompt.part, range(giving.put, done)):
             blocks = list(table[part.first_block : part.first_block + part.blocks])
-            step.puts.append(Put(wants.label or request.request_id, wants.key, to, part, blocks, wants.ttl_s))
+            name, trace = wants.label or request.request_id, wants.traceparent
+            step.puts.append(Put(name, wants.key, to, part, blocks, wants.ttl_s, trace))
         giving.put, self._given = done, True
 
     def hear(self, heard: Heard) -> None:
