@@ -6,7 +6,7 @@ import re
 from tests.docs.pages import DOCS, ROOT, section, tables
 
 PAGE = DOCS / "compatibility.md"
-COMPARED = ("## Pull", "## Push", "## Next turns", "## Failures")
+COMPARED = ("## Pull", "## Push", "## Next turns", "## Failures", "## Metrics and traces")
 NOT_OURS = "—"
 
 

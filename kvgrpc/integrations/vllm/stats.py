@@ -33,7 +33,7 @@ SERIES = {
     "post_time_seconds": "How long the data path was busy with submitting such a transfer.",
     "transfer_bytes": "Bytes of such a transfer, over all ranks.",
     "transfer_descriptors": "Runs of bytes that are contiguous at both engines, of such a transfer, over all ranks.",
-    "wait_time_seconds": "How long a request that had blocks waited for its KV.",
+    "wait_time_seconds": "How long a request waited for its KV, and for nothing else.",
 }
 RECEIVE, SEND = "receive", "send"
 EXPIRED = frozenset({Reason.LEASE_EXPIRED, Reason.REGISTRATION_TIMEOUT})
@@ -50,13 +50,21 @@ class KVGrpcStats(KVConnectorStats):
         """Since when requests wait for their KV, by the monotonic clock."""
 
     def waits(self, request_id: str) -> None:
-        """A request has blocks for its KV, and nothing else to wait for."""
-        self._waiting[request_id] = time.monotonic()
+        """A request waits for its KV from now on, and for nothing else."""
+        self._waiting.setdefault(request_id, time.monotonic())
+
+    def waited(self, request_id: str) -> None:
+        """It waits no longer: its KV came, or will not."""
+        if (since := self._waiting.pop(request_id, None)) is not None:
+            self._add("wait_time_seconds", time.monotonic() - since)
+
+    def left(self, request_id: str) -> None:
+        """It left before that."""
+        self._waiting.pop(request_id, None)
 
     def loaded(self, news: "LoadEnded") -> None:
         """A load is over."""
-        if (since := self._waiting.pop(news.request_id, None)) is not None:
-            self._add("wait_time_seconds", time.monotonic() - since)
+        self.waited(news.request_id)
         if news.loss is not None:
             self.data["lost"] += 1
             self._failed(RECEIVE, news.loss)

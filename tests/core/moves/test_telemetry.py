@@ -37,8 +37,8 @@ def test_what_is_posted_in_slices_takes_as_long_as_all_of_them() -> None:
 def test_a_pull_of_what_is_here_already_moved_nothing() -> None:
     lead = Lead(describe("d", 2))
     lead.admit(P)
-    lead.pull(TOKEN, 32, (), have_tokens=32)
-    opened(lead, blocks=())
+    lead.pull(TOKEN, destination=events.Destination((), 32))
+    opened(lead)
     settled(lead)
     assert [news.telemetry for news in lead.news()] == [None]
 

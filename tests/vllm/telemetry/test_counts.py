@@ -12,6 +12,8 @@ from kvgrpc.errors import NextStep, Reason
 from kvgrpc.integrations.vllm.prometheus import NIXL_EXPIRED, NIXL_FAILED, NIXL_SERIES, PromMetrics
 from kvgrpc.integrations.vllm.stats import COUNTERS, SERIES, KVGrpcStats
 from tests.docs.pages import DOCS, plain, section, tables
+from tests.vllm.cores import PROMPT
+from tests.vllm.tensors.sides import TABLE, held, side_of, taking
 
 MOVED = MoveTelemetry(nbytes=2**20, descriptors=8, wire_s=0.5, post_s=0.25)
 
@@ -55,6 +57,20 @@ def test_what_is_computed_in_place_of_a_load_is_lost_and_what_fails_is_counted_a
     stats = KVGrpcStats()
     stats.take_lost(TakeLost("a", loss(Reason.LEASE_RECLAIMED), on_loss))
     assert stats.data["lost"] == counted
+
+
+def test_a_request_for_tensors_waits_from_the_moment_on_that_they_are_asked_for() -> None:
+    side = side_of()
+    first, other = taking("d"), taking("e")
+    for request in (first, other):
+        side.arrived(request)
+        assert side.match(request, 0) == (None, False)
+    held(side, "d", 3)
+    assert side.match(first, 0) == (len(PROMPT) - 1, False)
+    assert side.allocated(first, TABLE, len(PROMPT) - 1)
+    side.finished(other)
+    (waited_s,) = side.stats.data["series"]["wait_time_seconds"]
+    assert waited_s > 0
 
 
 def made(*others: str) -> tuple[PromMetrics, CollectorRegistry]:

@@ -197,6 +197,7 @@ class TensorScheduling:
         wants, let_go = taking.wants, first if puts else 0
         expect = Expect(request.request_id, key, wants.peer, parts, let_go, wants.label, wants.traceparent)
         self._next.expects.append(expect)
+        self.stats.waits(request.request_id)
         taking.asked = needed
         taking.nbytes += nbytes
         self._waiting_bytes += nbytes
@@ -219,6 +220,7 @@ class TensorScheduling:
         taking = self._taking.pop(request.request_id, None)
         if taking is None:
             return False
+        self.stats.waited(request.request_id)
         if external_tokens and taking.lost:
             self._next.failed.add(request.request_id)
             self.stats.data["lost"] += 1
@@ -253,6 +255,7 @@ class TensorScheduling:
         return None
 
     def _leave(self, request_id: str, taking: Taking) -> None:
+        self.stats.left(request_id)
         if taking.wants is None:
             return
         key = taking.wants.key
