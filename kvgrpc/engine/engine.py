@@ -222,14 +222,9 @@ class Engine:
         """
         offer_tokens = grants.read_claims(grant).token_count
         request = handoff_pb2.PullBlocksRequest(
-            grant=common_pb2.Grant(token=grant),
-            content=content.message,
-            transfer_key=transfer_key,
-            request_id=request_id,
-            use_tokens=use_tokens,
-            priority=priority,
-            request_time_us=request_time_us,
-        )
+            grant=common_pb2.Grant(token=grant), content=content.message, transfer_key=transfer_key,
+            request_id=request_id, use_tokens=use_tokens, priority=priority, request_time_us=request_time_us,
+        )  # fmt: skip
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
         pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable, incarnation=self.incarnation)
         self._lives.ask_for(pull, traceparent, pull_blocks=request)
