@@ -77,7 +77,8 @@ class Router:
         """The prefill leg: one token, which is thrown away."""
         short = {name: value for name, value in body.items() if name not in LENGTHS}
         short |= {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
-        async with self._session.post(self._options.prefill + request.path, json=short) as answer:
+        url = self._options.prefill + request.path
+        async with self._session.post(url, json=short, headers=trace_of(request)) as answer:
             await check(answer, "prefill")
             found: Body = await answer.json()
             return found
@@ -85,7 +86,8 @@ class Router:
     async def _decode(self, request: web.Request, body: Body, params: Body) -> web.StreamResponse:
         """The decode leg, whose answer goes to the client as it comes."""
         whole = body | {"kv_transfer_params": params}
-        async with self._session.post(self._options.decode + request.path, json=whole) as answer:
+        url = self._options.decode + request.path
+        async with self._session.post(url, json=whole, headers=trace_of(request)) as answer:
             await check(answer, "decode")
             relayed = web.StreamResponse(headers={"content-type": answer.content_type})
             await relayed.prepare(request)
@@ -100,6 +102,11 @@ class Router:
         for name, outcome in zip(self._leads, said, strict=True):
             if isinstance(outcome, KVGrpcError):
                 _log.warning("%s: %s", name, outcome)
+
+
+def trace_of(request: web.Request) -> dict[str, str]:
+    """The headers by which both legs, and what the engines move, are a part of the client's trace."""
+    return {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
 
 
 def intent(key: bytes, mode: str, **more: Any) -> Body:

@@ -77,6 +77,7 @@ class Flight:
         self._current_bytes = 0
         self._nbytes = 0
         self._began: float | None = None
+        self._post_s = 0.0
 
     def turn(self, now: float) -> PostingEnded | None:
         """Gets as far as it can without waiting; its end, when it has come. Never raises."""
@@ -159,6 +160,7 @@ class Flight:
 
     def _start(self, start: Callable[[], Posting], nbytes: int, now: float) -> PostingEnded | None:
         self._began = self._began or now
+        begun = time.monotonic()
         try:
             self._current = start()
         except KVGrpcError as error:
@@ -167,6 +169,7 @@ class Flight:
             # Not the error that says "nothing was started": what is under way is not known.
             _log.exception("%s failed to start posting %s", self._by, self.posting)
             return self._failed(text(error), quiesced=False)
+        self._post_s += time.monotonic() - begun
         self._current_bytes = nbytes
         self.news_at = now
         return None
@@ -202,7 +205,8 @@ class Flight:
         return self._ended(True)
 
     def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
-        return PostingEnded(self.posting, done, self._nbytes, self._wire_s(), error, quiesced, own_at_rest)
+        wire_s = self._wire_s()
+        return PostingEnded(self.posting, done, self._nbytes, wire_s, error, quiesced, own_at_rest, self._post_s)
 
     def _wire_s(self) -> float:
         return 0.0 if self._began is None else time.monotonic() - self._began

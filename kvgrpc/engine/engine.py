@@ -32,9 +32,9 @@ from kvgrpc.core.values.limits import Limits, granted_firm_ttl, granted_ttl
 from kvgrpc.core.values.request_times import plausible
 from kvgrpc.engine.session.connection import Connection
 from kvgrpc.engine.session.launch import LeadProcess
-from kvgrpc.engine.session.lead_restart import COMES_BACK_S
+from kvgrpc.engine.session.lead_restart import COMES_BACK_S, attach_again
 from kvgrpc.engine.session.sessions import Sessions
-from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.ticket import RankTicket, ticket_of
 from kvgrpc.engine.transfers.events import Event
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, HandOver, Pull, named_blocks
 from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation
@@ -64,10 +64,7 @@ class Engine:
         attached = answer.attached
         self.engine_id = attached.header.engine_id
         self.pool = pool_from_proto(attached.pool, "pool")
-        self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
-        if (stages := self.pool.stages) > 1:
-            each = (request.world_size or 1) // stages
-            self.ticket = replace(self.ticket, stage_bytes=self.pool.stage_bytes, stage_ranks=each)
+        self.ticket = ticket_of(socket_path, attached.rank_ticket, self.pool, request.world_size)
         self._request = request
         self._lead: LeadProcess | None = None
         self._lives = Sessions((connection, attached, page))
@@ -95,8 +92,8 @@ class Engine:
         PushWanted. See the session's AttachRequest. Raises Unavailable when no lead answers, or what it refuses with:
         AlreadyExists (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
-        memory = session_pb2.POOL_MEMORY_PRIVATE if private_memory else session_pb2.POOL_MEMORY_SHARED
-        memory = session_pb2.POOL_MEMORY_MIRRORED if mirrored else memory
+        own = session_pb2.POOL_MEMORY_MIRRORED if mirrored else session_pb2.POOL_MEMORY_PRIVATE
+        memory = own if private_memory or mirrored else session_pb2.POOL_MEMORY_SHARED
         request = session_pb2.AttachRequest(
             engine_id=engine_id, kind=POOL_KINDS[kind], pool=pool_to_proto(pool, kind) if pool else None, memory=memory,
             world_size=world_size, weights_revision=weights_revision, cannot_set_aside=not sets_aside,
@@ -113,7 +110,8 @@ class Engine:
         When it dies it is replaced, at most `relaunches` times within a minute; see above. `flags` are further flags of
         `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
         """
-        lead = LeadProcess(listen, flags)
+        named = ("--engine-id", str(attach["engine_id"])) if attach.get("engine_id") else ()  # also in traces
+        lead = LeadProcess(listen, (*named, *flags))
         try:
             engine = cls.attach(lead.socket_path, **attach)
         except BaseException:
@@ -334,10 +332,8 @@ class Engine:
 
         Raises InvalidRequest, or OutOfRange for more than the pool has.
         """
-        counts = [pool_pb2.GroupBlockCount(group=group, block_count=count)]
-        request = pool_pb2.ReclaimBlocksRequest(
-            group_block_counts=counts, request_time_us=request_time_us, request_id=request_id
-        )
+        request = pool_pb2.ReclaimBlocksRequest(request_time_us=request_time_us, request_id=request_id)
+        request.group_block_counts.add(group=group, block_count=count)
         answer = self._lives.wait(reclaim_blocks=request)
         return reclaimed_from_proto(answer.reclaim_blocks.reclaimed, len(self.pool.groups))
 
@@ -367,6 +363,10 @@ class Engine:
         """Sends what is queued. Raises LeadDied."""
         self._lives.flush()
 
+    def due(self) -> bool:
+        """Whether `poll` has something to do: it is news, or a lead is being replaced. It takes a microsecond."""
+        return self._lives.due()
+
     def fileno(self) -> int:
         """Readable when `poll` has something; for an event loop of the engine's own. The same for all leads."""
         return self._lives.fileno()
@@ -395,10 +395,7 @@ class Engine:
         """
         self._lead = lead
         managed = self._request.kind == POOL_KINDS[PoolKind.SERVER_MANAGED]
-        again = session_pb2.AttachRequest()
-        again.CopyFrom(self._request)
-        again.engine_id, again.rank_ticket = self.engine_id, self.ticket.secret
-        again.pool.CopyFrom(pool_to_proto(self.pool, PoolKind.ENGINE_MANAGED))
+        again = attach_again(self._request, self.engine_id, self.ticket, self.pool)
         self._lives.survive(lead, again, 0 if managed else relaunches)
         if relaunches and not managed:
             self.ticket = replace(self.ticket, comes_back_s=COMES_BACK_S)

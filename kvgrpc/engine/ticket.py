@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from kvgrpc.core.values.layout import PoolLayout
+
 
 @dataclass(frozen=True)
 class RankTicket:
@@ -26,3 +28,11 @@ class RankTicket:
             return nbytes == self.memory_bytes
         stage = rank // self.stage_ranks
         return stage < len(self.stage_bytes) and self.stage_bytes[stage] <= nbytes <= self.memory_bytes
+
+
+def ticket_of(socket_path: str, secret: bytes, pool: PoolLayout, world_size: int) -> RankTicket:
+    """The ticket of an engine with that pool and so many ranks (0: one)."""
+    if pool.stages <= 1:
+        return RankTicket(socket_path, secret, pool.total_bytes)
+    each = (world_size or 1) // pool.stages
+    return RankTicket(socket_path, secret, pool.total_bytes, stage_bytes=pool.stage_bytes, stage_ranks=each)

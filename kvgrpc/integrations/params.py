@@ -1,8 +1,9 @@
 """`kv_transfer_params`, the object that routers relay between engines, as requests for a Scheduler.
 
 Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`), our intent
-(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`)
-and the name that newer routers give a push (`transfer_id`). All other fields are relayed and ignored.
+(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`),
+the name that newer routers give a push (`transfer_id`), and the trace (`traceparent`). All other fields are relayed and
+ignored.
 
 A decode engine goes by what it is given, not by a mode: a READ grant is pulled, and by the address of a prefill engine
 alone it is pushed. Where nobody names the transfer, both engines name it alike: by the request id that the router gave
@@ -34,9 +35,12 @@ from kvgrpc.v1.common_pb2 import (
     TRANSFER_MODE_UNSPECIFIED,
     Intent,
 )
+from kvgrpc.wire.answers import readable_trace
 
 Params = Mapping[str, Any]
 FLAGS = {"do_remote_decode", "do_remote_prefill"}
+TRACEPARENT = "traceparent"
+"""The field of the trace, as W3C's Trace Context names the HTTP header."""
 
 RECENT_KEYS = 16_384
 """What an engine hands over in the two minutes for which a lead refuses a key that is over, and more."""
@@ -138,14 +142,25 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
     return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s, firm_ttl_s=None)
 
 
-def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
+def answered(grant: bytes, *, prefilled: bool, traceparent: str = "") -> dict[str, Any]:
     """The object for the engine that comes next: of a prefill for the decode engine, else of an answer for the next
-    prefill.
+    prefill, which is a request of its own and does not join the trace of this one.
     """
-    return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+    flags = {"do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+    return {**grants.to_json(grant), **flags, **(_traced(traceparent) if prefilled else {})}
 
 
-def answered_push(key: bytes, engine_id: str, address: str, tokens: int) -> dict[str, Any]:
+def traceparent_of(params: Params) -> str:
+    """The W3C trace context that a router, or the engine of the leg before, put beside the flags; empty: none."""
+    stated = params.get(TRACEPARENT)
+    return readable_trace(stated) if isinstance(stated, str) else ""
+
+
+def _traced(traceparent: str) -> dict[str, str]:
+    return {TRACEPARENT: traceparent} if traceparent else {}
+
+
+def answered_push(key: bytes, engine_id: str, address: str, tokens: int, traceparent: str = "") -> dict[str, Any]:
     """The object of a prefill that is pushed, for a decode engine that comes later: under which key, and whose it is.
     The fields beside the intent have the names that routers look at.
     """
@@ -157,6 +172,7 @@ def answered_push(key: bytes, engine_id: str, address: str, tokens: int) -> dict
     return {
         "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine_id, "remote_host": host,
         "remote_port": int(port), "remote_block_ids": [], "remote_num_tokens": tokens, "kvgrpc_intent": intent,
+        **_traced(traceparent),
     }  # fmt: skip
 
 
@@ -174,9 +190,10 @@ class Named:
     """Whether the engine that gives puts them at the other one, or keeps them until that one fetches them. None: not
     stated.
     """
+    traceparent: str = ""
 
 
-def named(params: Params, ttl_s: float | None = None) -> Named | None:
+def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> Named | None:
     """What a request with these params wants of named tensors; None: nothing. `ttl_s`: where they do not say.
 
     Raises InvalidRequest (INVALID_FIELD) for an intent that is none, for both flags at once, and for tensors that are
@@ -192,11 +209,11 @@ def named(params: Params, ttl_s: float | None = None) -> Named | None:
     return Named(
         _key(intent, params) or os.urandom(TRANSFER_KEY_BYTES_MIN), prefills, source.address,
         intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
-        {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode),
+        {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode), traceparent,
     )  # fmt: skip
 
 
-def answered_named(key: bytes, address: str, *, puts: bool) -> dict[str, Any]:
+def answered_named(key: bytes, address: str, *, puts: bool, traceparent: str = "") -> dict[str, Any]:
     """The object of a prefill for the decode engine: under which key the tensors are, whose they are, and whether that
     engine has put them or keeps them. The address stands there twice: some routers have an intent of their own.
     """
@@ -204,7 +221,8 @@ def answered_named(key: bytes, address: str, *, puts: bool) -> dict[str, Any]:
     intent = {"transferKey": base64.b64encode(key).decode(), "mode": mode, "peer": {"address": address}}
     host, _, port = address.rpartition(":")
     where = {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
-    return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_intent": intent, **where}
+    flags = {"do_remote_prefill": True, "do_remote_decode": False}
+    return {**flags, "kvgrpc_intent": intent, **where, **_traced(traceparent)}
 
 
 def _flags(params: Params) -> tuple[bool, bool]:

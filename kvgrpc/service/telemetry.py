@@ -8,6 +8,7 @@ caller's context is passed through, so that a lead without tracing never breaks 
 A transfer's span and those of its phases are made at its end, from the times that the node recorded.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.wire.answers import readable_trace
 
+_log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
 _LOOK_S = 1.0
@@ -31,24 +33,42 @@ Ended = Callable[[Exception | None], None]
 
 
 def configure(service_name: str) -> bool:
-    """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one; whether it did.
+    """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one; whether it did. Where the SDK is
+    not installed it says so in the log, and nothing is recorded.
 
     Everything else follows the standard OTEL_* variables.
     """
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if not endpoint or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    try:
+        _install(os.environ.get("OTEL_SERVICE_NAME", service_name))
+    except ImportError as error:
+        _log.warning("no trace is exported to %s: %s; install kvgrpc with the extra otel", endpoint, error)
+        return False
+    return True
+
+
+def _install(service_name: str) -> None:
+    """Raises ImportError."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-    name = os.environ.get("OTEL_SERVICE_NAME", service_name)
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    exporter: SpanExporter
+    if protocol == "http/protobuf":  # the extra has the other one; engines that speak HTTP bring this one
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter  # type: ignore[import-not-found]
+
+        exporter = trace_exporter.OTLPSpanExporter()
+    else:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        exporter = GrpcExporter()
+    provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     _Sdk.installed = True
-    return True
 
 
 class _Sdk:

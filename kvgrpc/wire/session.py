@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2
@@ -45,6 +47,8 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
         case actions.Received():
             row = into.received
             row.use_tokens = news.use_tokens
+            if news.telemetry is not None:
+                row.telemetry.CopyFrom(_telemetry(news.telemetry))
         case actions.PullOpened():
             row = into.opened
             row.use_tokens = news.use_tokens
@@ -59,10 +63,28 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
         case actions.BlocksReturned():
             row = into.blocks_returned
             row.lease_id = news.lease_id
+            row.telemetries.extend(map(_telemetry, news.telemetries))
         case actions.PartsReturned():
             row = into.parts_returned
             row.lease_id = news.lease_id
     row.transfer_id, row.request_id = news.transfer_id, news.request_id
+
+
+def _telemetry(value: MoveTelemetry) -> session_pb2.MoveTelemetry:
+    return session_pb2.MoveTelemetry(
+        moved_bytes=value.nbytes, descriptor_count=value.descriptors, wire=duration(value.wire_s),
+        post=duration(value.post_s),
+    )  # fmt: skip
+
+
+def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
+    """What ranks moved."""
+    return MoveTelemetry(value.moved_bytes, value.descriptor_count, _seconds(value.wire), _seconds(value.post))
+
+
+def _seconds(value: Duration) -> float:
+    """Rounded once, so that it comes back as it went."""
+    return (value.seconds * 10**9 + value.nanos) / 1e9
 
 
 def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Reclaimed:
@@ -212,11 +234,11 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             event = events.PeerMapped(rank, row.peer, path, why, rejected, row.attempt, peer_rank)
         case "posting":
             end = report.posting
-            wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went
             quiesced = end.done or end.quiesced
             event = events.PostingEnded(
-                end.posting_id, end.done, end.nbytes, wire_s, note(end.message), quiesced, end.own_at_rest
-            )
+                end.posting_id, end.done, end.nbytes, _seconds(end.wire), note(end.message), quiesced, end.own_at_rest,
+                _seconds(end.post),
+            )  # fmt: skip
         case "step":
             event = step_of(rank, report.step)
         case "process":
@@ -277,6 +299,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     message=event.message,
                     quiesced=event.quiesced,
                     own_at_rest=event.own_at_rest,
+                    post=duration(event.post_s),
                 )
             )
         case events.StepDone():

@@ -6,7 +6,7 @@ import re
 from tests.docs.pages import DOCS, ROOT, section, tables
 
 PAGE = DOCS / "compatibility.md"
-COMPARED = ("## Pull", "## Push", "## Next turns", "## Failures", "## Named tensors")
+COMPARED = ("## Pull", "## Push", "## Next turns", "## Failures", "## Named tensors", "## Metrics and traces")
 NOT_OURS = "—"
 
 

@@ -15,6 +15,7 @@ from kvgrpc.engine.session import session
 from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
 from tests.engine.conftest import SETTINGS
+from tests.engine.made import LAYERS
 from tests.engine.support import (
     QUIET_S,
     WAIT_S,
@@ -53,6 +54,11 @@ def test_received_hands_the_destination_its_blocks_and_the_bytes_are_exact(pair:
     pull.start(TARGET)
     events = destination.finish(pull)
     assert events == [Received(pull, 40)]
+    (telemetry,) = (event.telemetry for event in events if isinstance(event, Received))
+    assert telemetry is not None
+    assert telemetry.nbytes == made.nbytes
+    assert 0 < telemetry.descriptors <= LAYERS * len(SOURCE)
+    assert 0 < telemetry.post_s <= telemetry.wire_s
     assert source.finish(handover) == [BlocksReturned(handover)]
     assert np.array_equal(destination.read(TARGET), made)
     assert not destination.lead.leases()

@@ -18,6 +18,7 @@ from kvgrpc.integrations.params import (
     answered_push,
     named,
     offered,
+    traceparent_of,
     wanted,
 )
 from tests.engine.support import refused
@@ -25,6 +26,7 @@ from tests.engine.support import refused
 KEY = b"k" * 16
 INTENT = {"transferKey": "a2tra2tra2tra2tra2traw==", "mode": "TRANSFER_MODE_PUSH"}
 PROMPT = [1, 2, 3]
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def token(access: grants.Access) -> bytes:
@@ -282,3 +284,16 @@ def test_what_decode_prefilled_itself_is_offered_where_offers_are_made(flags: di
     offer = offered(found, defaults)
     assert offer is not None
     assert (offer.give, offer.ttl_s) == (Give(Mode.PULL, prefill=False), 60)
+
+
+def test_the_trace_of_a_prefill_goes_on_at_decode_and_ends_with_the_answer() -> None:
+    prefilled = json.loads(json.dumps(answered(READ, prefilled=True, traceparent=TRACE)))
+    assert traceparent_of(prefilled) == TRACE
+    assert traceparent_of(answered_named(KEY, "10.0.0.1:7", puts=False, traceparent=TRACE)) == TRACE
+    assert traceparent_of(answered(READ, prefilled=False, traceparent=TRACE)) == "", "the next turn is another request"
+
+
+@pytest.mark.parametrize("stated", [None, 7, "", "nonsense", TRACE.replace("00-", "ff-", 1), "00-" + "0" * 50])
+def test_what_is_no_trace_is_none(stated: Any) -> None:
+    assert traceparent_of({"traceparent": stated}) == ""
+    assert "traceparent" not in answered(READ, prefilled=True)

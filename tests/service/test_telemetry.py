@@ -1,5 +1,6 @@
 """Whether spans are wanted."""
 
+import os
 import subprocess
 import sys
 
@@ -21,3 +22,21 @@ assert telemetry.enabled()
 
 def test_an_sdk_that_the_process_installs_after_the_first_call_is_noticed() -> None:
     subprocess.run([sys.executable, "-c", SDK_COMES_LATER], check=True)
+
+
+NO_SDK = """
+import sys
+sys.modules["opentelemetry.sdk.trace"] = None
+from kvgrpc.service import telemetry
+
+assert not telemetry.configure("p")
+assert not telemetry.enabled()
+"""
+
+
+def test_an_endpoint_without_an_sdk_is_said_and_ends_nothing() -> None:
+    environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_SDK], check=True, env=environment, capture_output=True, text=True
+    )  # fmt: skip
+    assert "kvgrpc with the extra otel" in ended.stderr

@@ -149,7 +149,7 @@ def request_of(name: str, params: Any, **fields: Any) -> Any:
         request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
         cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
         status=RequestStatus.FINISHED_ABORTED, abort_immediately=False, prompt_embeds=None, mm_features=[],
-        arrival_time=time.time(), prefill_stats=None,
+        arrival_time=time.time(), prefill_stats=None, trace_headers=None,
     )  # fmt: skip
     vars(made).update(fields)
     return made

@@ -52,7 +52,8 @@ class Counting(StatLoggerBase):
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         if scheduler_stats is None:
             return
-        COUNTS.update(scheduler_stats.kv_connector_stats or {})
+        counts = (scheduler_stats.kv_connector_stats or {}).items()
+        COUNTS.update({name: count for name, count in counts if isinstance(count, int)})
         hits = scheduler_stats.connector_prefix_cache_stats
         COUNTS["external_hits"] += hits.hits if hits is not None else 0
         drafts = scheduler_stats.spec_decoding_stats

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvgrpc.client import connect_sync
 from tests.vllm.engines import HELD, ROOT, free_port, wait_until
+from tests.vllm.processes import command_line, tree_of
 
 BIN = Path(sys.executable).parent
 MODEL = "tiny"
@@ -38,11 +39,18 @@ class Server:
             counts = lead.status().counts
         return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
 
-    def counted(self, metric: str) -> float:
-        """One of its metrics, over all labels."""
+    def counted(self, metric: str, **labels: str) -> float:
+        """One of its metrics, over all labels but those that are stated."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{metric}{{"))
+        stated = [f'{name}="{value}"' for name, value in labels.items()]
+        found = (line for line in lines if line.startswith(f"{metric}{{") and all(text in line for text in stated))
+        return sum(float(line.split()[-1]) for line in found)
+
+    def tree(self, named: str = "") -> list[int]:
+        """Its processes, its lead included; or those with such a command line."""
+        (root, *_) = (pid for pid in tree_of(os.getpid()) if f"--port\0{self.port}" in command_line(pid))
+        return [pid for pid in tree_of(root) if named in command_line(pid)]
 
 
 @contextmanager

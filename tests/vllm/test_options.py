@@ -13,14 +13,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.policy.values import Loss, Mode, OnLoss
-from kvgrpc.errors import NextStep, Reason
+from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
 from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options, choose_policy
-from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
+from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from tests.docs.pages import DOCS, plain, section, tables
 
 POOL = PoolConfig().layout()
@@ -140,22 +139,6 @@ def test_each_replica_is_counted_by_itself() -> None:
     made.observe({"received": 2}, 1)
     found = [registry.get_sample_value("vllm:kvgrpc_received_total", {"engine": engine}) for engine in "01"]
     assert found == [0.0, 2.0]
-
-
-def test_what_was_lost_is_counted_by_its_reason() -> None:
-    stats, more = KVGrpcStats(), KVGrpcStats()
-    for reason in (Reason.LEASE_EXPIRED, Reason.LEASE_EXPIRED, Reason.CONTENT_MISMATCH):
-        (stats if reason is Reason.LEASE_EXPIRED else more).lost(Loss(reason, "", NextStep.RECOMPUTE))
-    taken = stats.aggregate(more).take()
-    assert taken is not None
-    assert stats.is_empty()
-    registry = CollectorRegistry()
-    kinds = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
-    PromMetrics(SimpleNamespace(kv_transfer_config=None), kinds, ["engine"], {0: ["0"]}).observe(taken.data, 0)
-    assert registry.get_sample_value("vllm:kvgrpc_lost_total", {"engine": "0"}) == 3.0
-    for name, count in (("LEASE_EXPIRED", 2.0), ("CONTENT_MISMATCH", 1.0)):
-        labels = {"engine": "0", "reason": name}
-        assert registry.get_sample_value("vllm:kvgrpc_lost_by_reason_total", labels) == count
 
 
 def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers_that_go_one_by_one() -> None:

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from kvgrpc.core import events
+from kvgrpc.core import actions, events
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
-from kvgrpc.session.v1 import rank_pb2
+from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
 from kvgrpc.wire.packed import FEW
@@ -44,6 +45,8 @@ REPORTS = st.one_of(
         st.integers(0, 10**9).map(lambda micros: micros / 1e6),
         TEXT,
         st.booleans(),
+        st.booleans(),
+        st.integers(0, 10**9).map(lambda micros: micros / 1e6),
     ).filter(lambda end: end.quiesced or not end.done),
     st.builds(events.StepDone, st.just(3), U63),
     st.builds(events.CopiedOut, st.just(3), TEXT, TEXT),
@@ -179,3 +182,18 @@ def test_a_frame_that_says_it_is_too_long_is_refused_before_it_is_read() -> None
     reader = frames.FrameReader(rank_pb2.RankCommand)
     with pytest.raises(OutOfRange):
         list(reader.feed((frames.FRAME_BYTES_MAX + 1).to_bytes(4, "big")))
+
+
+def test_what_moved_comes_back_as_it_went() -> None:
+    one, other = MoveTelemetry(2**40, 7, 1.582445, 0.000001), MoveTelemetry(1, 1, 0.5, 0.25)
+    received, returned = session_pb2.Event(), session_pb2.Event()
+    session.put_news(actions.Received("t", "r", 3, one), received)
+    session.put_news(actions.BlocksReturned("t", "r", "l", (one, other)), returned)
+    assert session.telemetry_from_proto(received.received.telemetry) == one
+    assert [*map(session.telemetry_from_proto, returned.blocks_returned.telemetries)] == [one, other]
+
+
+def test_who_moved_nothing_is_told_of_nothing() -> None:
+    received = session_pb2.Event()
+    session.put_news(actions.Received("t", "r", 3), received)
+    assert not received.received.HasField("telemetry")

@@ -1,9 +1,10 @@
 """News: what the attached engine, watchers and operators are told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.tables.transfers import Failure, Transfer
 from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.telemetry import MoveTelemetry
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Received:
     transfer_id: str
     request_id: str
     use_tokens: int
+    telemetry: MoveTelemetry | None = field(default=None, compare=False)
+    """None: this engine's ranks moved nothing, the source's did or there was nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class BlocksReturned:
     request_id: str
     lease_id: str = ""
     """The lease that ended, where the blocks were handed over."""
+    telemetries: tuple[MoveTelemetry, ...] = field(default=(), compare=False)
+    """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
 
 
 @dataclass(frozen=True)

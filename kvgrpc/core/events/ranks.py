@@ -59,6 +59,8 @@ class PostingEnded:
     """False: it failed, without a proof that no access follows."""
     own_at_rest: bool = False
     """A WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
+    post_s: float = 0.0
+    """How much of `wire_s` the data path was busy with submitting; of one that moves as it submits, all of it."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class Moves:
         self._state.moves.posting_over(move, event.posting_id)
         move.writes_may_land |= not event.quiesced
         if event.done:
-            self._count(move, event.nbytes)
+            self._count(move, event)
         # Parts that were replaced need not arrive, but the next ones must not race them.
         needed = move.stage is not Stage.RENDEZVOUS or not event.quiesced
         if not event.done and needed and move.stage is not Stage.ENDED:
@@ -243,13 +243,13 @@ class Moves:
         else:
             course.moved(move)
 
-    def _count(self, move: Move, nbytes: int) -> None:
+    def _count(self, move: Move, event: PostingEnded) -> None:
         """Bytes that our ranks moved."""
-        move.nbytes += nbytes
+        move.moved(event)
         if move.operation is Operation.READ:
-            self._state.bytes_received += nbytes
+            self._state.bytes_received += event.nbytes
         else:
-            self._state.bytes_sent += nbytes
+            self._state.bytes_sent += event.nbytes
 
     def _lost(self, move: Move, event: PostingEnded) -> None:
         """A posting without proof that it is at rest: its blocks stay in quarantine."""

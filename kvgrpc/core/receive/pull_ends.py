@@ -32,7 +32,8 @@ class PullEnds(Ends[P]):
         self._stop(pull)
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
-        state.tell(transfer.owner, Received(transfer.id, transfer.request_id, transfer.use_tokens))
+        news = Received(transfer.id, transfer.request_id, transfer.use_tokens, pull.telemetry)
+        state.tell(transfer.owner, news)
         self._forget(pull)
 
     def fail_with(

@@ -386,4 +386,5 @@ class HandOvers:
         if failure:
             state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
-            state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
+            news = BlocksReturned(transfer.id, transfer.request_id, lease.id, lease.telemetries)
+            state.tell(lease.owner, news)

@@ -117,6 +117,8 @@ class PushCourse(Course[Registration]):
         lease = state.leases.get(push.lease_id)
         lease.nbytes_done += move.nbytes - move.settled_bytes
         if move.last_round:
+            if (telemetry := move.telemetry) is not None:
+                lease.telemetries += (telemetry,)
             push.received.add(move.claims.engine_id)
             push.finished.add(move.claims.engine_id)
             self.ends.done(move)

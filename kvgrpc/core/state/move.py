@@ -22,7 +22,7 @@ from math import inf
 from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.events import Opened, Settling
+from kvgrpc.core.events import Opened, PostingEnded, Settling
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.bridge import Bridge
@@ -34,6 +34,7 @@ from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.pieces import RankChecksums
 from kvgrpc.core.values.plans import Pair
 from kvgrpc.core.values.slices import Slice
+from kvgrpc.core.values.telemetry import MoveTelemetry
 
 
 class Stage(Enum):
@@ -188,6 +189,8 @@ class Move(ABC):
     """Bytes that have moved, over all ranks."""
     settled_bytes: int = field(default=0, kw_only=True)
     """Those of them whose round is settled."""
+    times: dict[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
+    """Of each posting name, over all that moved under it: time on the wire, and of that for submitting."""
 
     def __post_init__(self) -> None:
         self.name = self.name or self.transfer_id
@@ -205,6 +208,20 @@ class Move(ABC):
         else:
             there = kept_bytes(lists_kept(self.opened))
         return MOVE_BYTES + 2 * len(self.token) + there
+
+    def moved(self, event: PostingEnded) -> None:
+        """A posting brought all its bytes."""
+        wire_s, post_s = self.times.get(event.posting_id, (0.0, 0.0))
+        self.times[event.posting_id] = wire_s + event.wire_s, post_s + event.post_s
+        self.nbytes += event.nbytes
+
+    @property
+    def telemetry(self) -> MoveTelemetry | None:
+        """None: this side moved nothing."""
+        if not self.times:
+            return None
+        wire_s, post_s = map(max, zip(*self.times.values(), strict=True))
+        return MoveTelemetry(self.nbytes, sum(some.descriptors for some in self.by_pair.values()), wire_s, post_s)
 
     @property
     def busy(self) -> bool:

@@ -19,6 +19,7 @@ from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
+from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
 
 
@@ -124,6 +125,8 @@ class Lease:
     missed: bool = False
     """A reader came after its end."""
     nbytes_done: int = 0
+    telemetries: tuple[MoveTelemetry, ...] = ()
+    """Of a push that this engine's ranks moved: of each consumer that has everything."""
     """Bytes that its readers say they moved."""
     checksums: tuple[bytes, ...] = ()
     """CRC-32C of its blocks, by rank, in the order of its groups and their blocks; see `ChecksumPrefetch`. Empty:

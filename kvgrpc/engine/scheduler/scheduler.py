@@ -39,6 +39,7 @@ from kvgrpc.core.policy.values import (
     Table,
 )
 from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
 from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, PushWanted, Received, Reserved
@@ -69,9 +70,19 @@ class _Request(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
 class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     """The policy of one engine on its own session. Not for several threads at once."""
 
-    def __init__(self, engine: Engine, rules: Rules | None = None, *, taken_back_s: float = TAKEN_BACK_S) -> None:
-        """`rules`: the groups are the engine's own in any case."""
+    def __init__(
+        self,
+        engine: Engine,
+        rules: Rules | None = None,
+        *,
+        taken_back_s: float = TAKEN_BACK_S,
+        moved: Callable[[MoveTelemetry], None] = lambda _: None,
+    ) -> None:
+        """`rules`: the groups are the engine's own in any case. `moved` hears of what this engine's ranks moved, once
+        for each transfer, before the news of that.
+        """
         self.engine = engine
+        self._moved = moved
         self.taken_back_s = taken_back_s
         self._news: list[News] = []
         self._awaited: dict[bytes, None] = {}
@@ -307,9 +318,13 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
                     self._provide(found[0], event)
             case Failed(transfer):
                 self._failed(transfer, _loss(event))
-            case Received(transfer, tokens):
+            case Received(transfer, tokens, telemetry):
+                if telemetry is not None:
+                    self._moved(telemetry)
                 self._returned(transfer, received=tokens)
-            case BlocksReturned(transfer):
+            case BlocksReturned(transfer, telemetries):
+                for each in telemetries:
+                    self._moved(each)
                 self._returned(transfer)
             case PushWanted(key):
                 self._destination_came(key)

@@ -12,10 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
+from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.session.launch import DIED_S, READY_TIMEOUT_S, STOP_TIMEOUT_S, LeadProcess
+from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import encode
 
 _log = logging.getLogger(__name__)
@@ -29,6 +32,17 @@ COMES_BACK_S = 2 * READY_TIMEOUT_S
 
 Attached = tuple[Connection, session_pb2.AttachResponse, int]
 """With the descriptor of the void page."""
+
+
+def attach_again(
+    first: session_pb2.AttachRequest, engine_id: str, ticket: RankTicket, pool: PoolLayout
+) -> session_pb2.AttachRequest:
+    """How an engine that attached by `first` attaches to its next lead: under the same name, with the same ranks."""
+    again = session_pb2.AttachRequest()
+    again.CopyFrom(first)
+    again.engine_id, again.rank_ticket = engine_id, ticket.secret
+    again.pool.CopyFrom(pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
+    return again
 
 
 class LeadRestart:

@@ -116,6 +116,10 @@ class Sessions:
         """Readable when `poll` has something to do."""
         return -1 if self._readable.closed else self._readable.fileno()
 
+    def due(self) -> bool:
+        """Whether `poll` has something to do."""
+        return bool(self._events) or self._between() or bool(not self._readable.closed and self._readable.poll(0))
+
     @property
     def lead_pid(self) -> int:
         return self._session.connection.lead_pid

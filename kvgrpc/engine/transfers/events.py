@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvgrpc.core.tables.transfers import Side
+from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.transfers.handles import Handle, Pull
 from kvgrpc.engine.transfers.pushes import Push, Reservation
 from kvgrpc.errors import NextStep, Reason
@@ -44,6 +45,8 @@ class Received:
 
     transfer: Pull | Reservation
     use_tokens: int
+    telemetry: MoveTelemetry | None = field(default=None, compare=False)
+    """What this engine's ranks moved for it; None: the source's did, or there was nothing to move."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class BlocksReturned:
     """The transfer's blocks are the engine's again."""
 
     transfer: Handle
+    telemetries: tuple[MoveTelemetry, ...] = field(default=(), compare=False)
+    """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
 
 
 @dataclass(frozen=True)

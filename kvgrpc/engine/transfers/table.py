@@ -4,7 +4,7 @@ No I/O: rows of the session in, events of the engine out. Of every handle the en
 BlocksReturned; before the latter at most one Failed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvgrpc.engine.transfers.events import (
@@ -24,6 +24,7 @@ from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import NextStep, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
+from kvgrpc.wire.session import telemetry_from_proto
 from kvgrpc.wire.values import PHASES, SIDE, core_reason
 
 _NEXT = {
@@ -96,11 +97,12 @@ class Transfers:
                 layers = tuple((layer.first, layer.count) for layer in row.layers_done)
                 yield LayersReceived(handle, layers, row.part_epoch)
             case "received", Pull() | Reservation():
-                yield Received(handle, row.use_tokens)
+                moved = row.telemetry if row.HasField("telemetry") else None
+                yield Received(handle, row.use_tokens, moved and telemetry_from_proto(moved))
             case "failed", _:
                 yield from _fail(handle, row.failure, cancelled=row.cancelled)
             case "blocks_returned", _:
-                yield self._returned(handle)
+                yield self._returned(handle, row.telemetries)
             case "parts_returned", Push() if not self._page.ended(row.lease_id):
                 yield PartsReturned(handle)
 
@@ -147,11 +149,11 @@ class Transfers:
         if handle not in self._asked.values():
             yield self._returned(handle)
 
-    def _returned(self, handle: Handle) -> Event:
+    def _returned(self, handle: Handle, moved: Iterable[session_pb2.MoveTelemetry] = ()) -> Event:
         """The end: slots of the void page can be others'."""
         for lease_id in self._leases.pop(handle, ()):
             self._page.ended(lease_id)
-        return BlocksReturned(handle)
+        return BlocksReturned(handle, tuple(map(telemetry_from_proto, moved)))
 
 
 def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:

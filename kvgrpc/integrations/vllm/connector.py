@@ -21,13 +21,15 @@ from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, kernels_of_groups
-from kvgrpc.integrations.vllm.options import Options, choose_policy
+from kvgrpc.integrations.vllm.options import Options, choose_policy, export_traces
+from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from kvgrpc.integrations.vllm.registering import Registering
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stages import first_layers, joined
-from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
+from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.connector import TensorConnector
 from kvgrpc.integrations.vllm.tensors.options import MODE as TENSORS
+from kvgrpc.integrations.vllm.waking import tell_of_sleep
 from kvgrpc.integrations.vllm.working import WorkerSide
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def __new__(cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> Any:
         """The mode says which connector it is."""
         choose_policy(vllm_config.kv_transfer_config)
+        export_traces(vllm_config)
         if (vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("mode") == TENSORS:
             return TensorConnector(vllm_config, role, kv_cache_config)
         return super().__new__(cls)
@@ -106,6 +109,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         tell_of_loads(self._hooks.adapter_loaded)
         if (proxy := self._options.proxy_of(config)) is not None:
             self._registering = Registering(proxy, self._scheduling.address)
+        tell_of_sleep(self._hooks.sleeps)
 
     def on_new_request(self, request: "Request") -> None:
         self._hooks.arrived(request)
@@ -132,6 +136,9 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_kv_delivery(self) -> bool:
         """Always: which requests are handed over is said by each, not by the engine's `kv_role`."""
         return True
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduling is not None and self._hooks.has_news
 
     def reset_cache(self) -> bool:
         return self._hooks.reset()

@@ -6,8 +6,8 @@ this engine, never the engine: it goes on alone. The lead is ended then, so that
 read; blocks that were being filled stay out of use, since something may still write into them.
 
 Blocks that were handed over are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed
-free: with that an engine makes 750 empty steps a second for as long as it may be read. An idle engine hears of
-blocks that came back with its next request, which is when it may need them.
+free: with that an engine makes 750 empty steps a second for as long as it may be read. An idle engine sleeps, and is
+woken for one step when its lead has news (`waking`).
 """
 
 import logging
@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.vllm.block_tables import blocks_of
 from kvgrpc.integrations.vllm.meeting import Step
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide, blocks_of
+from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.waking import Bell, Ring
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -46,6 +48,7 @@ class Hooks:
         """Of those, the ones that wait in vain."""
         self._holding: dict[str, list[int]] = {}
         """Blocks that we hold, of requests that left."""
+        self._bell = Bell(side.fileno())
 
     def adapter_loaded(self, adapter: "LoRARequest") -> None:
         """An adapter is about to be loaded, or loaded anew."""
@@ -116,6 +119,16 @@ class Hooks:
         for request_id in self._holding.keys() & (self._holding.keys() if gone else step.sent):
             self._side.release(self._holding.pop(request_id))
 
+    @property
+    def has_news(self) -> bool:
+        """Whether an engine without requests has a step to make: blocks may have come back."""
+        return bool(self._holding) and (self._over or self._side.has_news)
+
+    def sleeps(self, ring: Ring) -> None:
+        """The engine has nothing to do. What it holds may come back meanwhile."""
+        if self._holding and not self._over:
+            self._bell.arm(ring)
+
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
         """A request left. Blocks that are still being filled are kept by vLLM itself, until the load is reported."""
         request_id = request.request_id
@@ -147,6 +160,7 @@ class Hooks:
     def close(self) -> None:
         """The engine ends."""
         self._over = True
+        self._bell.close()
         self._side.close()
 
     def _do(self, hook: Callable[[], T], *, otherwise: T) -> T:
@@ -163,6 +177,7 @@ class Hooks:
         self._over = True
         self._unserved |= self._wanting
         self._failed |= self._loading.keys()
+        self._try(self._bell.close)
         self._try(self._side.abandon)
         self._try(lambda: self._side.hold([block for blocks in self._loading.values() for block in blocks]))
 

@@ -1,6 +1,7 @@
 """What vLLM is told about kvgrpc."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -127,3 +128,13 @@ def _listen_of(options: Options, replica: int) -> str:
                 "0 there, which means the port of each one's own `listen`"
             )
     return f"{host}:{following}"
+
+
+def export_traces(config: "VllmConfig") -> None:
+    """Leads that this process starts export to where vLLM does, and as vLLM does: without TLS, unless the endpoint is
+    https or the environment says otherwise.
+    """
+    if endpoint := config.observability_config.otlp_traces_endpoint:
+        os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", endpoint)
+        if "OTEL_EXPORTER_OTLP_INSECURE" not in os.environ:
+            os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_INSECURE", "true")

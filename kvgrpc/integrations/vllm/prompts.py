@@ -1,13 +1,16 @@
-"""What the KV of one of vLLM's requests is of, beside its adapter and salt, and since when there is that request."""
+"""What the KV of one of vLLM's requests is of, beside its adapter and salt; since when there is that request, and which
+trace it is a part of.
+"""
 
 import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.values.content import Item
+from kvgrpc.integrations.params import traceparent_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -40,6 +43,13 @@ def reached(request: "Request", here: int, tokens: int) -> None:
         )  # fmt: skip
 
 
+def trace_of(request: "Request", params: Mapping[str, Any]) -> str:
+    """The traceparent of its HTTP request, else the one in its params; empty: neither has one. vLLM passes headers on
+    only where it exports spans of its own (`--otlp-traces-endpoint`).
+    """
+    return traceparent_of(request.trace_headers or {}) or traceparent_of(params)
+
+
 def named_prompt(request: "Request") -> Sequence[int]:
     """The token ids, where they are, with `items_of`, all that the KV is of. Embeddings stand behind placeholder ids,
     which are the same for others.
@@ -54,3 +64,14 @@ def items_of(request: "Request") -> tuple[Item, ...]:
         digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
         found.append(Item(digest, feature.mm_position.offset, feature.mm_position.length))
     return tuple(found)
+
+
+def shorten(request: "Request", tokens: int) -> None:
+    """VLLM computes no more of its prompt than these tokens, as its own connectors do it; 0: it has no token ids. Its
+    scheduler has not looked at the request yet, and nothing is cached under the name of a block that is not computed
+    to its end.
+    """
+    if request.prompt_token_ids is not None and 0 < tokens < len(request.prompt_token_ids):
+        request.prompt_token_ids = request.prompt_token_ids[:tokens]
+        del request._all_token_ids[tokens:]  # noqa: SLF001 - what shows it elsewhere is a view of this list
+        request.num_prompt_tokens = tokens

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import (
-    DROPPED,
     Admitted,
     Give,
     LoadEnded,
@@ -20,7 +19,6 @@ from kvgrpc.core.policy.values import (
     Outcome,
     Rules,
     SendEnded,
-    Table,
     TakeLost,
 )
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
@@ -29,10 +27,20 @@ from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
+from kvgrpc.integrations.vllm.block_tables import without_null
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
-from kvgrpc.integrations.vllm.prompts import COMPLETE, arrived_us, is_streamed, items_of, named_prompt, reached
+from kvgrpc.integrations.vllm.prompts import (
+    COMPLETE,
+    arrived_us,
+    is_streamed,
+    items_of,
+    named_prompt,
+    reached,
+    shorten,
+    trace_of,
+)
 from kvgrpc.integrations.vllm.siblings import Siblings
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
@@ -42,10 +50,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-NULL_BLOCK = 0
-"""In vLLM's tables it stands for blocks that are not there, or not any more, since their tokens have left the window.
-All requests share it: nothing may be read or written.
-"""
 IDLE_S = 0.002
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
 LOOK_S = 0.1
@@ -99,13 +103,22 @@ class SchedulerSide:
             (), options.on_loss, options.recompute_threshold_tokens, backoff_tokens=int(self._states),
             layer_ranges=ranges,
         )  # fmt: skip
-        self.scheduler = Scheduler(self._engine, rules)
+        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved)
         self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
     @property
     def lead_pid(self) -> int:
         return self._engine.lead_pid
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a step would hear something."""
+        return self._engine.due()
+
+    def fileno(self) -> int:
+        """See `Engine.fileno`."""
+        return self._engine.fileno()
 
     @property
     def lead_gone(self) -> bool:
@@ -137,7 +150,7 @@ class SchedulerSide:
             found = wanted(
                 request.request_id, named_prompt(request), params, self._options.defaults,
                 cache_salt=request.cache_salt or "", items=items_of(request), needs_all_outputs=logprobs,
-                arrived_us=arrived_us(request), used_keys=self._keys,
+                arrived_us=arrived_us(request), used_keys=self._keys, traceparent=trace_of(request, params),
             )  # fmt: skip
             if found is None:
                 return True
@@ -163,7 +176,7 @@ class SchedulerSide:
             self._engine.flush()  # else the next step sends it at once, and a pull with its blocks in one call
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
-            _shorten(request, admitted.prompt_tokens)
+            shorten(request, admitted.prompt_tokens)
             if found.give.mode is not Mode.PULL:
                 self._computing[request.request_id] = request
         return True
@@ -218,13 +231,16 @@ class SchedulerSide:
             return False
         computed = self._computed_tokens.pop(request_id, 0)
         try:
-            self.scheduler.allocated(request_id, _without_null(table), computed, external_tokens, self._behind())
+            self.scheduler.allocated(request_id, without_null(table), computed, external_tokens, self._behind())
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
+        known = request_id in self.scheduler.policy
         if external_tokens:
             self._waiting[request_id] = request, computed
-        return request_id in self.scheduler.policy
+            if known:
+                self.stats.waits(request_id)
+        return known
 
     def step(self, output: "SchedulerOutput", *, waiting: bool, holding: bool) -> Step:
         """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV.
@@ -237,7 +253,7 @@ class SchedulerSide:
         for request_id, request in self._computing.items():
             count = output.num_scheduled_tokens.get(request_id)
             if count and self.scheduler.policy.pushes(request_id):
-                table = _without_null(self.blocks.get_block_ids(request_id))
+                table = without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         if holding:
             self.pressure.relieve(output, self.blocks.block_pool)
@@ -255,6 +271,7 @@ class SchedulerSide:
             match news:
                 case LoadEnded():
                     step.loaded.add(news.request_id)
+                    self.stats.waited(news.request_id)
                     request, here = self._waiting.pop(news.request_id)
                     if news.loss is None:
                         self.stats.received(news.tokens - here)
@@ -321,7 +338,7 @@ class SchedulerSide:
         if self._states and request.num_output_placeholders:
             complete = False  # steps in flight change its state, which is then of more tokens than it has
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
-        ids, computed, blocks = list(request.all_token_ids), request.num_computed_tokens, _without_null(table)
+        ids, computed, blocks = list(request.all_token_ids), request.num_computed_tokens, without_null(table)
         try:
             self.adapters.name(request.lora_request)
             found = self.scheduler.finished(request_id, ids, blocks, computed, outcome, self._behind())
@@ -339,10 +356,13 @@ class SchedulerSide:
 
     def _answer(self, request: "Request") -> dict[str, Any] | None:
         """What the router relays of a request that left; None: nothing was handed over."""
+        params = request.kv_transfer_params
+        trace = trace_of(request, params)
         if grant := self.scheduler.grant(request.request_id):
-            return answered(grant, prefilled=request.kv_transfer_params.get("do_remote_decode") is True)
+            return answered(grant, prefilled=params.get("do_remote_decode") is True, traceparent=trace)
         if key := self.scheduler.push_key(request.request_id):
-            return answered_push(key, self._engine.engine_id, self._engine.address, request.num_computed_tokens)
+            engine, tokens = self._engine, request.num_computed_tokens
+            return answered_push(key, engine.engine_id, engine.address, tokens, trace)
         return None
 
     def _behind(self) -> int:
@@ -365,26 +385,6 @@ class SchedulerSide:
 
     def close(self) -> None:
         self._engine.close()
-
-
-def _shorten(request: "Request", tokens: int) -> None:
-    """VLLM computes no more of its prompt than these tokens, as its own connectors do it; 0: it has no token ids. Its
-    scheduler has not looked at the request yet, and nothing is cached under the name of a block that is not computed
-    to its end.
-    """
-    if request.prompt_token_ids is not None and 0 < tokens < len(request.prompt_token_ids):
-        request.prompt_token_ids = request.prompt_token_ids[:tokens]
-        del request._all_token_ids[tokens:]  # noqa: SLF001 - what shows it elsewhere is a view of this list
-        request.num_prompt_tokens = tokens
-
-
-def blocks_of(table: tuple[list[int], ...]) -> list[int]:
-    """The blocks of all groups."""
-    return [block for ids in table for block in ids if block != NULL_BLOCK]
-
-
-def _without_null(table: tuple[list[int], ...]) -> Table:
-    return [[DROPPED if block == NULL_BLOCK else block for block in ids] if NULL_BLOCK in ids else ids for ids in table]
 
 
 def _said(loss: Loss) -> str:

@@ -1,14 +1,21 @@
-"""What vLLM's log and its Prometheus metrics say of kvgrpc's transfers. Those of the lead itself say more."""
+"""What an engine counts of its transfers, for vLLM's log and its Prometheus metrics (`prometheus`).
 
+vLLM asks the scheduler's side after each step, and adds up the answers of an interval. The lead has counted each
+transfer over all ranks, so that no worker is asked.
+"""
+
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvgrpc.errors import Reason
 
 if TYPE_CHECKING:
     from kvgrpc.core.policy.values import Loss, SendEnded
+    from kvgrpc.core.values.telemetry import MoveTelemetry
 
 COUNTERS = {
     "received": "Requests whose KV was received.",
@@ -17,17 +24,42 @@ COUNTERS = {
     "sent": "Requests whose KV was handed over and is done with.",
     "unsent": "Requests whose KV was handed over in vain.",
     "reclaimed": "Of those, the ones whose blocks were needed before anyone came for them.",
+    "expired": "Of those, the ones that nobody was done with when their lease or their registration ended.",
     "refused": "Requests whose kv_transfer_params asked for nothing that can be done.",
 }
-LOST_BY = "lost_by_"
-"""Begins the name of the count of each reason for which KV did not come."""
+SERIES = {
+    "transfer_time_seconds": "How long the bytes of a transfer took that this engine moved, of its slowest rank.",
+    "post_time_seconds": "How long the data path was busy with submitting such a transfer.",
+    "transfer_bytes": "Bytes of such a transfer, over all ranks.",
+    "transfer_descriptors": "Runs of bytes that are contiguous at both engines, of such a transfer, over all ranks.",
+    "wait_time_seconds": "How long a request waited for its KV, and for nothing else.",
+}
+RECEIVE, SEND = "receive", "send"
+EXPIRED = frozenset({Reason.LEASE_EXPIRED, Reason.REGISTRATION_TIMEOUT})
 
 
 class KVGrpcStats(KVConnectorStats):
-    """Counts of one interval."""
+    """Counts of one interval. `data`: each of COUNTERS; under "series" the values of each of SERIES; under "failures",
+    by direction and reason, how many requests failed.
+    """
 
-    def __init__(self, data: Mapping[str, int] | None = None) -> None:
-        super().__init__(data=dict.fromkeys(COUNTERS, 0) | dict(data or {}))
+    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(data=_empty() | dict(data or {}))
+        self._waiting: dict[str, float] = {}
+        """Since when requests wait for their KV, by the monotonic clock."""
+
+    def waits(self, request_id: str) -> None:
+        """A request waits for its KV from now on, and for nothing else."""
+        self._waiting.setdefault(request_id, time.monotonic())
+
+    def waited(self, request_id: str) -> None:
+        """It waits no longer: its KV came, or will not."""
+        if (since := self._waiting.pop(request_id, None)) is not None:
+            self._add("wait_time_seconds", time.monotonic() - since)
+
+    def left(self, request_id: str) -> None:
+        """It left before that."""
+        self._waiting.pop(request_id, None)
 
     def received(self, tokens: int) -> None:
         """The KV of so many tokens came."""
@@ -36,14 +68,23 @@ class KVGrpcStats(KVConnectorStats):
 
     def lost(self, loss: "Loss") -> None:
         """The KV of a request did not come."""
-        by = LOST_BY + loss.reason.value
         self.data["lost"] += 1
-        self.data[by] = self.data.get(by, 0) + 1
+        self._failed(RECEIVE, loss)
 
     def sent(self, news: "SendEnded") -> None:
         """Blocks came back."""
         self.data["sent" if news.loss is None else "unsent"] += 1
-        self.data["reclaimed"] += news.loss is not None and news.loss.reason is Reason.LEASE_RECLAIMED
+        if news.loss is not None:
+            self.data["reclaimed"] += news.loss.reason is Reason.LEASE_RECLAIMED
+            self.data["expired"] += news.loss.reason in EXPIRED
+            self._failed(SEND, news.loss)
+
+    def moved(self, telemetry: "MoveTelemetry") -> None:
+        """This engine's ranks moved the bytes of a transfer."""
+        self._add("transfer_time_seconds", telemetry.wire_s)
+        self._add("post_time_seconds", telemetry.post_s)
+        self._add("transfer_bytes", telemetry.nbytes)
+        self._add("transfer_descriptors", telemetry.descriptors)
 
     def refused(self) -> None:
         """Params were of no use."""
@@ -58,35 +99,47 @@ class KVGrpcStats(KVConnectorStats):
         return taken
 
     def reset(self) -> None:
-        self.data = dict.fromkeys(COUNTERS, 0)
+        self.data = _empty()
 
     def aggregate(self, other: KVConnectorStats) -> "KVGrpcStats":
-        for name, count in other.data.items():
-            self.data[name] = self.data.get(name, 0) + count
+        for name in COUNTERS:
+            self.data[name] += other.data[name]
+        for name, values in other.data["series"].items():
+            self.data["series"].setdefault(name, []).extend(values)
+        for direction, reasons in other.data["failures"].items():
+            mine = self.data["failures"].setdefault(direction, {})
+            for reason, count in reasons.items():
+                mine[reason] = mine.get(reason, 0) + count
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return dict(self.data)
+        counts: dict[str, int | float] = {name: self.data[name] for name in COUNTERS}
+        series = {name: np.asarray(values) for name, values in self.data["series"].items()}
+        if waits := self.data["series"].get("wait_time_seconds"):
+            counts["Avg wait (ms)"] = round(float(np.mean(waits)) * 1e3, 3)
+        if "transfer_bytes" not in series:
+            return counts
+        took_s, megabytes = series["transfer_time_seconds"], series["transfer_bytes"] / 2**20
+        # The names are those that vLLM's log has for its own connector.
+        return counts | {
+            "Avg xfer time (ms)": round(float(took_s.mean()) * 1e3, 3),
+            "P90 xfer time (ms)": round(float(np.percentile(took_s, 90)) * 1e3, 3),
+            "Avg post time (ms)": round(float(series["post_time_seconds"].mean()) * 1e3, 3),
+            "Avg MB per transfer": round(float(megabytes.mean()), 3),
+            "Throughput (MB/s)": round(float(megabytes.sum() / max(took_s.sum(), 1e-9)), 3),
+            "Avg number of descriptors": round(float(series["transfer_descriptors"].mean()), 1),
+        }
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
 
+    def _add(self, name: str, value: float) -> None:
+        self.data["series"].setdefault(name, []).append(value)
 
-class PromMetrics(KVConnectorPromMetrics):
-    """The counts as vllm:kvgrpc_*_total. vllm:kvgrpc_lost_by_reason_total has the reason as a label."""
+    def _failed(self, direction: str, loss: "Loss") -> None:
+        reasons = self.data["failures"].setdefault(direction, {})
+        reasons[loss.reason.value] = reasons.get(loss.reason.value, 0) + 1
 
-    def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
-        super().__init__(vllm_config, metric_types, labels, values)
-        made = {name: self._counter_cls(f"vllm:kvgrpc_{name}", about, labels) for name, about in COUNTERS.items()}
-        self._counters = {
-            name: {engine: counter.labels(*of) for engine, of in values.items()} for name, counter in made.items()
-        }
-        about = "Requests whose KV did not come, by the reason."
-        self._lost = self._counter_cls("vllm:kvgrpc_lost_by_reason", about, [*labels, "reason"])
 
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        for name, count in transfer_stats_data.items():
-            if name in self._counters:
-                self._counters[name][engine_idx].inc(count)
-            else:
-                self._lost.labels(*self.per_engine_labelvalues[engine_idx], name.removeprefix(LOST_BY)).inc(count)
+def _empty() -> dict[str, Any]:
+    return {**dict.fromkeys(COUNTERS, 0), "series": {}, "failures": {}}

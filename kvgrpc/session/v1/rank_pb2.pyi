@@ -923,6 +923,7 @@ class PostingReport(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     QUIESCED_FIELD_NUMBER: _builtins.int
     OWN_AT_REST_FIELD_NUMBER: _builtins.int
+    POST_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     done: _builtins.bool
@@ -943,6 +944,10 @@ class PostingReport(_message.Message):
     def wire(self) -> _duration_pb2.Duration:
         """How long the bytes took."""
 
+    @_builtins.property
+    def post(self) -> _duration_pb2.Duration:
+        """How much of `wire` the data path was busy with submitting; of one that moves as it submits, all of it."""
+
     def __init__(
         self,
         *,
@@ -953,10 +958,11 @@ class PostingReport(_message.Message):
         message: _builtins.str = ...,
         quiesced: _builtins.bool = ...,
         own_at_rest: _builtins.bool = ...,
+        post: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["post", b"post", "wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "own_at_rest", b"own_at_rest", "posting_id", b"posting_id", "quiesced", b"quiesced", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "own_at_rest", b"own_at_rest", "post", b"post", "posting_id", b"posting_id", "quiesced", b"quiesced", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kvgrpc.session.v1 import rank_pb2 as kvgrpc_dot_session_dot_v1_dot_rank__pb2
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 from kvgrpc.v1 import handoff_pb2 as kvgrpc_dot_v1_dot_handoff__pb2
@@ -33,7 +34,7 @@ from kvgrpc.v1 import tensor_pb2 as kvgrpc_dot_v1_dot_tensor__pb2
 from kvgrpc.v1 import transfer_pb2 as kvgrpc_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x16kvgrpc/v1/tensor.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xed\x01\n\x0b\x43lientFrame\x12\x32\n\x06\x61ttach\x18\x01 \x01(\x0b\x32 .kvgrpc.session.v1.AttachRequestH\x00\x12;\n\x0b\x61ttach_rank\x18\x02 \x01(\x0b\x32$.kvgrpc.session.v1.AttachRankRequestH\x00\x12-\n\x05\x63\x61lls\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.session.v1.CallBatchH\x00\x12\x35\n\x07reports\x18\x04 \x01(\x0b\x32\".kvgrpc.session.v1.RankReportBatchH\x00\x42\x07\n\x05\x66rame\"\x98\x03\n\x0bServerFrame\x12\x35\n\x08\x61ttached\x18\x01 \x01(\x0b\x32!.kvgrpc.session.v1.AttachResponseH\x00\x12>\n\rrank_attached\x18\x02 \x01(\x0b\x32%.kvgrpc.session.v1.AttachRankResponseH\x00\x12/\n\x06\x65vents\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.session.v1.EventBatchH\x00\x12\x37\n\x08\x63ommands\x18\x04 \x01(\x0b\x32#.kvgrpc.session.v1.RankCommandBatchH\x00\x12\x35\n\x07refused\x18\x05 \x01(\x0b\x32\".kvgrpc.session.v1.RefusedResponseH\x00\x12\x38\n\rmemory_wanted\x18\x06 \x01(\x0b\x32\x1f.kvgrpc.session.v1.MemoryWantedH\x00\x12.\n\x04over\x18\x07 \x01(\x0b\x32\x1e.kvgrpc.session.v1.SessionOverH\x00\x42\x07\n\x05\x66rame\"\x98\x02\n\rAttachRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12(\n\x04pool\x18\x03 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12-\n\x06memory\x18\x04 \x01(\x0e\x32\x1d.kvgrpc.session.v1.PoolMemory\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12\x18\n\x10\x63\x61nnot_set_aside\x18\x07 \x01(\x08\x12\x18\n\x0brank_ticket\x18\x08 \x01(\x0c\x42\x03\x80\x01\x01\x12\x16\n\x0e\x65xpects_pushes\x18\t \x01(\x08\"\xe4\x01\n\x0e\x41ttachResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1b\n\x0esession_secret\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x18\n\x0brank_ticket\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01\x12(\n\x04pool\x18\x04 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12!\n\x06limits\x18\x05 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x12\n\nvoid_slots\x18\x07 \x01(\r\"\x86\x01\n\x11\x41ttachRankRequest\x12\x13\n\x06ticket\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x16\n\x0eprivate_memory\x18\x03 \x01(\x08\x12\x0f\n\x07returns\x18\x04 \x01(\x08\x12\x13\n\x0bnot_at_rest\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\"j\n\x12\x41ttachRankResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x14\n\x0cshared_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clead_address\x18\x03 \x01(\t\"Z\n\x0fRefusedResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0e\n\x0cMemoryWanted\"\x1e\n\x0bSessionOver\x12\x0f\n\x07message\x18\x01 \x01(\t\"H\n\tCallBatch\x12&\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x17.kvgrpc.session.v1.Call\x12\x13\n\x0bread_events\x18\x02 \x01(\x04\"\xc8\x07\n\x04\x43\x61ll\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12;\n\x0f\x66inished_blocks\x18\x03 \x01(\x0b\x32 .kvgrpc.v1.FinishedBlocksRequestH\x00\x12\x33\n\x0bpull_blocks\x18\x04 \x01(\x0b\x32\x1c.kvgrpc.v1.PullBlocksRequestH\x00\x12;\n\x0f\x63\x61ncel_transfer\x18\x05 \x01(\x0b\x32 .kvgrpc.v1.CancelTransferRequestH\x00\x12\x35\n\x0crenew_leases\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.v1.RenewLeasesRequestH\x00\x12\x37\n\rrelease_lease\x18\x07 \x01(\x0b\x32\x1e.kvgrpc.v1.ReleaseLeaseRequestH\x00\x12\x33\n\x0bgrant_lease\x18\x08 \x01(\x0b\x32\x1c.kvgrpc.v1.GrantLeaseRequestH\x00\x12;\n\x0f\x61llocate_blocks\x18\t \x01(\x0b\x32 .kvgrpc.v1.AllocateBlocksRequestH\x00\x12\x33\n\x0b\x66ree_blocks\x18\n \x01(\x0b\x32\x1c.kvgrpc.v1.FreeBlocksRequestH\x00\x12\x39\n\x0ereserve_blocks\x18\x0b \x01(\x0b\x32\x1f.kvgrpc.v1.ReserveBlocksRequestH\x00\x12\x37\n\rregister_push\x18\x0c \x01(\x0b\x32\x1e.kvgrpc.v1.RegisterPushRequestH\x00\x12\x32\n\tstep_done\x18\r \x01(\x0b\x32\x1d.kvgrpc.session.v1.StepReportH\x00\x12\x30\n\x06voided\x18\x0e \x01(\x0b\x32\x1e.kvgrpc.session.v1.VoidedSlotsH\x00\x12\x39\n\x0ereclaim_blocks\x18\x10 \x01(\x0b\x32\x1f.kvgrpc.v1.ReclaimBlocksRequestH\x00\x12\x31\n\nput_tensor\x18\x11 \x01(\x0b\x32\x1b.kvgrpc.v1.PutTensorRequestH\x00\x12\x31\n\nget_tensor\x18\x12 \x01(\x0b\x32\x1b.kvgrpc.v1.GetTensorRequestH\x00\x12;\n\x0frelease_tensors\x18\x13 \x01(\x0b\x32 .kvgrpc.v1.ReleaseTensorsRequestH\x00\x12\x11\n\tvoid_slot\x18\x0f \x01(\rB\t\n\x07request\"\r\n\x0bVoidedSlots\"6\n\nEventBatch\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.kvgrpc.session.v1.Event\"\xcf\x03\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12/\n\x08received\x18\x02 \x01(\x0b\x32\x1b.kvgrpc.session.v1.ReceivedH\x00\x12+\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x19.kvgrpc.session.v1.FailedH\x00\x12<\n\x0f\x62locks_returned\x18\x04 \x01(\x0b\x32!.kvgrpc.session.v1.BlocksReturnedH\x00\x12/\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1d.kvgrpc.session.v1.CallAnswerH\x00\x12/\n\x06opened\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.session.v1.PullOpenedH\x00\x12<\n\x0flayers_received\x18\x07 \x01(\x0b\x32!.kvgrpc.session.v1.LayersReceivedH\x00\x12:\n\x0eparts_returned\x18\x08 \x01(\x0b\x32 .kvgrpc.session.v1.PartsReturnedH\x00\x12\x34\n\x0bpush_wanted\x18\t \x01(\x0b\x32\x1d.kvgrpc.session.v1.PushWantedH\x00\x42\x06\n\x04kind\"G\n\x08Received\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nuse_tokens\x18\x03 \x01(\r\"i\n\x06\x46\x61iled\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12\x11\n\tcancelled\x18\x04 \x01(\x08\"K\n\x0e\x42locksReturned\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\"J\n\rPartsReturned\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\"\'\n\nPushWanted\x12\x19\n\x0ctransfer_key\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\"I\n\nPullOpened\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nuse_tokens\x18\x03 \x01(\r\"y\n\x0eLayersReceived\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x0blayers_done\x18\x03 \x03(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x12\n\npart_epoch\x18\x04 \x01(\r\"\x82\x07\n\nCallAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12\x0c\n\x04\x63ode\x18\r \x01(\t\x12<\n\x0f\x66inished_blocks\x18\x03 \x01(\x0b\x32!.kvgrpc.v1.FinishedBlocksResponseH\x00\x12\x34\n\x0bpull_blocks\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.v1.PullBlocksResponseH\x00\x12<\n\x0f\x63\x61ncel_transfer\x18\x05 \x01(\x0b\x32!.kvgrpc.v1.CancelTransferResponseH\x00\x12\x36\n\x0crenew_leases\x18\x06 \x01(\x0b\x32\x1e.kvgrpc.v1.RenewLeasesResponseH\x00\x12\x38\n\rrelease_lease\x18\x07 \x01(\x0b\x32\x1f.kvgrpc.v1.ReleaseLeaseResponseH\x00\x12\x34\n\x0bgrant_lease\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.v1.GrantLeaseResponseH\x00\x12<\n\x0f\x61llocate_blocks\x18\t \x01(\x0b\x32!.kvgrpc.v1.AllocateBlocksResponseH\x00\x12\x34\n\x0b\x66ree_blocks\x18\n \x01(\x0b\x32\x1d.kvgrpc.v1.FreeBlocksResponseH\x00\x12:\n\x0ereserve_blocks\x18\x0b \x01(\x0b\x32 .kvgrpc.v1.ReserveBlocksResponseH\x00\x12\x38\n\rregister_push\x18\x0c \x01(\x0b\x32\x1f.kvgrpc.v1.RegisterPushResponseH\x00\x12:\n\x0ereclaim_blocks\x18\x0e \x01(\x0b\x32 .kvgrpc.v1.ReclaimBlocksResponseH\x00\x12\x32\n\nput_tensor\x18\x0f \x01(\x0b\x32\x1c.kvgrpc.v1.PutTensorResponseH\x00\x12\x32\n\nget_tensor\x18\x10 \x01(\x0b\x32\x1c.kvgrpc.v1.GetTensorResponseH\x00\x12<\n\x0frelease_tensors\x18\x11 \x01(\x0b\x32!.kvgrpc.v1.ReleaseTensorsResponseH\x00\x42\n\n\x08response\"D\n\x10RankCommandBatch\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand\"A\n\x0fRankReportBatch\x12.\n\x07reports\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport*t\n\nPoolMemory\x12\x1b\n\x17POOL_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n\x12POOL_MEMORY_SHARED\x10\x01\x12\x17\n\x13POOL_MEMORY_PRIVATE\x10\x02\x12\x18\n\x14POOL_MEMORY_MIRRORED\x10\x03\x42Z\n\x15\x64\x65v.kvgrpc.session.v1B\x0cSessionProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x16kvgrpc/v1/tensor.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xed\x01\n\x0b\x43lientFrame\x12\x32\n\x06\x61ttach\x18\x01 \x01(\x0b\x32 .kvgrpc.session.v1.AttachRequestH\x00\x12;\n\x0b\x61ttach_rank\x18\x02 \x01(\x0b\x32$.kvgrpc.session.v1.AttachRankRequestH\x00\x12-\n\x05\x63\x61lls\x18\x03 \x01(\x0b\x32\x1c.kvgrpc.session.v1.CallBatchH\x00\x12\x35\n\x07reports\x18\x04 \x01(\x0b\x32\".kvgrpc.session.v1.RankReportBatchH\x00\x42\x07\n\x05\x66rame\"\x98\x03\n\x0bServerFrame\x12\x35\n\x08\x61ttached\x18\x01 \x01(\x0b\x32!.kvgrpc.session.v1.AttachResponseH\x00\x12>\n\rrank_attached\x18\x02 \x01(\x0b\x32%.kvgrpc.session.v1.AttachRankResponseH\x00\x12/\n\x06\x65vents\x18\x03 \x01(\x0b\x32\x1d.kvgrpc.session.v1.EventBatchH\x00\x12\x37\n\x08\x63ommands\x18\x04 \x01(\x0b\x32#.kvgrpc.session.v1.RankCommandBatchH\x00\x12\x35\n\x07refused\x18\x05 \x01(\x0b\x32\".kvgrpc.session.v1.RefusedResponseH\x00\x12\x38\n\rmemory_wanted\x18\x06 \x01(\x0b\x32\x1f.kvgrpc.session.v1.MemoryWantedH\x00\x12.\n\x04over\x18\x07 \x01(\x0b\x32\x1e.kvgrpc.session.v1.SessionOverH\x00\x42\x07\n\x05\x66rame\"\x98\x02\n\rAttachRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.kvgrpc.v1.PoolKind\x12(\n\x04pool\x18\x03 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12-\n\x06memory\x18\x04 \x01(\x0e\x32\x1d.kvgrpc.session.v1.PoolMemory\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12\x18\n\x10\x63\x61nnot_set_aside\x18\x07 \x01(\x08\x12\x18\n\x0brank_ticket\x18\x08 \x01(\x0c\x42\x03\x80\x01\x01\x12\x16\n\x0e\x65xpects_pushes\x18\t \x01(\x08\"\xe4\x01\n\x0e\x41ttachResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1b\n\x0esession_secret\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x12\x18\n\x0brank_ticket\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01\x12(\n\x04pool\x18\x04 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12!\n\x06limits\x18\x05 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x12\n\nvoid_slots\x18\x07 \x01(\r\"\x86\x01\n\x11\x41ttachRankRequest\x12\x13\n\x06ticket\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x16\n\x0eprivate_memory\x18\x03 \x01(\x08\x12\x0f\n\x07returns\x18\x04 \x01(\x08\x12\x13\n\x0bnot_at_rest\x18\x05 \x01(\t\x12\x10\n\x08mirrored\x18\x06 \x01(\x08\"j\n\x12\x41ttachRankResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x14\n\x0cshared_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clead_address\x18\x03 \x01(\t\"Z\n\x0fRefusedResponse\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x0e\n\x0cMemoryWanted\"\x1e\n\x0bSessionOver\x12\x0f\n\x07message\x18\x01 \x01(\t\"H\n\tCallBatch\x12&\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x17.kvgrpc.session.v1.Call\x12\x13\n\x0bread_events\x18\x02 \x01(\x04\"\xc8\x07\n\x04\x43\x61ll\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12;\n\x0f\x66inished_blocks\x18\x03 \x01(\x0b\x32 .kvgrpc.v1.FinishedBlocksRequestH\x00\x12\x33\n\x0bpull_blocks\x18\x04 \x01(\x0b\x32\x1c.kvgrpc.v1.PullBlocksRequestH\x00\x12;\n\x0f\x63\x61ncel_transfer\x18\x05 \x01(\x0b\x32 .kvgrpc.v1.CancelTransferRequestH\x00\x12\x35\n\x0crenew_leases\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.v1.RenewLeasesRequestH\x00\x12\x37\n\rrelease_lease\x18\x07 \x01(\x0b\x32\x1e.kvgrpc.v1.ReleaseLeaseRequestH\x00\x12\x33\n\x0bgrant_lease\x18\x08 \x01(\x0b\x32\x1c.kvgrpc.v1.GrantLeaseRequestH\x00\x12;\n\x0f\x61llocate_blocks\x18\t \x01(\x0b\x32 .kvgrpc.v1.AllocateBlocksRequestH\x00\x12\x33\n\x0b\x66ree_blocks\x18\n \x01(\x0b\x32\x1c.kvgrpc.v1.FreeBlocksRequestH\x00\x12\x39\n\x0ereserve_blocks\x18\x0b \x01(\x0b\x32\x1f.kvgrpc.v1.ReserveBlocksRequestH\x00\x12\x37\n\rregister_push\x18\x0c \x01(\x0b\x32\x1e.kvgrpc.v1.RegisterPushRequestH\x00\x12\x32\n\tstep_done\x18\r \x01(\x0b\x32\x1d.kvgrpc.session.v1.StepReportH\x00\x12\x30\n\x06voided\x18\x0e \x01(\x0b\x32\x1e.kvgrpc.session.v1.VoidedSlotsH\x00\x12\x39\n\x0ereclaim_blocks\x18\x10 \x01(\x0b\x32\x1f.kvgrpc.v1.ReclaimBlocksRequestH\x00\x12\x31\n\nput_tensor\x18\x11 \x01(\x0b\x32\x1b.kvgrpc.v1.PutTensorRequestH\x00\x12\x31\n\nget_tensor\x18\x12 \x01(\x0b\x32\x1b.kvgrpc.v1.GetTensorRequestH\x00\x12;\n\x0frelease_tensors\x18\x13 \x01(\x0b\x32 .kvgrpc.v1.ReleaseTensorsRequestH\x00\x12\x11\n\tvoid_slot\x18\x0f \x01(\rB\t\n\x07request\"\r\n\x0bVoidedSlots\"6\n\nEventBatch\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.kvgrpc.session.v1.Event\"\xcf\x03\n\x05\x45vent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12/\n\x08received\x18\x02 \x01(\x0b\x32\x1b.kvgrpc.session.v1.ReceivedH\x00\x12+\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x19.kvgrpc.session.v1.FailedH\x00\x12<\n\x0f\x62locks_returned\x18\x04 \x01(\x0b\x32!.kvgrpc.session.v1.BlocksReturnedH\x00\x12/\n\x06\x61nswer\x18\x05 \x01(\x0b\x32\x1d.kvgrpc.session.v1.CallAnswerH\x00\x12/\n\x06opened\x18\x06 \x01(\x0b\x32\x1d.kvgrpc.session.v1.PullOpenedH\x00\x12<\n\x0flayers_received\x18\x07 \x01(\x0b\x32!.kvgrpc.session.v1.LayersReceivedH\x00\x12:\n\x0eparts_returned\x18\x08 \x01(\x0b\x32 .kvgrpc.session.v1.PartsReturnedH\x00\x12\x34\n\x0bpush_wanted\x18\t \x01(\x0b\x32\x1d.kvgrpc.session.v1.PushWantedH\x00\x42\x06\n\x04kind\"|\n\x08Received\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nuse_tokens\x18\x03 \x01(\r\x12\x33\n\ttelemetry\x18\x04 \x01(\x0b\x32 .kvgrpc.session.v1.MoveTelemetry\"\x90\x01\n\rMoveTelemetry\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\x18\n\x10\x64\x65scriptor_count\x18\x02 \x01(\x04\x12\'\n\x04wire\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04post\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x06\x46\x61iled\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12\x11\n\tcancelled\x18\x04 \x01(\x08\"\x82\x01\n\x0e\x42locksReturned\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x35\n\x0btelemetries\x18\x04 \x03(\x0b\x32 .kvgrpc.session.v1.MoveTelemetry\"J\n\rPartsReturned\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\"\'\n\nPushWanted\x12\x19\n\x0ctransfer_key\x18\x01 \x01(\x0c\x42\x03\x80\x01\x01\"I\n\nPullOpened\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nuse_tokens\x18\x03 \x01(\r\"y\n\x0eLayersReceived\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12*\n\x0blayers_done\x18\x03 \x03(\x0b\x32\x15.kvgrpc.v1.LayerRange\x12\x12\n\npart_epoch\x18\x04 \x01(\r\"\x82\x07\n\nCallAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12#\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x12.kvgrpc.v1.Failure\x12\x0c\n\x04\x63ode\x18\r \x01(\t\x12<\n\x0f\x66inished_blocks\x18\x03 \x01(\x0b\x32!.kvgrpc.v1.FinishedBlocksResponseH\x00\x12\x34\n\x0bpull_blocks\x18\x04 \x01(\x0b\x32\x1d.kvgrpc.v1.PullBlocksResponseH\x00\x12<\n\x0f\x63\x61ncel_transfer\x18\x05 \x01(\x0b\x32!.kvgrpc.v1.CancelTransferResponseH\x00\x12\x36\n\x0crenew_leases\x18\x06 \x01(\x0b\x32\x1e.kvgrpc.v1.RenewLeasesResponseH\x00\x12\x38\n\rrelease_lease\x18\x07 \x01(\x0b\x32\x1f.kvgrpc.v1.ReleaseLeaseResponseH\x00\x12\x34\n\x0bgrant_lease\x18\x08 \x01(\x0b\x32\x1d.kvgrpc.v1.GrantLeaseResponseH\x00\x12<\n\x0f\x61llocate_blocks\x18\t \x01(\x0b\x32!.kvgrpc.v1.AllocateBlocksResponseH\x00\x12\x34\n\x0b\x66ree_blocks\x18\n \x01(\x0b\x32\x1d.kvgrpc.v1.FreeBlocksResponseH\x00\x12:\n\x0ereserve_blocks\x18\x0b \x01(\x0b\x32 .kvgrpc.v1.ReserveBlocksResponseH\x00\x12\x38\n\rregister_push\x18\x0c \x01(\x0b\x32\x1f.kvgrpc.v1.RegisterPushResponseH\x00\x12:\n\x0ereclaim_blocks\x18\x0e \x01(\x0b\x32 .kvgrpc.v1.ReclaimBlocksResponseH\x00\x12\x32\n\nput_tensor\x18\x0f \x01(\x0b\x32\x1c.kvgrpc.v1.PutTensorResponseH\x00\x12\x32\n\nget_tensor\x18\x10 \x01(\x0b\x32\x1c.kvgrpc.v1.GetTensorResponseH\x00\x12<\n\x0frelease_tensors\x18\x11 \x01(\x0b\x32!.kvgrpc.v1.ReleaseTensorsResponseH\x00\x42\n\n\x08response\"D\n\x10RankCommandBatch\x12\x30\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1e.kvgrpc.session.v1.RankCommand\"A\n\x0fRankReportBatch\x12.\n\x07reports\x18\x01 \x03(\x0b\x32\x1d.kvgrpc.session.v1.RankReport*t\n\nPoolMemory\x12\x1b\n\x17POOL_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n\x12POOL_MEMORY_SHARED\x10\x01\x12\x17\n\x13POOL_MEMORY_PRIVATE\x10\x02\x12\x18\n\x14POOL_MEMORY_MIRRORED\x10\x03\x42Z\n\x15\x64\x65v.kvgrpc.session.v1B\x0cSessionProtoP\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,54 +52,56 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHRANKREQUEST'].fields_by_name['ticket']._serialized_options = b'\200\001\001'
   _globals['_PUSHWANTED'].fields_by_name['transfer_key']._loaded_options = None
   _globals['_PUSHWANTED'].fields_by_name['transfer_key']._serialized_options = b'\200\001\001'
-  _globals['_POOLMEMORY']._serialized_start=5025
-  _globals['_POOLMEMORY']._serialized_end=5141
-  _globals['_CLIENTFRAME']._serialized_start=284
-  _globals['_CLIENTFRAME']._serialized_end=521
-  _globals['_SERVERFRAME']._serialized_start=524
-  _globals['_SERVERFRAME']._serialized_end=932
-  _globals['_ATTACHREQUEST']._serialized_start=935
-  _globals['_ATTACHREQUEST']._serialized_end=1215
-  _globals['_ATTACHRESPONSE']._serialized_start=1218
-  _globals['_ATTACHRESPONSE']._serialized_end=1446
-  _globals['_ATTACHRANKREQUEST']._serialized_start=1449
-  _globals['_ATTACHRANKREQUEST']._serialized_end=1583
-  _globals['_ATTACHRANKRESPONSE']._serialized_start=1585
-  _globals['_ATTACHRANKRESPONSE']._serialized_end=1691
-  _globals['_REFUSEDRESPONSE']._serialized_start=1693
-  _globals['_REFUSEDRESPONSE']._serialized_end=1783
-  _globals['_MEMORYWANTED']._serialized_start=1785
-  _globals['_MEMORYWANTED']._serialized_end=1799
-  _globals['_SESSIONOVER']._serialized_start=1801
-  _globals['_SESSIONOVER']._serialized_end=1831
-  _globals['_CALLBATCH']._serialized_start=1833
-  _globals['_CALLBATCH']._serialized_end=1905
-  _globals['_CALL']._serialized_start=1908
-  _globals['_CALL']._serialized_end=2876
-  _globals['_VOIDEDSLOTS']._serialized_start=2878
-  _globals['_VOIDEDSLOTS']._serialized_end=2891
-  _globals['_EVENTBATCH']._serialized_start=2893
-  _globals['_EVENTBATCH']._serialized_end=2947
-  _globals['_EVENT']._serialized_start=2950
-  _globals['_EVENT']._serialized_end=3413
-  _globals['_RECEIVED']._serialized_start=3415
-  _globals['_RECEIVED']._serialized_end=3486
-  _globals['_FAILED']._serialized_start=3488
-  _globals['_FAILED']._serialized_end=3593
-  _globals['_BLOCKSRETURNED']._serialized_start=3595
-  _globals['_BLOCKSRETURNED']._serialized_end=3670
-  _globals['_PARTSRETURNED']._serialized_start=3672
-  _globals['_PARTSRETURNED']._serialized_end=3746
-  _globals['_PUSHWANTED']._serialized_start=3748
-  _globals['_PUSHWANTED']._serialized_end=3787
-  _globals['_PULLOPENED']._serialized_start=3789
-  _globals['_PULLOPENED']._serialized_end=3862
-  _globals['_LAYERSRECEIVED']._serialized_start=3864
-  _globals['_LAYERSRECEIVED']._serialized_end=3985
-  _globals['_CALLANSWER']._serialized_start=3988
-  _globals['_CALLANSWER']._serialized_end=4886
-  _globals['_RANKCOMMANDBATCH']._serialized_start=4888
-  _globals['_RANKCOMMANDBATCH']._serialized_end=4956
-  _globals['_RANKREPORTBATCH']._serialized_start=4958
-  _globals['_RANKREPORTBATCH']._serialized_end=5023
+  _globals['_POOLMEMORY']._serialized_start=5313
+  _globals['_POOLMEMORY']._serialized_end=5429
+  _globals['_CLIENTFRAME']._serialized_start=316
+  _globals['_CLIENTFRAME']._serialized_end=553
+  _globals['_SERVERFRAME']._serialized_start=556
+  _globals['_SERVERFRAME']._serialized_end=964
+  _globals['_ATTACHREQUEST']._serialized_start=967
+  _globals['_ATTACHREQUEST']._serialized_end=1247
+  _globals['_ATTACHRESPONSE']._serialized_start=1250
+  _globals['_ATTACHRESPONSE']._serialized_end=1478
+  _globals['_ATTACHRANKREQUEST']._serialized_start=1481
+  _globals['_ATTACHRANKREQUEST']._serialized_end=1615
+  _globals['_ATTACHRANKRESPONSE']._serialized_start=1617
+  _globals['_ATTACHRANKRESPONSE']._serialized_end=1723
+  _globals['_REFUSEDRESPONSE']._serialized_start=1725
+  _globals['_REFUSEDRESPONSE']._serialized_end=1815
+  _globals['_MEMORYWANTED']._serialized_start=1817
+  _globals['_MEMORYWANTED']._serialized_end=1831
+  _globals['_SESSIONOVER']._serialized_start=1833
+  _globals['_SESSIONOVER']._serialized_end=1863
+  _globals['_CALLBATCH']._serialized_start=1865
+  _globals['_CALLBATCH']._serialized_end=1937
+  _globals['_CALL']._serialized_start=1940
+  _globals['_CALL']._serialized_end=2908
+  _globals['_VOIDEDSLOTS']._serialized_start=2910
+  _globals['_VOIDEDSLOTS']._serialized_end=2923
+  _globals['_EVENTBATCH']._serialized_start=2925
+  _globals['_EVENTBATCH']._serialized_end=2979
+  _globals['_EVENT']._serialized_start=2982
+  _globals['_EVENT']._serialized_end=3445
+  _globals['_RECEIVED']._serialized_start=3447
+  _globals['_RECEIVED']._serialized_end=3571
+  _globals['_MOVETELEMETRY']._serialized_start=3574
+  _globals['_MOVETELEMETRY']._serialized_end=3718
+  _globals['_FAILED']._serialized_start=3720
+  _globals['_FAILED']._serialized_end=3825
+  _globals['_BLOCKSRETURNED']._serialized_start=3828
+  _globals['_BLOCKSRETURNED']._serialized_end=3958
+  _globals['_PARTSRETURNED']._serialized_start=3960
+  _globals['_PARTSRETURNED']._serialized_end=4034
+  _globals['_PUSHWANTED']._serialized_start=4036
+  _globals['_PUSHWANTED']._serialized_end=4075
+  _globals['_PULLOPENED']._serialized_start=4077
+  _globals['_PULLOPENED']._serialized_end=4150
+  _globals['_LAYERSRECEIVED']._serialized_start=4152
+  _globals['_LAYERSRECEIVED']._serialized_end=4273
+  _globals['_CALLANSWER']._serialized_start=4276
+  _globals['_CALLANSWER']._serialized_end=5174
+  _globals['_RANKCOMMANDBATCH']._serialized_start=5176
+  _globals['_RANKCOMMANDBATCH']._serialized_end=5244
+  _globals['_RANKREPORTBATCH']._serialized_start=5246
+  _globals['_RANKREPORTBATCH']._serialized_end=5311
 # @@protoc_insertion_point(module_scope)

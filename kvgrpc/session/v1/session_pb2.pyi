@@ -11,6 +11,7 @@ polling. Reading the next batch of events acknowledges the last.
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -724,26 +725,70 @@ class Received(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     USE_TOKENS_FIELD_NUMBER: _builtins.int
+    TELEMETRY_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """The transfer."""
     request_id: _builtins.str
     """The LLM request."""
     use_tokens: _builtins.int
     """Tokens whose KV may be used, from the start of the prompt."""
+    @_builtins.property
+    def telemetry(self) -> Global___MoveTelemetry:
+        """What this engine's ranks moved for it. Unset: the source's ranks did, or there was nothing to move."""
+
     def __init__(
         self,
         *,
         transfer_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         use_tokens: _builtins.int = ...,
+        telemetry: Global___MoveTelemetry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "telemetry", b"telemetry", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Received: _TypeAlias = Received  # noqa: Y015
+
+@_typing.final
+class MoveTelemetry(_message.Message):
+    """What an engine's ranks moved in one move, reduced over them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_COUNT_FIELD_NUMBER: _builtins.int
+    WIRE_FIELD_NUMBER: _builtins.int
+    POST_FIELD_NUMBER: _builtins.int
+    moved_bytes: _builtins.int
+    """Bytes, over all ranks."""
+    descriptor_count: _builtins.int
+    """Runs that were contiguous at both sides, over all ranks."""
+    @_builtins.property
+    def wire(self) -> _duration_pb2.Duration:
+        """How long the bytes took, of the pair of ranks that took longest."""
+
+    @_builtins.property
+    def post(self) -> _duration_pb2.Duration:
+        """How long the data path was busy with submitting, of the pair for which that was longest."""
+
+    def __init__(
+        self,
+        *,
+        moved_bytes: _builtins.int = ...,
+        descriptor_count: _builtins.int = ...,
+        wire: _duration_pb2.Duration | None = ...,
+        post: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["post", b"post", "wire", b"wire"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor_count", b"descriptor_count", "moved_bytes", b"moved_bytes", "post", b"post", "wire", b"wire"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveTelemetry: _TypeAlias = MoveTelemetry  # noqa: Y015
 
 @_typing.final
 class Failed(_message.Message):
@@ -790,22 +835,28 @@ class BlocksReturned(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    TELEMETRIES_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """The transfer."""
     request_id: _builtins.str
     """The LLM request."""
     lease_id: _builtins.str
     """The lease that ended, where the blocks were handed over."""
+    @_builtins.property
+    def telemetries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveTelemetry]:
+        """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
+
     def __init__(
         self,
         *,
         transfer_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
+        telemetries: _abc.Iterable[Global___MoveTelemetry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "telemetries", b"telemetries", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) 
     ended = linked.next(PostingEnded)
     assert (ended.posting_id, ended.done, ended.nbytes, ended.message) == ("a", True, 1024, "")
     assert ended.quiesced
-    assert 0 < ended.wire_s < DEADLINE_S
+    assert 0 < ended.post_s <= ended.wire_s < DEADLINE_S
     assert np.array_equal(linked.bytes[20:1020], content(1, NBYTES)[10:1010])
     assert int((linked.bytes != GUARD).sum()) <= 1024
 

@@ -32,6 +32,7 @@ class Put:
     part: Part
     blocks: list[int]
     ttl_s: float | None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class Expect:
     """So many parts, the first ones of the prompt, are refused from now on: nobody here takes them."""
     fetches: bool = False
     """The source keeps them; else it puts them here."""
+    label: str = ""
+    """What its transfers are called; empty: as the request is."""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True)

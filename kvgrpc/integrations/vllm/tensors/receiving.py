@@ -109,7 +109,7 @@ class Receiving:
             request.parts[part] = None
             if part not in taken.parts:
                 coming = taken.parts[part] = _Coming([None] * len(self._stacks), len(self._stacks))
-                asks += [self._ask(taken, part, coming, stack, until) for stack in enumerate(self._stacks)]
+                asks += [self._ask(taken, part, coming, stack, until, expect) for stack in enumerate(self._stacks)]
         self._asking.ask(asks)
         self._change(taken)  # it may be here already
 
@@ -120,13 +120,16 @@ class Receiving:
         if names:
             self._store.release_async(taken.key, names)
 
-    def _ask(self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float) -> Ask:
+    def _ask(
+        self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float, expect: Expect
+    ) -> Ask:
         """For the tensor of one stack, which has this number among them."""
         number, stack = numbered
         cache = self._caches[stack.layers[0]]
         more = {
             "part": part.number, "dtype": str(cache.dtype).removeprefix("torch."), "layer": stack.number,
             "shape": (len(stack.layers), part.blocks, *cache.shape[1:]), "content_digest": part.content_digest,
+            "request_id": expect.label or expect.request_id, "traceparent": expect.traceparent,
         }  # fmt: skip
         source = {"source": taken.source} if taken.source else {}
 

@@ -182,8 +182,10 @@ class TensorScheduling:
             return
         first = self._asked_from.setdefault(key, needed.start)
         parts = [taking.prompt.part(number) for number in more]
-        expect = Expect(request.request_id, key, taking.wants.peer, parts, first if puts else 0, not puts)
+        wants, let_go = taking.wants, first if puts else 0
+        expect = Expect(request.request_id, key, wants.peer, parts, let_go, not puts, wants.label, wants.traceparent)
         self._next.expects.append(expect)
+        self.stats.waits(request.request_id)
         taking.asked = needed
         taking.nbytes += nbytes
         self._waiting_bytes += nbytes
@@ -206,6 +208,7 @@ class TensorScheduling:
         taking = self._taking.pop(request.request_id, None)
         if taking is None:
             return False
+        self.stats.waited(request.request_id)
         if external_tokens and taking.lost:
             self._next.failed.add(request.request_id)
             self.stats.data["lost"] += 1
@@ -235,11 +238,13 @@ class TensorScheduling:
         complete = request.status in COMPLETE and giving.put == giving.prompt.parts
         self.stats.data["sent" if complete else "unsent"] += 1
         if complete:
-            return answered_named(giving.wants.key, self._address, puts=bool(giving.to))
+            wants = giving.wants
+            return answered_named(wants.key, self._address, puts=bool(giving.to), traceparent=wants.traceparent)
         self._next.ended.append(giving.wants.key)
         return None
 
     def _leave(self, request_id: str, taking: Taking) -> None:
+        self.stats.left(request_id)
         if taking.wants is None:
             return
         key = taking.wants.key
@@ -293,7 +298,8 @@ class TensorScheduling:
         (table,) = self.blocks.get_block_ids(request.request_id)
         for part in map(giving.prompt.part, range(giving.put, done)):
             blocks = list(table[part.first_block : part.first_block + part.blocks])
-            step.puts.append(Put(wants.label or request.request_id, wants.key, giving.to, part, blocks, wants.ttl_s))
+            name, trace = wants.label or request.request_id, wants.traceparent
+            step.puts.append(Put(name, wants.key, giving.to, part, blocks, wants.ttl_s, trace))
         giving.put, self._given = done, True
 
     def hear(self, heard: Heard) -> None:

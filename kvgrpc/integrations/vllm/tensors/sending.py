@@ -86,7 +86,7 @@ class Sending:
         options: dict[str, Any] = {
             "to": [consumer] if (consumer := self._consumer_of(put)) else (), "part": put.part.number,
             "layer": stack.number, "content_digest": put.part.content_digest, "ttl_s": put.ttl_s,
-            "timeout_s": self._options.timeout_s, "request_id": put.request_id,
+            "timeout_s": self._options.timeout_s, "request_id": put.request_id, "traceparent": put.traceparent,
         }  # fmt: skip
         try:
             pending = self._store.put_async(put.key, name, rows, **options)

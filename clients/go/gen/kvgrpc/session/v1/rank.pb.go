@@ -1890,7 +1890,9 @@ type PostingReport struct {
 	Quiesced bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
 	// Of a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only what it sent may still land in
 	// the peer's.
-	OwnAtRest     bool `protobuf:"varint,7,opt,name=own_at_rest,json=ownAtRest,proto3" json:"own_at_rest,omitempty"`
+	OwnAtRest bool `protobuf:"varint,7,opt,name=own_at_rest,json=ownAtRest,proto3" json:"own_at_rest,omitempty"`
+	// How much of `wire` the data path was busy with submitting; of one that moves as it submits, all of it.
+	Post          *durationpb.Duration `protobuf:"bytes,8,opt,name=post,proto3" json:"post,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1972,6 +1974,13 @@ func (x *PostingReport) GetOwnAtRest() bool {
 		return x.OwnAtRest
 	}
 	return false
+}
+
+func (x *PostingReport) GetPost() *durationpb.Duration {
+	if x != nil {
+		return x.Post
+	}
+	return nil
 }
 
 // All work of steps up to this one is done on the rank.
@@ -2568,7 +2577,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
 	"\tdata_path\x18\x01 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\xdf\x01\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\x8e\x02\n" +
 	"\rPostingReport\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
@@ -2577,7 +2586,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04wire\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wire\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
 	"\bquiesced\x18\x06 \x01(\bR\bquiesced\x12\x1e\n" +
-	"\vown_at_rest\x18\a \x01(\bR\townAtRest\"O\n" +
+	"\vown_at_rest\x18\a \x01(\bR\townAtRest\x12-\n" +
+	"\x04post\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04post\"O\n" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +
@@ -2699,14 +2709,15 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	29, // 29: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
 	20, // 30: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
 	30, // 31: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	31, // 32: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	14, // 33: kvgrpc.session.v1.SendWantedReport.values:type_name -> kvgrpc.session.v1.SendValue
-	14, // 34: kvgrpc.session.v1.SendPostedReport.values:type_name -> kvgrpc.session.v1.SendValue
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	30, // 32: kvgrpc.session.v1.PostingReport.post:type_name -> google.protobuf.Duration
+	31, // 33: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	14, // 34: kvgrpc.session.v1.SendWantedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	14, // 35: kvgrpc.session.v1.SendPostedReport.values:type_name -> kvgrpc.session.v1.SendValue
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }

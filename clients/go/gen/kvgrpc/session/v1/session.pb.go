@@ -16,6 +16,7 @@ package sessionv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	v1 "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 	reflect "reflect"
 	sync "sync"
@@ -1609,7 +1610,9 @@ type Received struct {
 	// The LLM request.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Tokens whose KV may be used, from the start of the prompt.
-	UseTokens     uint32 `protobuf:"varint,3,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
+	UseTokens uint32 `protobuf:"varint,3,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
+	// What this engine's ranks moved for it. Unset: the source's ranks did, or there was nothing to move.
+	Telemetry     *MoveTelemetry `protobuf:"bytes,4,opt,name=telemetry,proto3" json:"telemetry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1665,6 +1668,86 @@ func (x *Received) GetUseTokens() uint32 {
 	return 0
 }
 
+func (x *Received) GetTelemetry() *MoveTelemetry {
+	if x != nil {
+		return x.Telemetry
+	}
+	return nil
+}
+
+// What an engine's ranks moved in one move, reduced over them.
+type MoveTelemetry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes, over all ranks.
+	MovedBytes uint64 `protobuf:"varint,1,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
+	// Runs that were contiguous at both sides, over all ranks.
+	DescriptorCount uint64 `protobuf:"varint,2,opt,name=descriptor_count,json=descriptorCount,proto3" json:"descriptor_count,omitempty"`
+	// How long the bytes took, of the pair of ranks that took longest.
+	Wire *durationpb.Duration `protobuf:"bytes,3,opt,name=wire,proto3" json:"wire,omitempty"`
+	// How long the data path was busy with submitting, of the pair for which that was longest.
+	Post          *durationpb.Duration `protobuf:"bytes,4,opt,name=post,proto3" json:"post,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveTelemetry) Reset() {
+	*x = MoveTelemetry{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveTelemetry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveTelemetry) ProtoMessage() {}
+
+func (x *MoveTelemetry) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveTelemetry.ProtoReflect.Descriptor instead.
+func (*MoveTelemetry) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MoveTelemetry) GetMovedBytes() uint64 {
+	if x != nil {
+		return x.MovedBytes
+	}
+	return 0
+}
+
+func (x *MoveTelemetry) GetDescriptorCount() uint64 {
+	if x != nil {
+		return x.DescriptorCount
+	}
+	return 0
+}
+
+func (x *MoveTelemetry) GetWire() *durationpb.Duration {
+	if x != nil {
+		return x.Wire
+	}
+	return nil
+}
+
+func (x *MoveTelemetry) GetPost() *durationpb.Duration {
+	if x != nil {
+		return x.Post
+	}
+	return nil
+}
+
 // It is over, without success.
 type Failed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1682,7 +1765,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1777,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1790,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Failed) GetTransferId() string {
@@ -1746,14 +1829,16 @@ type BlocksReturned struct {
 	// The LLM request.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The lease that ended, where the blocks were handed over.
-	LeaseId       string `protobuf:"bytes,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	LeaseId string `protobuf:"bytes,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Of a push whose bytes this engine's ranks moved: one for each consumer that has everything.
+	Telemetries   []*MoveTelemetry `protobuf:"bytes,4,rep,name=telemetries,proto3" json:"telemetries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BlocksReturned) Reset() {
 	*x = BlocksReturned{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1850,7 @@ func (x *BlocksReturned) String() string {
 func (*BlocksReturned) ProtoMessage() {}
 
 func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1863,7 @@ func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksReturned.ProtoReflect.Descriptor instead.
 func (*BlocksReturned) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BlocksReturned) GetTransferId() string {
@@ -1802,6 +1887,13 @@ func (x *BlocksReturned) GetLeaseId() string {
 	return ""
 }
 
+func (x *BlocksReturned) GetTelemetries() []*MoveTelemetry {
+	if x != nil {
+		return x.Telemetries
+	}
+	return nil
+}
+
 // Memory of earlier parts comes back: the prefill of a push starts over, and the push goes on.
 type PartsReturned struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1817,7 +1909,7 @@ type PartsReturned struct {
 
 func (x *PartsReturned) Reset() {
 	*x = PartsReturned{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +1921,7 @@ func (x *PartsReturned) String() string {
 func (*PartsReturned) ProtoMessage() {}
 
 func (x *PartsReturned) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +1934,7 @@ func (x *PartsReturned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartsReturned.ProtoReflect.Descriptor instead.
 func (*PartsReturned) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PartsReturned) GetTransferId() string {
@@ -1877,7 +1969,7 @@ type PushWanted struct {
 
 func (x *PushWanted) Reset() {
 	*x = PushWanted{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +1981,7 @@ func (x *PushWanted) String() string {
 func (*PushWanted) ProtoMessage() {}
 
 func (x *PushWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +1994,7 @@ func (x *PushWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushWanted.ProtoReflect.Descriptor instead.
 func (*PushWanted) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PushWanted) GetTransferKey() []byte {
@@ -1927,7 +2019,7 @@ type PullOpened struct {
 
 func (x *PullOpened) Reset() {
 	*x = PullOpened{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2031,7 @@ func (x *PullOpened) String() string {
 func (*PullOpened) ProtoMessage() {}
 
 func (x *PullOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2044,7 @@ func (x *PullOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOpened.ProtoReflect.Descriptor instead.
 func (*PullOpened) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PullOpened) GetTransferId() string {
@@ -1995,7 +2087,7 @@ type LayersReceived struct {
 
 func (x *LayersReceived) Reset() {
 	*x = LayersReceived{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2099,7 @@ func (x *LayersReceived) String() string {
 func (*LayersReceived) ProtoMessage() {}
 
 func (x *LayersReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2112,7 @@ func (x *LayersReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayersReceived.ProtoReflect.Descriptor instead.
 func (*LayersReceived) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LayersReceived) GetTransferId() string {
@@ -2085,7 +2177,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2189,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2202,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CallAnswer) GetCallId() uint64 {
@@ -2380,7 +2472,7 @@ type RankCommandBatch struct {
 
 func (x *RankCommandBatch) Reset() {
 	*x = RankCommandBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2484,7 @@ func (x *RankCommandBatch) String() string {
 func (*RankCommandBatch) ProtoMessage() {}
 
 func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2497,7 @@ func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankCommandBatch.ProtoReflect.Descriptor instead.
 func (*RankCommandBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RankCommandBatch) GetCommands() []*RankCommand {
@@ -2426,7 +2518,7 @@ type RankReportBatch struct {
 
 func (x *RankReportBatch) Reset() {
 	*x = RankReportBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2530,7 @@ func (x *RankReportBatch) String() string {
 func (*RankReportBatch) ProtoMessage() {}
 
 func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[23]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2543,7 @@ func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReportBatch.ProtoReflect.Descriptor instead.
 func (*RankReportBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RankReportBatch) GetReports() []*RankReport {
@@ -2465,7 +2557,7 @@ var File_kvgrpc_session_v1_session_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x16kvgrpc/v1/tensor.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x91\x02\n" +
+	"\x1fkvgrpc/session/v1/session.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1ckvgrpc/session/v1/rank.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x17kvgrpc/v1/handoff.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x1akvgrpc/v1/pool_types.proto\x1a\x16kvgrpc/v1/tensor.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x91\x02\n" +
 	"\vClientFrame\x12:\n" +
 	"\x06attach\x18\x01 \x01(\v2 .kvgrpc.session.v1.AttachRequestH\x00R\x06attach\x12G\n" +
 	"\vattach_rank\x18\x02 \x01(\v2$.kvgrpc.session.v1.AttachRankRequestH\x00R\n" +
@@ -2568,27 +2660,35 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturned\x12@\n" +
 	"\vpush_wanted\x18\t \x01(\v2\x1d.kvgrpc.session.v1.PushWantedH\x00R\n" +
 	"pushWantedB\x06\n" +
-	"\x04kind\"i\n" +
+	"\x04kind\"\xa9\x01\n" +
 	"\bReceived\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
-	"use_tokens\x18\x03 \x01(\rR\tuseTokens\"\x94\x01\n" +
+	"use_tokens\x18\x03 \x01(\rR\tuseTokens\x12>\n" +
+	"\ttelemetry\x18\x04 \x01(\v2 .kvgrpc.session.v1.MoveTelemetryR\ttelemetry\"\xb9\x01\n" +
+	"\rMoveTelemetry\x12\x1f\n" +
+	"\vmoved_bytes\x18\x01 \x01(\x04R\n" +
+	"movedBytes\x12)\n" +
+	"\x10descriptor_count\x18\x02 \x01(\x04R\x0fdescriptorCount\x12-\n" +
+	"\x04wire\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wire\x12-\n" +
+	"\x04post\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04post\"\x94\x01\n" +
 	"\x06Failed\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12,\n" +
 	"\afailure\x18\x03 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1c\n" +
-	"\tcancelled\x18\x04 \x01(\bR\tcancelled\"k\n" +
+	"\tcancelled\x18\x04 \x01(\bR\tcancelled\"\xaf\x01\n" +
 	"\x0eBlocksReturned\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
-	"\blease_id\x18\x03 \x01(\tR\aleaseId\"j\n" +
+	"\blease_id\x18\x03 \x01(\tR\aleaseId\x12B\n" +
+	"\vtelemetries\x18\x04 \x03(\v2 .kvgrpc.session.v1.MoveTelemetryR\vtelemetries\"j\n" +
 	"\rPartsReturned\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
@@ -2667,7 +2767,7 @@ func file_kvgrpc_session_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(PoolMemory)(0),                   // 0: kvgrpc.session.v1.PoolMemory
 	(*ClientFrame)(nil),               // 1: kvgrpc.session.v1.ClientFrame
@@ -2685,124 +2785,130 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*EventBatch)(nil),                // 13: kvgrpc.session.v1.EventBatch
 	(*Event)(nil),                     // 14: kvgrpc.session.v1.Event
 	(*Received)(nil),                  // 15: kvgrpc.session.v1.Received
-	(*Failed)(nil),                    // 16: kvgrpc.session.v1.Failed
-	(*BlocksReturned)(nil),            // 17: kvgrpc.session.v1.BlocksReturned
-	(*PartsReturned)(nil),             // 18: kvgrpc.session.v1.PartsReturned
-	(*PushWanted)(nil),                // 19: kvgrpc.session.v1.PushWanted
-	(*PullOpened)(nil),                // 20: kvgrpc.session.v1.PullOpened
-	(*LayersReceived)(nil),            // 21: kvgrpc.session.v1.LayersReceived
-	(*CallAnswer)(nil),                // 22: kvgrpc.session.v1.CallAnswer
-	(*RankCommandBatch)(nil),          // 23: kvgrpc.session.v1.RankCommandBatch
-	(*RankReportBatch)(nil),           // 24: kvgrpc.session.v1.RankReportBatch
-	(v1.PoolKind)(0),                  // 25: kvgrpc.v1.PoolKind
-	(*v1.PoolDescription)(nil),        // 26: kvgrpc.v1.PoolDescription
-	(*v1.ResponseHeader)(nil),         // 27: kvgrpc.v1.ResponseHeader
-	(*v1.Limits)(nil),                 // 28: kvgrpc.v1.Limits
-	(v1.FailureReason)(0),             // 29: kvgrpc.v1.FailureReason
-	(*v1.FinishedBlocksRequest)(nil),  // 30: kvgrpc.v1.FinishedBlocksRequest
-	(*v1.PullBlocksRequest)(nil),      // 31: kvgrpc.v1.PullBlocksRequest
-	(*v1.CancelTransferRequest)(nil),  // 32: kvgrpc.v1.CancelTransferRequest
-	(*v1.RenewLeasesRequest)(nil),     // 33: kvgrpc.v1.RenewLeasesRequest
-	(*v1.ReleaseLeaseRequest)(nil),    // 34: kvgrpc.v1.ReleaseLeaseRequest
-	(*v1.GrantLeaseRequest)(nil),      // 35: kvgrpc.v1.GrantLeaseRequest
-	(*v1.AllocateBlocksRequest)(nil),  // 36: kvgrpc.v1.AllocateBlocksRequest
-	(*v1.FreeBlocksRequest)(nil),      // 37: kvgrpc.v1.FreeBlocksRequest
-	(*v1.ReserveBlocksRequest)(nil),   // 38: kvgrpc.v1.ReserveBlocksRequest
-	(*v1.RegisterPushRequest)(nil),    // 39: kvgrpc.v1.RegisterPushRequest
-	(*StepReport)(nil),                // 40: kvgrpc.session.v1.StepReport
-	(*v1.ReclaimBlocksRequest)(nil),   // 41: kvgrpc.v1.ReclaimBlocksRequest
-	(*v1.PutTensorRequest)(nil),       // 42: kvgrpc.v1.PutTensorRequest
-	(*v1.GetTensorRequest)(nil),       // 43: kvgrpc.v1.GetTensorRequest
-	(*v1.ReleaseTensorsRequest)(nil),  // 44: kvgrpc.v1.ReleaseTensorsRequest
-	(*v1.Failure)(nil),                // 45: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 46: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 47: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 48: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 49: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 50: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 51: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 52: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 53: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 54: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 55: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 56: kvgrpc.v1.RegisterPushResponse
-	(*v1.ReclaimBlocksResponse)(nil),  // 57: kvgrpc.v1.ReclaimBlocksResponse
-	(*v1.PutTensorResponse)(nil),      // 58: kvgrpc.v1.PutTensorResponse
-	(*v1.GetTensorResponse)(nil),      // 59: kvgrpc.v1.GetTensorResponse
-	(*v1.ReleaseTensorsResponse)(nil), // 60: kvgrpc.v1.ReleaseTensorsResponse
-	(*RankCommand)(nil),               // 61: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 62: kvgrpc.session.v1.RankReport
+	(*MoveTelemetry)(nil),             // 16: kvgrpc.session.v1.MoveTelemetry
+	(*Failed)(nil),                    // 17: kvgrpc.session.v1.Failed
+	(*BlocksReturned)(nil),            // 18: kvgrpc.session.v1.BlocksReturned
+	(*PartsReturned)(nil),             // 19: kvgrpc.session.v1.PartsReturned
+	(*PushWanted)(nil),                // 20: kvgrpc.session.v1.PushWanted
+	(*PullOpened)(nil),                // 21: kvgrpc.session.v1.PullOpened
+	(*LayersReceived)(nil),            // 22: kvgrpc.session.v1.LayersReceived
+	(*CallAnswer)(nil),                // 23: kvgrpc.session.v1.CallAnswer
+	(*RankCommandBatch)(nil),          // 24: kvgrpc.session.v1.RankCommandBatch
+	(*RankReportBatch)(nil),           // 25: kvgrpc.session.v1.RankReportBatch
+	(v1.PoolKind)(0),                  // 26: kvgrpc.v1.PoolKind
+	(*v1.PoolDescription)(nil),        // 27: kvgrpc.v1.PoolDescription
+	(*v1.ResponseHeader)(nil),         // 28: kvgrpc.v1.ResponseHeader
+	(*v1.Limits)(nil),                 // 29: kvgrpc.v1.Limits
+	(v1.FailureReason)(0),             // 30: kvgrpc.v1.FailureReason
+	(*v1.FinishedBlocksRequest)(nil),  // 31: kvgrpc.v1.FinishedBlocksRequest
+	(*v1.PullBlocksRequest)(nil),      // 32: kvgrpc.v1.PullBlocksRequest
+	(*v1.CancelTransferRequest)(nil),  // 33: kvgrpc.v1.CancelTransferRequest
+	(*v1.RenewLeasesRequest)(nil),     // 34: kvgrpc.v1.RenewLeasesRequest
+	(*v1.ReleaseLeaseRequest)(nil),    // 35: kvgrpc.v1.ReleaseLeaseRequest
+	(*v1.GrantLeaseRequest)(nil),      // 36: kvgrpc.v1.GrantLeaseRequest
+	(*v1.AllocateBlocksRequest)(nil),  // 37: kvgrpc.v1.AllocateBlocksRequest
+	(*v1.FreeBlocksRequest)(nil),      // 38: kvgrpc.v1.FreeBlocksRequest
+	(*v1.ReserveBlocksRequest)(nil),   // 39: kvgrpc.v1.ReserveBlocksRequest
+	(*v1.RegisterPushRequest)(nil),    // 40: kvgrpc.v1.RegisterPushRequest
+	(*StepReport)(nil),                // 41: kvgrpc.session.v1.StepReport
+	(*v1.ReclaimBlocksRequest)(nil),   // 42: kvgrpc.v1.ReclaimBlocksRequest
+	(*v1.PutTensorRequest)(nil),       // 43: kvgrpc.v1.PutTensorRequest
+	(*v1.GetTensorRequest)(nil),       // 44: kvgrpc.v1.GetTensorRequest
+	(*v1.ReleaseTensorsRequest)(nil),  // 45: kvgrpc.v1.ReleaseTensorsRequest
+	(*durationpb.Duration)(nil),       // 46: google.protobuf.Duration
+	(*v1.Failure)(nil),                // 47: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 48: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 49: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 50: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 51: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 52: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 53: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 54: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 55: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 56: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 57: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 58: kvgrpc.v1.RegisterPushResponse
+	(*v1.ReclaimBlocksResponse)(nil),  // 59: kvgrpc.v1.ReclaimBlocksResponse
+	(*v1.PutTensorResponse)(nil),      // 60: kvgrpc.v1.PutTensorResponse
+	(*v1.GetTensorResponse)(nil),      // 61: kvgrpc.v1.GetTensorResponse
+	(*v1.ReleaseTensorsResponse)(nil), // 62: kvgrpc.v1.ReleaseTensorsResponse
+	(*RankCommand)(nil),               // 63: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 64: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
 	5,  // 1: kvgrpc.session.v1.ClientFrame.attach_rank:type_name -> kvgrpc.session.v1.AttachRankRequest
 	10, // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
-	24, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
+	25, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
 	4,  // 4: kvgrpc.session.v1.ServerFrame.attached:type_name -> kvgrpc.session.v1.AttachResponse
 	6,  // 5: kvgrpc.session.v1.ServerFrame.rank_attached:type_name -> kvgrpc.session.v1.AttachRankResponse
 	13, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
-	23, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
+	24, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
 	7,  // 8: kvgrpc.session.v1.ServerFrame.refused:type_name -> kvgrpc.session.v1.RefusedResponse
 	8,  // 9: kvgrpc.session.v1.ServerFrame.memory_wanted:type_name -> kvgrpc.session.v1.MemoryWanted
 	9,  // 10: kvgrpc.session.v1.ServerFrame.over:type_name -> kvgrpc.session.v1.SessionOver
-	25, // 11: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
-	26, // 12: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
+	26, // 11: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
+	27, // 12: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
 	0,  // 13: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
-	27, // 14: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	26, // 15: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	28, // 16: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
-	26, // 17: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	29, // 18: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
+	28, // 14: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	27, // 15: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	29, // 16: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
+	27, // 17: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	30, // 18: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
 	11, // 19: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
-	30, // 20: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
-	31, // 21: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
-	32, // 22: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
-	33, // 23: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
-	34, // 24: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
-	35, // 25: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
-	36, // 26: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
-	37, // 27: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
-	38, // 28: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
-	39, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
-	40, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
+	31, // 20: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
+	32, // 21: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
+	33, // 22: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
+	34, // 23: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
+	35, // 24: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
+	36, // 25: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
+	37, // 26: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
+	38, // 27: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
+	39, // 28: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
+	40, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
+	41, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
 	12, // 31: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
-	41, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
-	42, // 33: kvgrpc.session.v1.Call.put_tensor:type_name -> kvgrpc.v1.PutTensorRequest
-	43, // 34: kvgrpc.session.v1.Call.get_tensor:type_name -> kvgrpc.v1.GetTensorRequest
-	44, // 35: kvgrpc.session.v1.Call.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsRequest
+	42, // 32: kvgrpc.session.v1.Call.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksRequest
+	43, // 33: kvgrpc.session.v1.Call.put_tensor:type_name -> kvgrpc.v1.PutTensorRequest
+	44, // 34: kvgrpc.session.v1.Call.get_tensor:type_name -> kvgrpc.v1.GetTensorRequest
+	45, // 35: kvgrpc.session.v1.Call.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsRequest
 	14, // 36: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
 	15, // 37: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
-	16, // 38: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
-	17, // 39: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	22, // 40: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	20, // 41: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	21, // 42: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
-	18, // 43: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
-	19, // 44: kvgrpc.session.v1.Event.push_wanted:type_name -> kvgrpc.session.v1.PushWanted
-	45, // 45: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	46, // 46: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	45, // 47: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	47, // 48: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	48, // 49: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	49, // 50: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	50, // 51: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	51, // 52: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	52, // 53: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	53, // 54: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	54, // 55: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	55, // 56: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	56, // 57: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	57, // 58: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
-	58, // 59: kvgrpc.session.v1.CallAnswer.put_tensor:type_name -> kvgrpc.v1.PutTensorResponse
-	59, // 60: kvgrpc.session.v1.CallAnswer.get_tensor:type_name -> kvgrpc.v1.GetTensorResponse
-	60, // 61: kvgrpc.session.v1.CallAnswer.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsResponse
-	61, // 62: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	62, // 63: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	64, // [64:64] is the sub-list for method output_type
-	64, // [64:64] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	17, // 38: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
+	18, // 39: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
+	23, // 40: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	21, // 41: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	22, // 42: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	19, // 43: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
+	20, // 44: kvgrpc.session.v1.Event.push_wanted:type_name -> kvgrpc.session.v1.PushWanted
+	16, // 45: kvgrpc.session.v1.Received.telemetry:type_name -> kvgrpc.session.v1.MoveTelemetry
+	46, // 46: kvgrpc.session.v1.MoveTelemetry.wire:type_name -> google.protobuf.Duration
+	46, // 47: kvgrpc.session.v1.MoveTelemetry.post:type_name -> google.protobuf.Duration
+	47, // 48: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	16, // 49: kvgrpc.session.v1.BlocksReturned.telemetries:type_name -> kvgrpc.session.v1.MoveTelemetry
+	48, // 50: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	47, // 51: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	49, // 52: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	50, // 53: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	51, // 54: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	52, // 55: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	53, // 56: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	54, // 57: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	55, // 58: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	56, // 59: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	57, // 60: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	58, // 61: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	59, // 62: kvgrpc.session.v1.CallAnswer.reclaim_blocks:type_name -> kvgrpc.v1.ReclaimBlocksResponse
+	60, // 63: kvgrpc.session.v1.CallAnswer.put_tensor:type_name -> kvgrpc.v1.PutTensorResponse
+	61, // 64: kvgrpc.session.v1.CallAnswer.get_tensor:type_name -> kvgrpc.v1.GetTensorResponse
+	62, // 65: kvgrpc.session.v1.CallAnswer.release_tensors:type_name -> kvgrpc.v1.ReleaseTensorsResponse
+	63, // 66: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	64, // 67: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	68, // [68:68] is the sub-list for method output_type
+	68, // [68:68] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2854,7 +2960,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Event_PartsReturned)(nil),
 		(*Event_PushWanted)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[21].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[22].OneofWrappers = []any{
 		(*CallAnswer_FinishedBlocks)(nil),
 		(*CallAnswer_PullBlocks)(nil),
 		(*CallAnswer_CancelTransfer)(nil),
@@ -2876,7 +2982,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_session_proto_rawDesc), len(file_kvgrpc_session_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

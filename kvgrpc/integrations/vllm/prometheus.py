@@ -1,0 +1,92 @@
+"""The counts of `stats` as Prometheus metrics of vLLM: under kvgrpc's names, and under the names that dashboards for
+vLLM's NixlConnector chart, where these mean the same.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+
+from kvgrpc.errors import Reason
+from kvgrpc.integrations.vllm.stats import COUNTERS, RECEIVE, SERIES
+
+_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+_BYTES = tuple(2.0**power for power in range(11, 35, 2))
+_COUNTS = (10, 20, 30, 50, 75, 100, 200, 400, 1_000, 2_000, 4_000, 10_000, 20_000, 50_000)
+BUCKETS: dict[str, tuple[float, ...]] = {
+    "transfer_time_seconds": _S,
+    "post_time_seconds": _S,
+    "transfer_bytes": _BYTES,
+    "transfer_descriptors": _COUNTS,
+    "wait_time_seconds": (*_S, 10.0, 30.0, 60.0, 120.0),
+}
+"""Those of NixlConnector, where it has the metric."""
+NIXL_SERIES = {
+    "transfer_time_seconds": "vllm:nixl_xfer_time_seconds",
+    "post_time_seconds": "vllm:nixl_post_time_seconds",
+    "transfer_bytes": "vllm:nixl_bytes_transferred",
+    "transfer_descriptors": "vllm:nixl_num_descriptors",
+}
+NIXL_FAILED, NIXL_EXPIRED = "vllm:nixl_num_failed_transfers", "vllm:nixl_num_kv_expired_reqs"
+ON_THE_WAY = frozenset({
+    Reason.INCOMPATIBLE_POOLS, Reason.PROTOCOL_UNSUPPORTED, Reason.NO_DATA_PATH, Reason.NO_HANDSHAKE,
+    Reason.DIAL_REFUSED, Reason.PEER_UNREACHABLE, Reason.PEER_LOST, Reason.PEER_FAILED, Reason.INCARNATION_CHANGED,
+    Reason.MEMORY_CHANGED, Reason.QUEUE_TIMEOUT, Reason.TRANSFER_TIMEOUT, Reason.SETTLE_TIMEOUT, Reason.DEADLINE,
+    Reason.ENGINE_LOST, Reason.DATA_PATH_FAILED, Reason.CHECKSUM_MISMATCH, Reason.INTERNAL, Reason.INTERNAL_DEFECT,
+})  # fmt: skip
+"""What NixlConnector counts as failed transfers and handshakes: not what expired, was released or does not fit."""
+
+_PerEngine = dict[int, Any]
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """One set for each engine."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labels, values)
+        self._values = values
+        self._counters = {name: [self._counter(f"vllm:kvgrpc_{name}", about)] for name, about in COUNTERS.items()}
+        self._series = {name: [self._histogram(f"vllm:kvgrpc_{name}", name)] for name in SERIES}
+        about = "Requests whose KV did not come or go, by direction and reason; those that were cancelled among them."
+        self._failures = self._counter_cls("vllm:kvgrpc_failures", about, [*labels, "direction", "reason"])
+        self._failed: list[_PerEngine] = []
+        if not beside_nixl(vllm_config):
+            for name, theirs in NIXL_SERIES.items():
+                self._series[name].append(self._histogram(theirs, name))
+            self._counters["expired"].append(self._counter(NIXL_EXPIRED, COUNTERS["expired"]))
+            self._failed.append(self._counter(NIXL_FAILED, "Transfers that failed on the way."))
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, metrics in self._counters.items():
+            for metric in metrics:
+                metric[engine_idx].inc(transfer_stats_data.get(name, 0))
+        for name, values in transfer_stats_data.get("series", {}).items():
+            for metric in self._series[name]:
+                for value in values:
+                    metric[engine_idx].observe(value)
+        for direction, reason, count in _rows(transfer_stats_data.get("failures", {})):
+            self._failures.labels(*self._values[engine_idx], direction, reason).inc(count)
+            for metric in self._failed:
+                if direction == RECEIVE and reason in ON_THE_WAY:
+                    metric[engine_idx].inc(count)
+
+    def _counter(self, name: str, about: str) -> _PerEngine:
+        made = self._counter_cls(name, about, self._labelnames)
+        return {engine: made.labels(*of) for engine, of in self._values.items()}
+
+    def _histogram(self, name: str, of: str) -> _PerEngine:
+        made = self._histogram_cls(name, SERIES[of], self._labelnames, buckets=BUCKETS[of])
+        return {engine: made.labels(*of) for engine, of in self._values.items()}
+
+
+def beside_nixl(vllm_config: Any) -> bool:
+    """Whether a NixlConnector has these names: two connectors of one MultiConnector share a registry."""
+    transfer = vllm_config.kv_transfer_config
+    others = (getattr(transfer, "kv_connector_extra_config", None) or {}).get("connectors", ())
+    return any(str(other.get("kv_connector", "")).startswith("Nixl") for other in others)
+
+
+def _rows(failures: dict[str, dict[str, int]]) -> Iterator[tuple[str, str, int]]:
+    for direction, reasons in failures.items():
+        for reason, count in reasons.items():
+            yield direction, reason, count
