@@ -28,7 +28,6 @@ from kvgrpc.engine.transfers.events import (
     LayersReceived,
     PartsReturned,
     PullOpened,
-    PushWanted,
     Received,
     Reserved,
 )
@@ -52,7 +51,6 @@ __all__ = [
     "Pull",
     "PullOpened",
     "Push",
-    "PushWanted",
     "Rank",
     "RankTicket",
     "Received",

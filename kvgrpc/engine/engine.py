@@ -20,6 +20,7 @@ none of them:
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -38,7 +39,7 @@ from kvgrpc.engine.ticket import RankTicket, ticket_of
 from kvgrpc.engine.transfers.events import Event
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, HandOver, Pull, named_blocks
 from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, pool_from_proto, pool_to_proto
@@ -50,17 +51,13 @@ RELAUNCHES = 3
 """Leads that may be started anew within a minute."""
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """One engine, attached to its lead. Use from one thread; `with` ends the session."""
 
     def __init__(self, socket_path: str, request: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
         connection = Connection(socket_path)
-        try:
-            answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=request)))
-        except KVGrpcError:
-            connection.close()
-            raise
+        answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=request)))
         attached = answer.attached
         self.engine_id = attached.header.engine_id
         self.pool = pool_from_proto(attached.pool, "pool")
@@ -88,8 +85,8 @@ class Engine:
 
         With `private_memory` the workers bring their own memory and move the bytes, and so they do when `mirrored`,
         where each brings a Device, whose memory no data path reaches; else the lead makes shared memory for every rank.
-        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long. Who `expects_pushes` is told
-        PushWanted. See the session's AttachRequest. Raises Unavailable when no lead answers, or what it refuses with:
+        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long. Who `expects_pushes` takes
+        `take_pushes_wanted` after each poll. See the session's AttachRequest. Raises Unavailable when no lead answers,
         AlreadyExists (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
         own = session_pb2.POOL_MEMORY_MIRRORED if mirrored else session_pb2.POOL_MEMORY_PRIVATE
@@ -110,8 +107,7 @@ class Engine:
         When it dies it is replaced, at most `relaunches` times within a minute; see above. `flags` are further flags of
         `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
         """
-        named = ("--engine-id", str(attach["engine_id"])) if attach.get("engine_id") else ()  # also in traces
-        lead = LeadProcess(listen, (*named, *flags))
+        lead = LeadProcess(listen, flags)
         try:
             engine = cls.attach(lead.socket_path, **attach)
         except BaseException:
@@ -334,8 +330,8 @@ class Engine:
         """
         request = pool_pb2.ReclaimBlocksRequest(request_time_us=request_time_us, request_id=request_id)
         request.group_block_counts.add(group=group, block_count=count)
-        answer = self._lives.wait(reclaim_blocks=request)
-        return reclaimed_from_proto(answer.reclaim_blocks.reclaimed, len(self.pool.groups))
+        answer = self._lives.wait(reclaim_blocks=request).reclaim_blocks
+        return reclaimed_from_proto(answer.reclaimed, len(self.pool.groups))
 
     def call(self, traceparent: str = "", **request: Any) -> int:
         """Queues any call of the session, by its field there; `poll` sends it, and brings the `answer` to that number.
@@ -358,6 +354,12 @@ class Engine:
         at once. Raises LeadDied when the lead is gone for good.
         """
         return self._lives.poll(timeout_s)
+
+    def take_pushes_wanted(self) -> list[bytes]:
+        """Keys, each once, under which a destination registered for a push of which nothing is handed over yet. What
+        will be handed over says so with `Push.expect`.
+        """
+        return self._lives.take_pushes_wanted()
 
     def flush(self) -> None:
         """Sends what is queued. Raises LeadDied."""
@@ -383,9 +385,6 @@ class Engine:
             self._lead.kill()
         self.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -394,8 +393,8 @@ class Engine:
         is known to it alone.
         """
         self._lead = lead
-        managed = self._request.kind == POOL_KINDS[PoolKind.SERVER_MANAGED]
+        relaunches *= self._request.kind != POOL_KINDS[PoolKind.SERVER_MANAGED]
         again = attach_again(self._request, self.engine_id, self.ticket, self.pool)
-        self._lives.survive(lead, again, 0 if managed else relaunches)
-        if relaunches and not managed:
+        self._lives.survive(lead, again, relaunches)
+        if relaunches:
             self.ticket = replace(self.ticket, comes_back_s=COMES_BACK_S)

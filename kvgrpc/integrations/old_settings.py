@@ -61,7 +61,10 @@ OLD_SETTINGS = (
     OldSetting("http_port", Place.KEY, Fate.OBEYED, "`http_port`"),
     OldSetting("kv_role", Place.FIELD, Fate.OBEYED, "as what an engine registers with a proxy, and vLLM itself"),
     OldSetting("engine_id", Place.FIELD, Fate.OBEYED, "the engine's name to peers"),
-    OldSetting("kv_load_failure_policy", Place.FIELD, Fate.OBEYED, "the same"),
+    OldSetting(
+        "kv_load_failure_policy", Place.FIELD, Fate.OBEYED,
+        "`on_loss`; `recompute` is obeyed, and `fail`, which vLLM has by default, asks for nothing",
+    ),
     OldSetting("kv_buffer_device", Place.FIELD, Fate.REFUSED, "`mirror`, for `cpu` where the cache is on a device"),
     OldSetting("kv_buffer_size", Place.FIELD, Fate.REFUSED, '`store_bytes`, with `"mode": "tensors"`', 1e9),
     OldSetting("kv_ip", Place.FIELD, Fate.REFUSED, "`listen`", "127.0.0.1"),

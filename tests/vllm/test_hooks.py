@@ -10,7 +10,7 @@ import torch
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
-from kvgrpc.integrations.vllm.scheduling import blocks_of
+from kvgrpc.integrations.vllm.block_tables import blocks_of
 from tests.vllm.cores import PROMPT, Core, Cores, request_of, scheduled
 from tests.vllm.engines import PREFILL, pushed, wait_until
 from tests.vllm.processes import runs

@@ -42,7 +42,7 @@ from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
-from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, PushWanted, Received, Reserved
+from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
 from kvgrpc.engine.transfers.handles import Handle, HandOver as HandOverHandle, Pull, content
 from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
@@ -309,6 +309,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def _poll(self, timeout_s: float) -> None:
         for event in self.engine.poll(timeout_s):
             self._hear(event)
+        for key in self.engine.take_pushes_wanted():
+            self._destination_came(key)
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -326,8 +328,6 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
                 for each in telemetries:
                     self._moved(each)
                 self._returned(transfer)
-            case PushWanted(key):
-                self._destination_came(key)
 
     def _provide(self, request: _Request, event: Reserved | LayersReceived) -> None:
         if isinstance(event, LayersReceived):

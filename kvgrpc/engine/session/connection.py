@@ -12,7 +12,7 @@ import struct
 import time
 import weakref
 
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import FrameReader
 from kvgrpc.wire.values import stated_error
@@ -67,15 +67,19 @@ class Connection:
         """Sends the first frame and waits for its answer: (frame, descriptor or -1).
 
         `memory`: the descriptor of shared memory, for a worker that comes back. Raises the lead's refusal, and
-        Unavailable when it does not answer.
+        Unavailable when it does not answer; the connection is closed then.
         """
-        self.send(frame)
-        deadline = time.monotonic() + (ATTACH_TIMEOUT_S if timeout_s is None else timeout_s)
-        while (answer := self.answer(deadline - time.monotonic())) is not None:
-            if not answer[0].HasField("memory_wanted"):
-                return answer
-            _give(memory, answer[1])
-        raise Unavailable(Reason.DEADLINE, "the lead did not answer the attach in time")
+        try:
+            self.send(frame)
+            deadline = time.monotonic() + (ATTACH_TIMEOUT_S if timeout_s is None else timeout_s)
+            while (answer := self.answer(deadline - time.monotonic())) is not None:
+                if not answer[0].HasField("memory_wanted"):
+                    return answer
+                _give(memory, answer[1])
+            raise Unavailable(Reason.DEADLINE, "the lead did not answer the attach in time")
+        except KVGrpcError:
+            self.close()
+            raise
 
     def answer(self, timeout_s: float) -> tuple[session_pb2.ServerFrame, int] | None:
         """What the lead says to the attach that was sent; None when that does not come in time. Raises its refusal."""

@@ -46,6 +46,8 @@ class Session:
         self._abandoned: set[int] = set()
         """Calls whose answer came too late for their callers."""
         self._unsent: list[Pull] = []
+        self.pushes_wanted: list[bytes] = []
+        """Keys of PushWanted that nobody has taken yet."""
         # Numbers of the last event that was read, that the engine was told, and that the lead knows it was told.
         self._read_event = self._told_event = self._acknowledged_event = 0
 
@@ -156,6 +158,9 @@ class Session:
                 raise SessionOver(Reason.PEER_LOST, f"the session is over: {frame.over.message}")
 
     def _take_event(self, event: session_pb2.Event) -> None:
+        if event.HasField("push_wanted"):
+            self.pushes_wanted.append(event.push_wanted.transfer_key)
+            return
         if event.HasField("answer"):
             self._take_answer(event.answer)
         self._events += self._transfers.take(event)

@@ -91,7 +91,7 @@ class Sessions:
         """Sends what is queued; what happened, waiting so long for the first event. Raises LeadDied."""
         deadline = time.monotonic() + timeout_s
         self.flush()
-        while not self._events and self._read(deadline - time.monotonic()):
+        while not (self._events or self._session.pushes_wanted) and self._read(deadline - time.monotonic()):
             pass
         events, self._events[:] = self._events[:], []
         self._session.told()
@@ -99,6 +99,11 @@ class Sessions:
             if isinstance(event, Received | BlocksReturned):
                 event.transfer.over = True
         return events
+
+    def take_pushes_wanted(self) -> list[bytes]:
+        """Keys of PushWanted that were read, once each."""
+        keys, self._session.pushes_wanted = self._session.pushes_wanted, []
+        return keys
 
     def flush(self) -> None:
         """Sends what is queued. Raises LeadDied."""

@@ -82,13 +82,4 @@ class PartsReturned:
     transfer: Push
 
 
-@dataclass(frozen=True)
-class PushWanted:
-    """A destination has registered for a push of which nothing is handed over yet. Told to engines that expect pushes;
-    where it will hand something over under that key, it says so with `Push.expect`.
-    """
-
-    transfer_key: bytes = field(repr=False)
-
-
-Event = PushWanted | PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
+Event = PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned | PartsReturned

@@ -14,7 +14,6 @@ from kvgrpc.engine.transfers.events import (
     LayersReceived,
     PartsReturned,
     PullOpened,
-    PushWanted,
     Received,
     Reserved,
 )
@@ -76,8 +75,6 @@ class Transfers:
         match kind:
             case "answer":
                 yield from self._answered(event.answer)
-            case "push_wanted":
-                yield PushWanted(event.push_wanted.transfer_key)
             case str():
                 yield from self._about(kind, getattr(event, kind))
             case None:  # of a newer lead

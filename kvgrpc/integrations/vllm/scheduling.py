@@ -93,8 +93,9 @@ class SchedulerSide:
         """What those offer for the next turn that decode here, once they have answered."""
         count, layers = options.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
+        named = ("--engine-id", engine_id) if engine_id else ()  # from its start on, for its traces
         self._engine = Engine.launch(
-            listen=options.listen, flags=options.lead_flags, pool=layout,
+            listen=options.listen, flags=(*named, *options.lead_flags), pool=layout,
             private_memory=not options.mirror, mirrored=options.mirror, weights_revision=revision, engine_id=engine_id,
             world_size=ranks, expects_pushes=True,
         )  # fmt: skip
