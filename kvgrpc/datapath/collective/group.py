@@ -24,7 +24,7 @@ SENDER, RECEIVER = 0, 1
 """Ranks within a group."""
 BUILD_S = 15.0
 """How long the other rank may take to come, which may have to load the library first."""
-PROOF_S = 10.0
+PROOF_S = 5.0
 """How long it may take to connect and to prove that it is the other rank who came: a moment, once both know of each
 other.
 """
