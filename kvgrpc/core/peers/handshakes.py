@@ -137,6 +137,10 @@ class Handshakes:
         if dial is None:
             self._liveness.hang_up_stranger(event.peer)
             return
+        life = peer_key(event.peer.engine_id, event.peer.incarnation)
+        if dial.proving not in ("", life):
+            self._other_life(dial, life, event.shows)
+            return
         try:
             check_compatible(self._state.pool, event.peer)
             peer = self._liveness.admit(event, dial.to)
@@ -304,25 +308,38 @@ class Handshakes:
         if dial is None:
             self._state.dial_budget.begin(connection, self._state.now)
             dial = Dialling(
-                self._new_key(), f"dial {address}", address=address, to=address, proving=self._living_at(address),
-                expected_engine_id=engine_id, trace=trace,
+                self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
+                proving=self._living_at(address, engine_id), trace=trace,
             )  # fmt: skip
             self._state.dials[address] = self._state.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
 
-    def _living_at(self, address: str) -> str:
-        """The life that met this lead and was there last; empty: none. A lead that has declared us dead takes us
-        without a proof, too, but believes nothing that we say of what was before.
+    def _living_at(self, address: str, engine_id: str) -> str:
+        """The life that met this lead and was there last, of that engine if one is expected; empty: none. A lead that
+        has declared us dead takes us without a proof, too, but believes nothing that we say of what was before.
         """
-        here = [peer.key for peer in self._state.peers.values() if peer.met and peer.lives_at(address)]
+        met = [peer for peer in self._state.peers.values() if peer.met and peer.lives_at(address)]
+        here = [peer.key for peer in met if engine_id in ("", peer.description.engine_id)]
         return here[-1] if here else ""
+
+    def _other_life(self, dial: Dialling, life: str, shows: bytes) -> None:
+        """Another life has answered than the one that was meant to, and was told its secrets: with those nobody is
+        admitted. It is called once more, and told its own.
+        """
+        if dial.again:
+            self._give_up(dial, PreconditionFailed(Reason.PEER_FAILED, f"several engines answer at {dial.address}"))
+            return
+        known = self._state.peers.get(life)
+        dial.again, dial.shows = True, (shows,)
+        dial.proving = life if known is not None and known.met and known.lives_at(dial.to) else ""
+        self._call(dial)
 
     def _call(self, dial: Dialling) -> None:
         """Shakes hands at the address of a dial."""
         known = self._state.peers.get(dial.proving)
-        proofs, asks = (known.shows, known.asks[0]) if known is not None else ((), b"")
+        proofs, asks = (known.shows, known.asks[0]) if known is not None else (dial.shows, b"")
         to = "" if dial.to == dial.address else dial.to
         self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
 
@@ -335,9 +352,9 @@ class Handshakes:
             return True
         here = [peer for peer in self._state.peers.values() if peer.lives_at(dial.address)]
         known = self._state.peers.get(peer_key(error.engine_id, error.incarnation), here[-1] if here else None)
-        if known is None or dial.asked or not known.address:
+        if known is None or dial.again or not known.address:
             return False
-        dial.asked, dial.proving = True, known.key
+        dial.again, dial.proving = True, known.key
         if not known.lives_at(dial.address):
             dial.to = known.address
         self._call(dial)
