@@ -1,12 +1,12 @@
 """`kvgrpc demo`: the whole job on real input, shown side by side."""
 
-import asyncio
 import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgrpc.cli.stoppable import run_stoppable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def demo(
         raise typer.BadParameter("layers are pushed, not pulled: add --mode push", param_hint="--layerwise")
     options = Options(mode is Mode.PUSH, layerwise, corrupt_block, swap_grants)
     try:
-        result = asyncio.run(run(datapath.value, options))
+        result = run_stoppable(run(datapath.value, options))
     except (KVGrpcError, TimeoutError) as error:
         typer.echo(f"kvgrpc demo: {str(error) or 'a process did not answer in time'}", err=True)
         raise typer.Exit(1) from error

@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kvgrpc.sim import Outcome, Setup, Violation
 
 STEPS = 5_000
+STOPS = (signal.SIGINT, signal.SIGTERM)
 PROGRESS_S = 30.0
 SHRINK_S = 60.0
 """So long a world is made smaller before what was found by then is shown."""
@@ -172,7 +174,12 @@ class Worker:
         self._process = multiprocessing.get_context("fork").Process(
             target=_work, args=(theirs, self.connection, kind), daemon=True
         )
-        self._process.start()
+        # What is raised while a process is made is lost: functions that are called at a fork may not raise.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         theirs.close()
         self._seed = 0
         self._steps = 0
@@ -211,6 +218,9 @@ def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
     from kvgrpc.sim import digested, run
 
     parents.close()  # so that it ends when its parent does
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     gc.disable()
     with suppress(EOFError):
         for seed in iter(connection.recv, None):

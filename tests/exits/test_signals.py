@@ -89,8 +89,8 @@ def test_the_demo_says_which_of_its_processes_ended_how() -> None:
 
 
 def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
-    with Engine.launch(pool=layout(), flags=["--data-paths", "shm"], relaunches=1) as engine:
-        rank = Rank(engine.ticket)  # without it the next life does not begin
+    launched = Engine.launch(pool=layout(), flags=["--data-paths", "shm"], relaunches=1)
+    with launched as engine, Rank(engine.ticket):  # without its rank the next life does not begin
         first, life = engine.lead_pid, engine.incarnation
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: bool(engine.poll()) or engine.incarnation != life, STARTED_S)
@@ -99,7 +99,6 @@ def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixtu
         os.kill(second, signal.SIGKILL)
         with pytest.raises(LeadDied, match="SIGKILL"):
             wait_until(lambda: bool(engine.poll(1.0)), STARTED_S)
-        rank.close()
     assert f"process {second}, ended" not in caplog.text  # the error said it
 
 

@@ -37,7 +37,10 @@ REST_S = 0.05
 """What is under way by itself shows within it, but for what waits for its time."""
 TRIES = 5
 """What waited for its time may change the state in the very moment of a call; not so often in a row."""
-LIMITS = """[limits]
+DIALS = 100
+"""Handshakes that a connection may cause in `connect_timeout_s`: so few that any machine begins more."""
+LIMITS = f"""[limits]
+dials_per_connection = {DIALS}
 lease_ttl_s = 300.0
 open_wait_s = 0.02
 connect_timeout_s = 0.5

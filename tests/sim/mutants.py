@@ -104,9 +104,9 @@ MUTANTS = (
         lambda _: property(lambda self: bool(self.postings)), Rule.R1,
     ),
     Mutant(
-        "a source frees blocks under its own write", Push, "reads", bugs.always(False), Rule.R1
+        "a source frees blocks under its own write", Push, "reads", bugs.always(False), Rule.R1, 60
     ),
-    Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1),
+    Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1, 60),
     Mutant("another incarnation vouches", serving.Serving, "settle", bugs.any_life, Rule.R2),
     Mutant("a source vouches after its lease ended", serving, "_verdict", bugs.always(Verdict(True)), Rule.R2),
     Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),
@@ -118,7 +118,7 @@ MUTANTS = (
     ),
     Mutant("leases never expire", hand_overs.HandOvers, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", hand_overs.HandOvers, "_renew_one", bugs.revived, Rule.R8),
-    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 120),
+    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 200),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "tombstone_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(None), Rule.R5),
@@ -167,7 +167,7 @@ MUTANTS = (
         lambda keep: lambda self, lease, _: keep(self, lease, 0.0), Rule.R8,
     ),
     Mutant(
-        "a lease is reclaimed under our own write", firmness.Firmness, "is_claimed", bugs.postings_unheeded, Rule.R1
+        "a lease is reclaimed under our own write", firmness.Firmness, "is_claimed", bugs.postings_unheeded, Rule.R1, 60
     ),
     Mutant("readers that wait yield to nobody", weak_claims.WeakClaims, "younger", bugs.always([]), Rule.R13,
         rings=True),

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(role: Role, control: socket.socket) -> None:
-    """Performs commands until there is nobody to send any."""
+    """Performs commands until there is nobody to send any, or to hear an answer."""
     while True:
         data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, control, MESSAGE_BYTES_MAX, 4)
         if not data:
@@ -37,7 +37,10 @@ async def serve(role: Role, control: socket.socket) -> None:
         except Exception as error:  # noqa: BLE001 - the driver is who reports it
             _log.exception("%s failed", message["command"])
             answer = {"error": f"{type(error).__name__}: {error}"}
-        socket.send_fds(control, [json.dumps(answer).encode()], send)
+        try:
+            socket.send_fds(control, [json.dumps(answer).encode()], send)
+        except BrokenPipeError:
+            break
     await role.close()
 
 

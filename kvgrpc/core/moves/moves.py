@@ -132,7 +132,9 @@ class Moves:
             elif result.valid:
                 course.settled(move)
             else:
-                course.stale(move, result.reason or Reason.PEER_FAILED, result.message)
+                reason = result.reason or Reason.PEER_FAILED
+                # Only this lead declares a peer dead.
+                course.stale(move, Reason.PEER_FAILED if reason is Reason.PEER_LOST else reason, result.message)
         elif result.reason is Reason.NO_HANDSHAKE:
             self._liveness.forget(move.peer)
             message = "the peer restarted, or declared this engine dead, before it settled"

@@ -16,7 +16,7 @@ from kvgrpc.core.events import (
     ProofRefused,
 )
 from kvgrpc.core.peers.liveness import PeerLiveness
-from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S
+from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S, living_at
 from kvgrpc.core.peers.refusals import check_engine, no_data_path
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.handshake import Admission, Dialling, Shake
@@ -137,6 +137,10 @@ class Handshakes:
         if dial is None:
             self._liveness.hang_up_stranger(event.peer)
             return
+        life = peer_key(event.peer.engine_id, event.peer.incarnation)
+        if dial.proving not in ("", life):
+            self._other_life(dial, life, event.shows)
+            return
         try:
             check_compatible(self._state.pool, event.peer)
             peer = self._liveness.admit(event, dial.to)
@@ -221,14 +225,8 @@ class Handshakes:
         if dial.peer:
             # Our own ranks did not answer: the next handshake asks them again.
             self._liveness.unmap(self._state.peers[dial.peer])
-        self._give_up(
-            dial,
-            Unavailable(
-                Reason.PEER_UNREACHABLE,
-                f"the handshake with {address} did not finish in time",
-                retry_delay_s=RETRY_DELAY_S,
-            ),
-        )
+        late = f"the handshake with {address} did not finish in time"
+        self._give_up(dial, Unavailable(Reason.PEER_UNREACHABLE, late, retry_delay_s=RETRY_DELAY_S))
 
     def admit_due(self, key: str) -> None:
         """Our ranks made no endpoint for a peer in time."""
@@ -304,25 +302,30 @@ class Handshakes:
         if dial is None:
             self._state.dial_budget.begin(connection, self._state.now)
             dial = Dialling(
-                self._new_key(), f"dial {address}", address=address, to=address, proving=self._living_at(address),
-                expected_engine_id=engine_id, trace=trace,
+                self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
+                proving=living_at(self._state.peers.values(), address, engine_id), trace=trace,
             )  # fmt: skip
             self._state.dials[address] = self._state.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
 
-    def _living_at(self, address: str) -> str:
-        """The life that met this lead and was there last; empty: none. A lead that has declared us dead takes us
-        without a proof, too, but believes nothing that we say of what was before.
+    def _other_life(self, dial: Dialling, life: str, shows: bytes) -> None:
+        """Another life has answered than the one that was meant to, and was told its secrets: with those nobody is
+        admitted. It is called once more, and told its own.
         """
-        here = [peer.key for peer in self._state.peers.values() if peer.met and peer.lives_at(address)]
-        return here[-1] if here else ""
+        if dial.again:
+            self._give_up(dial, PreconditionFailed(Reason.PEER_FAILED, f"several engines answer at {dial.address}"))
+            return
+        known = self._state.peers.get(life)
+        dial.again, dial.shows = True, (shows,)
+        dial.proving = life if known is not None and known.met and known.lives_at(dial.to) else ""
+        self._call(dial)
 
     def _call(self, dial: Dialling) -> None:
         """Shakes hands at the address of a dial."""
         known = self._state.peers.get(dial.proving)
-        proofs, asks = (known.shows, known.asks[0]) if known is not None else ((), b"")
+        proofs, asks = (known.shows, known.asks[0]) if known is not None else (dial.shows, b"")
         to = "" if dial.to == dial.address else dial.to
         self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
 
@@ -333,11 +336,12 @@ class Handshakes:
         if isinstance(error, Unavailable):
             self._state.timers.set(Timer.DIAL_AGAIN, dial.address, self._state.now + NEXT_LIFE_DELAY_S)
             return True
-        here = [peer for peer in self._state.peers.values() if peer.lives_at(dial.address)]
-        known = self._state.peers.get(peer_key(error.engine_id, error.incarnation), here[-1] if here else None)
-        if known is None or dial.asked or not known.address:
+        peers = self._state.peers
+        here = peers.get(living_at(peers.values(), dial.address, dial.expected_engine_id))
+        known = peers.get(peer_key(error.engine_id, error.incarnation), here)
+        if known is None or dial.again or not known.address:
             return False
-        dial.asked, dial.proving = True, known.key
+        dial.again, dial.proving = True, known.key
         if not known.lives_at(dial.address):
             dial.to = known.address
         self._call(dial)

@@ -5,6 +5,7 @@ answering at its address, has its name until it is declared dead: a handshake in
 name was taken while it was dead has it back as soon as it shows what it was told before.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvgrpc.core.events import HandshakeReceived, PeerAnswered
@@ -58,6 +59,15 @@ def reached(known: Peer | None, event: PeerAnswered, at: str) -> Told:
         raise PreconditionFailed(Reason.PEER_FAILED, f"engine {engine_id} is connected, and not at {at}")
     # It answers where this life lives: what was told to who introduced itself as this life may be a stranger's.
     return Told((event.asks,), _join((event.shows,), known.shows), known.elder)
+
+
+def living_at(peers: Iterable[Peer], address: str, engine_id: str) -> str:
+    """The life that met this lead and was there last, of that engine if one is expected; empty: none. A lead that has
+    declared us dead takes us without a proof, too, but believes nothing that we say of what was before.
+    """
+    met = [peer for peer in peers if peer.met and peer.lives_at(address)]
+    here = [peer.key for peer in met if engine_id in ("", peer.description.engine_id)]
+    return here[-1] if here else ""
 
 
 def check_next_life(others: list[Peer], at: str) -> None:

@@ -34,8 +34,10 @@ class Dialling(Shake):
     """Where it is called: there, or at another address of the life that answers there."""
     proving: str = ""
     """The life that is shown what it has told us; empty: none is."""
-    asked: bool = False
-    """It has asked for a proof."""
+    shows: tuple[bytes, ...] = field(default=(), repr=False)
+    """What the life that has answered in the place of that one told us to show it."""
+    again: bool = False
+    """It was called once more, to show another proof than at first."""
     expected_engine_id: str = ""
     """What the call to the peer states; that of the first caller."""
     trace: str = ""

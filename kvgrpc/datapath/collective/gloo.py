@@ -12,7 +12,8 @@ such a group stops its device before it forgets its connections. Otherwise who c
 connected to memory that is somebody else's by then; and so a device is never used again for another group either.
 
 Gloo gives its caller no way to end a send or receive that is under way but to wait, and a wait that runs out closes the
-connection. `connection.shut_down` closes it sooner.
+connection. `connection.shut_down` closes it sooner. Nor does Gloo ever end a group that has bytes to move for a send or
+receive that is forgotten: so each is waited for, whatever went wrong before.
 """
 
 import ctypes
@@ -22,6 +23,8 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -51,6 +54,8 @@ _TAGS = (1 << 31) - 1
 """Gloo's tags are numbers below this, for sends; and this, for tokens."""
 CONNECT_S = PROOF_S
 """How long a connection may take to be made."""
+END_S = 1.0
+"""How long the library may take to end what is under way by connections that are over. Then waiting closes these."""
 _TIMES = 5
 """Gloo waits so many times as long for a connection as it was told."""
 _SIZE = struct.Struct("=Q")
@@ -75,6 +80,8 @@ class GlooGroup:
         self._sends = sends
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
+        self._works: deque[Any] = deque()
+        """Sends and receives that nobody has waited for yet, in their order; for each the library ends one wait."""
         self._launched = (0, 0)
         """The send that was launched last, and how many of its messages were."""
         before = sockets()
@@ -82,12 +89,12 @@ class GlooGroup:
         made = [_Connection(own, self._peer, host) for _ in range(CONNECTIONS)]
         half = Half(secrets.token_bytes(TOKEN_BYTES), tuple(connection.address for connection in made))
         peers = read_half(rendezvous.exchange(half.values), host)
-        give_up_at = time.monotonic() + PROOF_S
-        for connection, address in zip(made, peers.addresses, strict=True):
-            if time.monotonic() > give_up_at:
-                raise RuntimeError("the other rank took too long to come")
-            connection.find(address)
-            self._prove(connection.group, half.token, peers.token, give_up_at)
+        try:
+            self._connect(made, half, peers)
+        except RuntimeError:
+            self._sockets = connections(half.addresses, peers.addresses, before)
+            self.close()
+            raise
         self._connected = made
         self._sockets = connections(half.addresses, peers.addresses, before)
         admit_nobody_else(half.addresses, before)
@@ -103,15 +110,19 @@ class GlooGroup:
         buffer = _at(message.address, message.nbytes) if message.address else self._buffer(message.nbytes)
         part, tag = buffer[: message.nbytes], number % _TAGS
         if not self._sends:
-            return Flying(group.recv([part], self._peer, tag), message, buffer)
-        if not message.address:
-            _copy(message.rows, destination=buffer.data_ptr())
-        return Flying(group.send([part], self._peer, tag), message, buffer)
+            work = group.recv([part], self._peer, tag)
+        else:
+            if not message.address:
+                _copy(message.rows, destination=buffer.data_ptr())
+            work = group.send([part], self._peer, tag)
+        self._works.append(work)
+        return Flying(work, message, buffer)
 
     def land(self, flying: Flying, stall_s: float) -> None:
         """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
         not.
         """
+        self._works.popleft()
         flying.work.wait(timedelta(seconds=stall_s))
         if not flying.message.address:
             if not self._sends:
@@ -123,14 +134,33 @@ class GlooGroup:
         """Ends what is under way, by its connections. From any thread."""
         shut_down(self._sockets)
 
+    def close(self) -> None:
+        """Ends it, and waits for the ends of what was launched."""
+        self.shut_down()
+        give_up_at = time.monotonic() + END_S
+        while self._works:
+            with suppress(RuntimeError):
+                self._works.popleft().wait(_until(give_up_at))
+
+    def _connect(self, made: list["_Connection"], own: Half, peers: Half) -> None:
+        """Raises RuntimeError unless the other side comes, at each connection."""
+        give_up_at = time.monotonic() + PROOF_S
+        for connection, address in zip(made, peers.addresses, strict=True):
+            if time.monotonic() > give_up_at:
+                raise RuntimeError("the other rank took too long to come")
+            connection.find(address)
+            self._prove(connection.group, own.token, peers.token, give_up_at)
+
     def _prove(self, connected: Any, own: bytes, peers: bytes, give_up_at: float) -> None:
         """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
         hearing = connected.recv([heard], self._peer, _TAGS)  # returns when there is a connection
         sending = connected.send([said], self._peer, _TAGS)
+        self._works.append(sending)
         hearing.wait(_until(give_up_at))
         if not hmac.compare_digest(heard.numpy().tobytes(), own):
             raise RuntimeError("who connected to this rank is not the peer's")
+        self._works.clear()
         sending.wait(_until(give_up_at))
 
     def _buffer(self, nbytes: int) -> torch.Tensor:

@@ -55,6 +55,10 @@ class Library(Protocol):
         """Ends what is under way, from any thread: `land` raises."""
         ...
 
+    def close(self) -> None:
+        """Ends it, before anything that was launched is forgotten."""
+        ...
+
 
 @dataclass(eq=False)
 class Job:
@@ -140,11 +144,14 @@ class Group:
             self._rendezvous.tell()
             self.made = True
             self._ready()
-            while not self.broken and (numbered := self._jobs.get()) is not None:
-                number, job = numbered
-                self._move(library, job, number)
-                done, job = job, None
-                done.end()
+            try:
+                while not self.broken and (numbered := self._jobs.get()) is not None:
+                    number, job = numbered
+                    self._move(library, job, number)
+                    done, job = job, None
+                    done.end()
+            finally:
+                library.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
             self._break(_WHERE.sub("", str(error)).partition("\n")[0] or type(error).__name__)
         self._library = library = None  # it accesses nothing any more

@@ -78,3 +78,6 @@ class NcclGroup:
     def shut_down(self) -> None:
         """Ends what is under way: kernels of the group return, or never start. From any thread."""
         self._group.abort()
+
+    def close(self) -> None:
+        """Does nothing: what was under way has ended, or was aborted."""

@@ -40,7 +40,7 @@ class SessionSocket:
         self._path, self._serve = path, serve
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connected: set[asyncio.Task[None]] = set()
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(path)
@@ -72,15 +72,18 @@ class SessionSocket:
         connection = self._door.accept()
         if connection is not None:
             task = self._loop.create_task(self._connect(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
+            self._connected.add(task)
+            task.add_done_callback(self._connected.discard)
         elif self._door.full:
             self._loop.remove_reader(self._listener)
             self._pause = self._loop.call_later(PAUSE_S, self._open)
 
     async def _connect(self, connection: socket.socket) -> None:
+        """Serves it in this task: one that asyncio's protocol made would log a traceback when it is cancelled."""
         reader = asyncio.StreamReader()
-        await self._loop.connect_accepted_socket(lambda: asyncio.StreamReaderProtocol(reader, self._serve), connection)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection)
+        await self._serve(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
 
 
 async def read_frames(reader: asyncio.StreamReader) -> Frames:

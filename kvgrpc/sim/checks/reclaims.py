@@ -11,6 +11,7 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.ids import peer_key
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 CLAIMS = (AccessState.WAITING, AccessState.OPEN)
@@ -28,12 +29,15 @@ class ReclaimAudit:
         self._let_go: dict[str, float] = {}
         """When the last access on a lease was closed."""
         self._reading: set[bytes] = set()
-        """Accesses whose readers have said that they have blocks."""
+        """Accesses of which calls have said that they are read."""
+        self._opened_to_read: set[tuple[str, bytes]] = set()
+        """Lives, and accesses that each has opened with blocks to read into. One that lies names those of others."""
 
     def life_began(self) -> None:
         """Leases of the last life are over."""
         self._let_go.clear()
         self._reading.clear()
+        self._opened_to_read.clear()
 
     def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event. What is due at that moment comes first: then nothing is looked at."""
@@ -44,7 +48,8 @@ class ReclaimAudit:
         if isinstance(event, RenewLeases):
             self._reading.update(event.reading)
         elif isinstance(event, OpenAccess):
-            self._reading.update(row.access_id for row in event.openings if not row.waits_for_blocks)
+            life = peer_key(event.engine_id, event.incarnation)
+            self._opened_to_read.update((life, row.access_id) for row in event.openings if not row.waits_for_blocks)
         if isinstance(event, CloseAccess | SettleAccess):
             rows = event.closings if isinstance(event, CloseAccess) else event.settlings
             found = (self._state.accesses.get(row.access_id) for row in rows)
@@ -101,7 +106,9 @@ class ReclaimAudit:
 
     def _yields(self, access: Access, event: ReclaimBlocks, now: float) -> bool:
         lease, opening = self._state.leases.find(access.lease_id), access.opening
-        if lease is None or event.by is None or access.state is not AccessState.OPEN or access.id in self._reading:
+        if lease is None or event.by is None or access.state is not AccessState.OPEN:
+            return False
+        if access.id in self._reading or (access.peer, access.id) in self._opened_to_read:
             return False
         younger = (max(opening.request_time_us, lease.request_time_us), opening.request_id) > event.by
         return younger and now >= access.since + self._state.limits.firm_ttl_s - SLACK_S

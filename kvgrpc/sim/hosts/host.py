@@ -363,12 +363,12 @@ class Host:
             life.description = description
         if watcher:
             watcher.actions(self.address, world.agenda.now, actions)
+        began = isinstance(event, LifeBegan)
+        self.tells = self.node.state.attached and not began
         if not self._doomed_in:
             self._fall(actions)
             return
         self._doomed_in -= 1
-        began = isinstance(event, LifeBegan)
-        self.tells = self.node.state.attached and not began
         self.audit.says(actions)
         for action in actions:
             self._performing.perform(action)

@@ -17,7 +17,7 @@ Show = Callable[[Stage, str, Line], list[str]]
 
 
 def transfers(stage: Stage, name: str, _: Line) -> list[str]:
-    """All transfers, oldest first."""
+    """All transfers, oldest first; those of one moment by their request."""
     known = sorted(stage.hosts[name].node.state.transfers, key=lambda one: (one.created, one.request_id))
     return [f"{name} {_transfer(transfer)}" for transfer in known]
 

@@ -9,6 +9,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.events import Call, DialFailed, EndpointOffered, HandshakeReceived, PeerAlive, PeerAnswered, PeerSilent
 from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S
 from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
@@ -151,7 +152,8 @@ def test_a_next_life_waits_for_the_end_of_the_stream_of_the_one_before(met: Lead
 def test_a_next_life_that_answers_where_the_one_before_lives_is_taken_at_once(met: Lead) -> None:
     begin(met)
     following = replace(P, incarnation=2)
-    met.feed(PeerAnswered("p:1", following, endpoints(following)))
+    for _ in range(2):  # it is told secrets of its own
+        met.feed(PeerAnswered("p:1", following, endpoints(following)))
     assert state_of(met, P) is PeerState.DEAD
 
 
@@ -210,6 +212,47 @@ def test_so_is_one_that_was_declared_dead(met: Lead) -> None:
     met.feed(PeerSilent(KEY))
     met.tick(10.0)
     assert begin(met).proofs == (A,)
+
+
+Q = describe("q", 3)
+
+
+def test_another_life_than_the_one_that_is_proved_to_gets_secrets_of_its_own(met: Lead) -> None:
+    """Else P, which knows what it shows here, could speak for who has its address now."""
+    assert begin(met).asks == B
+    met.feed(PeerAnswered("p:1", Q, endpoints(Q), LIE, B))
+    assert key_of(Q) not in met.state.peers
+    again = met.one(actions.Dial)
+    assert (again.address, again.proofs, again.asks) == ("p:1", (LIE,), b"")
+    met.feed(PeerAnswered("p:1", Q, endpoints(Q), LIE, C))
+    other = met.state.peers[key_of(Q)]
+    assert (other.proves(B), other.proves(C)) == (False, True)
+
+
+def test_lives_that_take_turns_at_an_address_end_the_dial(met: Lead) -> None:
+    lead, living = met, replace(Q, address="p:1")
+    introduced_as(lead, living)
+    call = connect(lead, "p:1")
+    lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
+    lead.feed(PeerAnswered("p:1", living, endpoints(living), A, B))
+    with refused(Reason.PEER_FAILED, PreconditionFailed):
+        lead.answer(call)
+
+
+def test_who_states_the_address_of_another_engine_is_not_what_that_one_is_shown(met: Lead) -> None:
+    introduced_as(met, replace(Q, address="p:1"))
+    connect(met, "p:1", "p")
+    met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
+    assert met.one(actions.Dial).proofs == (A,)
+
+
+def introduced_as(lead: Lead, life: EngineDescription) -> None:
+    """A life shakes hands, and its liveness stream stands: it has met this lead."""
+    call = lead.ask(lambda c: HandshakeReceived(c, life, endpoints(life), shows=LIE, asks=C), principal="peer")
+    lead._offer()
+    assert isinstance(lead.answer(call), actions.Introduced)
+    lead.feed(PeerAlive(key_of(life), C))
 
 
 def test_a_proof_is_shown_where_its_life_lives_and_nowhere_else(met: Lead) -> None:

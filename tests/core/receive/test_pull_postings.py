@@ -195,7 +195,9 @@ def test_a_pull_whose_peer_cannot_be_mapped_again_fails(lead: Lead) -> None:
 def test_a_pull_whose_peer_comes_back_as_another_life_fails(lead: Lead) -> None:
     waiting = broken_beside(lead)
     lead.give(waiting.id, (6, 7))
-    lead.connect(describe("p", 9))
+    following = describe("p", 9)
+    lead.feed(events.PeerAnswered("p:1", following, endpoints(following)))  # called once more: its secrets are its own
+    lead.connect(following)
     assert failure_of(lead, waiting).reason is Reason.PEER_LOST
 
 

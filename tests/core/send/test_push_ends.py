@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import SendClose, SendOpen
+from kvgrpc.core.actions import SendClose, SendOpen, SendSettle
+from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
@@ -237,6 +238,18 @@ def test_a_destination_that_says_to_be_dead_is_no_consumer_that_is_done() -> Non
     pair.finish(32, (1, 2))
     lost = PreconditionFailed(Reason.PEER_LOST, "dead")
     pair.feed(pair.p, events.AccessAnswered(access_id(10), lost))
+    sent = pair.both()[0]
+    assert (sent.over, sent.consumers_done) == (False, 0)
+
+
+def test_nor_is_one_whose_verdict_says_so() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendSettle}
+    pair.moved()
+    (settle,) = [action for _, action in pair.lost]
+    assert isinstance(settle, SendSettle)
+    dead = Verdict(False, Reason.PEER_LOST, "dead")
+    pair.feed(pair.p, events.SettleAnswered(settle.settling.access_id, dead))
     sent = pair.both()[0]
     assert (sent.over, sent.consumers_done) == (False, 0)
 

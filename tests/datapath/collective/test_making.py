@@ -114,6 +114,9 @@ class Idle:
     def shut_down(self) -> None:
         """Has nothing to end."""
 
+    def close(self) -> None:
+        """Nor has it then."""
+
 
 class Begun:
     """Groups that are begun with a rank of each peer. One whose peer answered is connecting, and cannot be ended."""

@@ -4,6 +4,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -69,8 +70,8 @@ class Impostor:
     for a token.
     """
 
-    def __init__(self, port: int, rank: int, said: bytes) -> None:
-        self._said = said
+    def __init__(self, port: int, rank: int, said: bytes, before_it_takes: Callable[[], None] = lambda: None) -> None:
+        self._said, self._before_it_takes = said, before_it_takes
         self._connection = socket.create_connection((HOST, port), timeout=DEADLINE_S)
         self._connection.sendall(GREETING.pack(rank))
         until(self._is_read)
@@ -96,6 +97,7 @@ class Impostor:
             while len(head := said.read(PREAMBLE.size)) == PREAMBLE.size:
                 size, code, slot, offset, length, _ = PREAMBLE.unpack(head)
                 if code == SEND_READY:
+                    self._before_it_takes()
                     self._connection.sendall(PREAMBLE.pack(PREAMBLE.size, RECEIVE_READY, slot, offset, length, 0))
                 elif code == RECEIVE_READY:
                     self._connection.sendall(PREAMBLE.pack(PREAMBLE.size + length, SENT, slot, offset, length, 0))
@@ -133,3 +135,17 @@ def test_who_takes_the_place_of_a_peer_at_any_connection_hears_no_byte_of_memory
     assert "is not the peer's" in job.error
     assert sum(len(impostor.heard) for impostor in impostors) <= (ignorant + 1) * TOKEN_BYTES
     assert not destination.any()
+
+
+def test_a_group_ends_though_who_took_the_place_of_its_peer_wants_more_of_it_then(made: Made) -> None:
+    halves, _, _ = made
+    half, peer = halves.both
+    peer.wait_told()
+    impostor = Impostor(
+        ports_of(half)[0], RECEIVER, b"\xee" * TOKEN_BYTES, lambda: until(lambda: bool(half.group.broken))
+    )
+    half.group.learn(told_with_ports(peer.values, WAITED_FOR))
+    until(lambda: half.group.ended)
+    impostor.close()
+    assert "is not the peer's" in half.group.broken
+    assert not impostor.heard
