@@ -260,7 +260,7 @@ soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothin
 
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
-	@$(BIN)/pytest -q tests/core --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
+	@$(BIN)/pytest -q tests/core -n $(WORKERS) --dist loadfile --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
 
 # ---- clients
 

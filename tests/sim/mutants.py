@@ -228,7 +228,7 @@ MUTANTS = (
     *(replace(mutant, collective=True, liars=True) for mutant in (
         Mutant("a source sends what the access does not cover", sends, "covered", bugs.always(True), Rule.R2),
         Mutant("a peer has sent what another peer may read", sends.Sends, "_check_granted", send_bugs.any_access,
-            Rule.R2, 60),
+            Rule.R2, 120),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(

@@ -11,6 +11,7 @@ from kvgrpc.engine import BlocksReturned, Event, Failed, HandOver, Pull, Receive
 from kvgrpc.errors import NextStep, Reason
 from tests.engine.made import layout, made_bytes
 from tests.engine.support import Lead, Side, new_key, tokens
+from tests.service.engines import wait_until
 
 SETTINGS = """
 [limits]
@@ -178,6 +179,7 @@ def test_engines_that_wait_for_each_other_answer_all_requests(ring: list[Lead], 
 def test_engines_that_do_not_say_for_whom_they_need_blocks_wait_for_each_other(ring: list[Lead]) -> None:
     def look(engines: list[Scheduler]) -> None:
         first, second = engines
+        wait_until(lambda: first.side.lead.status().waiting_reader_count == BLOCKS // NEEDED)
         first.side.engine.reclaim(NEEDED, request_time_us=time.time_ns() // 1000, request_id="the youngest")
         status = first.side.lead.status()
         (lacking,) = status.lacking_requests
