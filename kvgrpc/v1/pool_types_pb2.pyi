@@ -254,6 +254,7 @@ class BlockStrides(_message.Message):
     VALUES_BYTES_FIELD_NUMBER: _builtins.int
     HEAD_BYTES_FIELD_NUMBER: _builtins.int
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    KEY_ELEMENT_BYTES_FIELD_NUMBER: _builtins.int
     layer_bytes: _builtins.int
     """From one layer to the next."""
     values_bytes: _builtins.int
@@ -262,6 +263,11 @@ class BlockStrides(_message.Message):
     """From one head to the next."""
     token_bytes: _builtins.int
     """From one token to the next."""
+    key_element_bytes: _builtins.int
+    """From one element of a key to the next, where keys stand in columns: of each element those of all tokens of the block
+    side by side, in each head by itself. `token_bytes` is that of values then. 0: keys stand as values do. Peers need
+    FEATURE_KEY_COLUMNS.
+    """
     def __init__(
         self,
         *,
@@ -269,10 +275,11 @@ class BlockStrides(_message.Message):
         values_bytes: _builtins.int = ...,
         head_bytes: _builtins.int = ...,
         token_bytes: _builtins.int = ...,
+        key_element_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bytes", b"head_bytes", "layer_bytes", b"layer_bytes", "token_bytes", b"token_bytes", "values_bytes", b"values_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bytes", b"head_bytes", "key_element_bytes", b"key_element_bytes", "layer_bytes", b"layer_bytes", "token_bytes", b"token_bytes", "values_bytes", b"values_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

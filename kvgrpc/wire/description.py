@@ -49,6 +49,7 @@ FEATURES = {
     "reads_pushes": handshake_pb2.FEATURE_READS_PUSHES,
     "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
     "checksums": handshake_pb2.FEATURE_CHECKSUMS,
+    "key_columns": handshake_pb2.FEATURE_KEY_COLUMNS,
 }
 PEER_STATES = {
     PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
@@ -59,7 +60,7 @@ PEER_STATES = {
 ENGINE_ID_BYTES_MAX = 255
 PATHS_SHOWN_MAX = 256
 """Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
-_STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes"
+_STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes", "key_element_bytes"
 """The fields of `Strides`, as the message has them."""
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}

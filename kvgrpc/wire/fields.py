@@ -124,7 +124,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.NUMBER, BYTES_MAX,
         "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "
-        "values_bytes head_bytes token_bytes",
+        "values_bytes head_bytes token_bytes key_element_bytes",
     ),
     Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),

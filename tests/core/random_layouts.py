@@ -167,6 +167,10 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     if some.inside == "heads":
         head = tokens * run + gap
         return Strides(heads * head, 0, head, 0), heads * head
+    if tensor in {TensorKind.KV, TensorKind.K} and draw(st.integers(0, 2)) == 0:  # keys in columns, as on processors
+        column, row = tokens + gap, DIM + gap
+        part = max(DIM * column, tokens * row)
+        return Strides(heads * parts * part, part, parts * part, row, column), heads * parts * part
     # Keys and values of a token side by side, as some engines have them, and with a gap behind.
     side_by_side = Strides(heads * tokens * (run + gap), DIM, tokens * (run + gap), run + gap)
     if draw(st.booleans()):

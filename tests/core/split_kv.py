@@ -47,7 +47,7 @@ def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int],
     strides = region.strides or packed(group, parts)
     if group.kind is GroupKind.STATE or group.dtype != "uint8" or not any(strides):
         return (1, 1, 1, 1, region.block_bytes), Strides(0, 0, 0, 0)
-    if not strides.token:
+    if not (strides.token or strides.key_element):
         return (region.layers, 1, group.kv_heads, 1, parts * group.block_tokens * group.head_dim), strides
     return (region.layers, parts, group.kv_heads, group.block_tokens, group.head_dim), strides
 
@@ -99,9 +99,14 @@ class SplitKV:
             counts, strides = _view(group, region)
             i, layer, part, head, token, byte = np.ix_(*map(np.arange, (len(held.blocks), *counts)))
             block = np.array(held.blocks, dtype=np.int64).reshape(i.shape)
-            at = region.offset + block * region.stride_bytes + byte
-            for index, stride in zip((layer, part, head, token), strides, strict=True):
+            at = region.offset + block * region.stride_bytes
+            for index, stride in zip((layer, part, head), strides[:3], strict=True):
                 at = at + index * stride
+            rows = token * strides.token + byte
+            if strides.key_element:
+                keys = part + _PARTS.get(region.tensor, range(1)).start == 0
+                rows = np.where(keys, byte * strides.key_element + token, rows)
+            at = at + rows
             tokens = held.begin + i * group.block_tokens + token
             place = held.group * 64 + region.first_layer + layer
             place = place * 2 + part + _PARTS.get(region.tensor, range(1)).start

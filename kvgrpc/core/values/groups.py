@@ -78,6 +78,10 @@ class Strides(NamedTuple):
     """From the keys of a layer to its values."""
     head: int
     token: int
+    key_element: int = 0
+    """From one element of a key to the next, where the keys of a head stand in columns: of each element those of all
+    tokens of the block side by side. `token` is that of values then. 0: keys stand as values do.
+    """
 
 
 @dataclass(frozen=True)

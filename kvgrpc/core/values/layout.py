@@ -25,6 +25,7 @@ from kvgrpc.core.values.groups import (
     Strides,
     TensorKind,
 )  # fmt: skip
+from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 __all__ = [
@@ -70,6 +71,11 @@ class PoolLayout:
     def stages(self) -> int:
         """Pipeline stages of the engine. Each has as many of its ranks, in the order of their numbers."""
         return max((region.stage for region in self.regions), default=0) + 1
+
+    @cached_property
+    def has_key_columns(self) -> bool:
+        """Whether keys of some layer stand in columns."""
+        return any(region.strides is not None and region.strides.key_element for region in self.regions)
 
     @cached_property
     def by_group(self) -> tuple[tuple[Region, ...], ...]:
@@ -131,10 +137,15 @@ class PoolLayout:
         """
         parts = [repr(_compared(group)) for group in self.groups]
         parts += [
-            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *(r.strides or ())))
+            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *_stated(r.strides)))
             for r in self.regions
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _stated(strides: Strides | None) -> tuple[int, ...]:
+    """The numbers of it; where keys stand as values do, that of their elements says nothing."""
+    return () if strides is None else tuple(strides) if strides.key_element else strides[:4]
 
 
 def _compared(group: Group) -> tuple[object, ...]:
@@ -273,31 +284,8 @@ def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> Field
     kind = groups[region.group].kind
     if not set(PARTS[region.tensor]) <= set(PARTS[WHOLE[kind]]):
         return FieldViolation(f"regions[{i}].tensor", f"a group of kind {kind.value} holds no {region.tensor.value}")
-    wrong = "" if region.strides is None else _wrong_strides(groups[region.group], region, region.strides)
+    wrong = "" if region.strides is None else wrong_strides(groups[region.group], region, region.strides)
     return FieldViolation(f"regions[{i}].strides", wrong) if wrong else None
-
-
-def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
-    """Why these strides say of no byte of a block what it is, or of one twice; empty where they do."""
-    if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
-        what = "a state" if group.kind is GroupKind.STATE else f"elements of type {group.dtype}"
-        return f"{what} cannot be told apart within a block: state no strides"
-    end = group.head_dim * ITEM_BYTES[group.dtype]
-    if max(strides) > region.block_bytes or min(strides) < 0:
-        return f"lie between 0 and {region.block_bytes}, the bytes of a block"
-    parts = len(PARTS[region.tensor])
-    counts = (region.layers, parts, group.kv_heads, group.block_tokens)
-    if not any(strides):
-        return ""
-    if not strides.token:
-        if strides.part or (group.kv_heads > 1 and not strides.head):
-            return "with 0 for tokens or heads all that is inside of these is 0, too"
-        end, counts = end * parts * group.block_tokens, (region.layers, 1, group.kv_heads, 1)
-    for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
-        if stride < end:
-            return f"a stride of {stride} bytes lets elements overlap that take {end}"
-        end += stride * (count - 1)
-    return "" if end <= region.block_bytes else f"reach byte {end} of {region.block_bytes}"
 
 
 def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:

@@ -26,11 +26,20 @@ class View:
     run_bytes: int
     """Bytes of one head of one token, which stand side by side; where tokens cannot be told apart, of one head."""
     strides: Strides
+    elements: int
+    """Of one head of one token."""
 
     @property
     def tells_tokens(self) -> bool:
         """Whether it is known where each token of a head is."""
-        return bool(self.strides.token)
+        return _tells_tokens(self.strides)
+
+    def inner(self, part: int) -> tuple[int, int]:
+        """Bytes from one token of a head to the next, and from one element of a token to the next."""
+        item_bytes = self.run_bytes // self.elements
+        if self.strides.key_element and part == 0:
+            return item_bytes, self.strides.key_element
+        return self.strides.token, item_bytes
 
 
 def view_of(group: Group, region: Region) -> View | None:
@@ -40,16 +49,21 @@ def view_of(group: Group, region: Region) -> View | None:
     first_part, parts = int(region.tensor is TensorKind.V), len(PARTS[region.tensor])
     run_bytes = group.head_dim * ITEM_BYTES[group.dtype]
     strides = region.strides or _packed(group, parts, run_bytes)
-    if not strides.token:
+    if not _tells_tokens(strides):
         head_bytes = run_bytes * parts * group.block_tokens
         known = strides.head or (group.kv_heads == 1 and any(strides))
-        whole = View(region.first_layer, region.layers, first_part, 1, group.kv_heads, 1, head_bytes, strides)
+        whole = View(region.first_layer, region.layers, first_part, 1, group.kv_heads, 1, head_bytes, strides, 1)
         return whole if known else None
     if region.strides is None and strides.layer * region.layers != region.block_bytes:
         return None
     return View(
-        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides
-    )
+        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides,
+        group.head_dim,
+    )  # fmt: skip
+
+
+def _tells_tokens(strides: Strides) -> bool:
+    return bool(strides.token or strides.key_element)
 
 
 def _packed(group: Group, parts: int, run_bytes: int) -> Strides:

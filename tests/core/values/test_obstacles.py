@@ -231,6 +231,27 @@ def test_strides_say_where_the_elements_of_a_block_are() -> None:
     assert pool.fingerprint() != strided(Strides(0, 16, 8, 4)).fingerprint()
 
 
+def test_keys_may_stand_in_columns() -> None:
+    pool = strided(Strides(0, 8, 16, 4, 2))
+    view = view_of(pool.groups[0], pool.regions[0])
+    assert view is not None
+    assert view.tells_tokens
+    assert [view.inner(part) for part in range(2)] == [(1, 2), (4, 1)], "of tokens and elements: keys, then values"
+    assert pool.has_key_columns
+    assert not strided(Strides(0, 8, 16, 4)).has_key_columns
+    assert pool.fingerprint() != strided(Strides(0, 8, 16, 4)).fingerprint()
+
+
+def test_values_and_latents_stand_in_no_columns() -> None:
+    for kind, tensor in ((GroupKind.FULL_ATTENTION, TensorKind.V), (GroupKind.MLA, TensorKind.LATENT)):
+        group = replace(GROUP, kind=kind, layers=1, kv_heads=1, head_dim=4, block_tokens=2, total_kv_heads=0)
+        regions = [Region(0, 0, 1, 0, 16, 16, tensor, strides=Strides(0, 0, 0, 4, 2))]
+        if tensor is TensorKind.V:
+            regions.append(Region(0, 0, 1, 256, 16, 16, TensorKind.K, strides=Strides(0, 0, 0, 0, 2)))
+        with pytest.raises(InvalidRequest, match="keys alone stand in columns"):
+            PoolLayout((group,), tuple(regions), 512)
+
+
 def test_an_engine_may_say_that_nothing_is_known_of_the_inside_of_its_blocks() -> None:
     for heads in (1, 2):
         group = replace(GROUP, kv_heads=heads)
@@ -252,6 +273,12 @@ def test_an_engine_may_say_that_nothing_is_known_of_the_inside_of_its_blocks() -
         (Strides(0, 4, 16, 0), "uint8"),
         (Strides(4, 0, 0, 0), "uint8"),
         (Strides(0, 0, 8, 0), "uint8"),
+        (Strides(0, 8, 16, 4, 1), "uint8"),
+        (Strides(0, 8, 16, 3, 2), "uint8"),
+        (Strides(0, 7, 16, 4, 2), "uint8"),
+        (Strides(0, 8, 15, 4, 2), "uint8"),
+        (Strides(0, 8, 20, 4, 2), "uint8"),
+        (Strides(0, 8, 16, 4, -2), "uint8"),
     ],
 )
 def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(strides: Strides, dtype: str) -> None:

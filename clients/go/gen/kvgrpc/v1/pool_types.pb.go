@@ -478,9 +478,13 @@ type BlockStrides struct {
 	// From one head to the next.
 	HeadBytes uint64 `protobuf:"varint,3,opt,name=head_bytes,json=headBytes,proto3" json:"head_bytes,omitempty"`
 	// From one token to the next.
-	TokenBytes    uint64 `protobuf:"varint,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TokenBytes uint64 `protobuf:"varint,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
+	// From one element of a key to the next, where keys stand in columns: of each element those of all tokens of the block
+	// side by side, in each head by itself. `token_bytes` is that of values then. 0: keys stand as values do. Peers need
+	// FEATURE_KEY_COLUMNS.
+	KeyElementBytes uint64 `protobuf:"varint,5,opt,name=key_element_bytes,json=keyElementBytes,proto3" json:"key_element_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *BlockStrides) Reset() {
@@ -537,6 +541,13 @@ func (x *BlockStrides) GetHeadBytes() uint64 {
 func (x *BlockStrides) GetTokenBytes() uint64 {
 	if x != nil {
 		return x.TokenBytes
+	}
+	return 0
+}
+
+func (x *BlockStrides) GetKeyElementBytes() uint64 {
+	if x != nil {
+		return x.KeyElementBytes
 	}
 	return 0
 }
@@ -1553,7 +1564,7 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\rwindow_tokens\x18\n" +
 	" \x01(\rR\fwindowTokens\x12\x14\n" +
 	"\x05space\x18\v \x01(\tR\x05space\x12-\n" +
-	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\"\x92\x01\n" +
+	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\"\xbe\x01\n" +
 	"\fBlockStrides\x12\x1f\n" +
 	"\vlayer_bytes\x18\x01 \x01(\x04R\n" +
 	"layerBytes\x12!\n" +
@@ -1561,7 +1572,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
 	"head_bytes\x18\x03 \x01(\x04R\theadBytes\x12\x1f\n" +
 	"\vtoken_bytes\x18\x04 \x01(\x04R\n" +
-	"tokenBytes\"\xb4\x02\n" +
+	"tokenBytes\x12*\n" +
+	"\x11key_element_bytes\x18\x05 \x01(\x04R\x0fkeyElementBytes\"\xb4\x02\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
