@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 REQUIRED_LAYOUT = "LBHNC"
 """Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
-ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major"}
-"""Within a block, of the layouts of vLLM that are served: each layer has memory of its own, and each block is whole."""
+ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major", "BLHNC": "head_major", "BLNHC": "token_major"}
+"""Within a block, of the layouts of vLLM that are served: each block of a layer is whole, and stands beside others of
+the layer, or beside the same block of other layers.
+"""
 KINDS = {
     "FullAttentionSpec": GroupKind.FULL_ATTENTION,
     "SlidingWindowSpec": GroupKind.SLIDING_WINDOW,
@@ -30,12 +32,17 @@ KINDS = {
 """By vLLM's own names. Where its hybrid manager is off, layers with a window are full attention: blocks are there for
 all tokens, and all of them go. Gated delta nets and short convolutions are Mamba to it, too.
 """
+_BY_TOKENS = "ranks that have the KV of other tokens"
+_MORE_RANKS = "leave {} at 1, and split the model by --tensor-parallel-size or --pipeline-parallel-size"
 SPLITS = {
-    "prefill_context_parallel_size": "ranks that have the KV of other tokens",
-    "decode_context_parallel_size": "ranks that have the KV of other tokens",
-    "nnodes": "hosts, and workers reach their lead by a socket of its host",
+    "prefill_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; a prefill engine with more of these serves as well"),
+    "decode_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; the engine that decodes may have fewer ranks then"),
+    "nnodes": (
+        "hosts, and workers reach their lead by a socket of its host",
+        "leave {} at 1: one engine on each host, which all exchange KV, or --data-parallel-size with an engine each",
+    ),
 }
-"""Ways to split an engine that are not served, and what each of so many would be."""
+"""Ways to split an engine that are not served: what each of so many would be, and what would do."""
 OTHER_MODEL = (
     "serve this model without a connector, or another one whose layers have full attention, sliding windows, MLA or "
     "states"
@@ -151,12 +158,11 @@ def _expected(group: Group, region: Region, tensor: torch.Tensor) -> list[tuple[
 
 def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     parallel = config.parallel_config
-    for split, what in SPLITS.items():
+    for split, (what, instead) in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
             raise unserved(
                 f"engines on one host whose ranks split layers and heads alone; this one has {count} {what}",
-                f"leave {split} at 1 and split the model by --tensor-parallel-size or --pipeline-parallel-size, or "
-                "start it without a connector",
+                instead.format(split),
             )
     if parallel.pipeline_parallel_size > 1 and config.speculative_config:
         # vLLM leaves out the end of a step at every stage but the last: what was computed would never be reported.
@@ -178,7 +184,7 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
             )
     if (cache.kv_cache_layout or "") not in ORDERS:
         raise unserved(
-            f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
+            f"blocks that are whole in each layer; vLLM chose the layout {cache.kv_cache_layout}",
             f"set VLLM_KV_CACHE_LAYOUT to {REQUIRED_LAYOUT}, or leave it unset",
         )
 

@@ -56,11 +56,13 @@ def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence
         for n, (spec, count) in enumerate(zip(specs, counts, strict=True))
     ]
     size = BLOCKS * max(spec.page_size_bytes * count for spec, count in zip(specs, counts, strict=True))
-    tensors = [
-        KVCacheTensor(size, group.layer_names, layer_stride=BLOCKS * page, block_stride=page)
-        for group in groups
-        if group.layer_names and (page := group.kv_cache_spec.page_size_bytes)
-    ]
+    by_block = (layout or "").startswith("B")
+    tensors = []
+    for group in groups:
+        if group.layer_names:
+            page, count = group.kv_cache_spec.page_size_bytes, len(group.layer_names)
+            layer, block = (page, page * count) if by_block else (page * BLOCKS, page)
+            tensors.append(KVCacheTensor(size, group.layer_names, layer_stride=layer, block_stride=block))
     return KVCacheConfig(BLOCKS, tensors, groups, kv_cache_layout=layout)
 
 
@@ -233,7 +235,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
     [
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
-        ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
+        ([FULL], {"nnodes": 2}, "has 2 hosts", "leave nnodes at 1: one engine on each host"),
         (
             [FULL],
             {"pipeline_parallel_size": 2, "draft": SimpleNamespace()},
@@ -243,7 +245,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         ([FULL, CHUNKED], {}, "layers with ChunkedLocalAttentionSpec", "--disable-hybrid-kv"),
         ([replace(STATE, num_speculative_blocks=2)], {}, "with speculation it has several", "--speculative-config"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
-        ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
+        ([FULL], {"layout": "LHBNC"}, "vLLM chose the layout LHBNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"layout": None}, "vLLM chose the layout None", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"cache_dtype": "int8_per_token_head"}, "vLLM's own tokens are wrong", "--kv-cache-dtype"),
         ([PACKED], {}, "17408 bytes, and they take 16384", "--block-size"),
@@ -256,7 +258,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         "chunked",
         "speculation",
         "unlike",
-        "by_block",
+        "by_head",
         "unresolved",
         "int8",
         "packed",
@@ -290,7 +292,7 @@ def test_vllm_keeps_what_the_last_token_reads_of_a_window() -> None:
     assert retained == [1, None, 3]
 
 
-@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+@pytest.mark.parametrize("layout", ORDERS)
 @pytest.mark.parametrize(
     "specs", [[FULL], [WINDOW, FULL], [LATENT], [STATE, FULL]], ids=["full", "window and full", "latent", "state"]
 )
@@ -298,7 +300,7 @@ def test_caches_are_taken_as_vllm_stores_them_and_described_so(specs: list[Any],
     cache = cache_of(*specs, layout=layout)
     made = laid_out_as(cache)
     orders = {group.order for group in made.groups if group.kind is not GroupKind.STATE}
-    assert orders == {"head_major" if layout == "LBHNC" else "token_major"}
+    assert orders == {"head_major" if "HN" in layout else "token_major"}
     with worker_of(made) as worker:
         worker.register(caches_of(cache), names(cache))
 
