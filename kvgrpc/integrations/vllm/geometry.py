@@ -101,7 +101,13 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
             f"layers that have KV of their own; this model has {len(caches)} layers with the KV of {owners}",
             OTHER_MODEL,
         )
-    storage = caches[layers[0][0]].untyped_storage()
+    first = caches[layers[0][0]]
+    try:
+        storage = first.untyped_storage()
+    except (AttributeError, RuntimeError) as error:  # of XLA's, or an array of another library
+        raise unserved(
+            f"caches that are torch tensors with memory of their own; this one is a {type(first).__name__}", OTHER_MODEL
+        ) from error
     for region in layout.regions:
         name = layers[region.group][region.first_layer]
         tensor, group = caches[name], layout.groups[region.group]

@@ -330,6 +330,15 @@ def test_caches_that_are_elsewhere_are_refused() -> None:
         worker.register(found, names(cache))
 
 
+def test_caches_of_another_library_are_refused() -> None:
+    """As those of vLLM's backend for TPUs are."""
+    cache = cache_of(FULL)
+    found: dict[str, Any] = dict.fromkeys(caches_of(cache), SimpleNamespace(shape=(10, 4, 32, 64)))
+    refused = pytest.raises(ValueError, match=r"caches that are torch tensors .* is a SimpleNamespace\. To do: ")
+    with worker_of(laid_out_as(cache)) as worker, refused:
+        worker.register(found, names(cache))
+
+
 def test_layers_that_share_their_kv_are_refused() -> None:
     cache = cache_of(FULL)
     found = caches_of(cache)
