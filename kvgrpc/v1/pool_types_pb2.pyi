@@ -181,6 +181,7 @@ class Group(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SPACE_FIELD_NUMBER: _builtins.int
     TOTAL_KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
+    STATE_PIECES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique within the pool."""
     kind: Global___GroupKind.ValueType
@@ -216,6 +217,13 @@ class Group(_message.Message):
     MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
     only if these numbers are equal: each rank then reads its heads from those that have them.
     """
+    @_builtins.property
+    def state_pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePiece]:
+        """Of STATE: what the bytes of a state are, one after the other; together they are `block_bytes` of its regions, which
+        have one layer each. Engines with other numbers of ranks exchange states only if both state these, with equal
+        `total_bytes`. Empty: nothing is known of its inside. At most 64.
+        """
+
     def __init__(
         self,
         *,
@@ -231,14 +239,43 @@ class Group(_message.Message):
         window_tokens: _builtins.int = ...,
         space: _builtins.str = ...,
         total_kv_head_count: _builtins.int = ...,
+        state_pieces: _abc.Iterable[Global___StatePiece] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "state_pieces", b"state_pieces", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class StatePiece(_message.Message):
+    """A part of a state, of which each rank of a pipeline stage has its share in the order of ranks; or as many ranks of
+    neighbouring numbers as any other have the same one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Bytes of a rank."""
+    total_bytes: _builtins.int
+    """Bytes of all ranks of a stage, each share once: a multiple of `size_bytes`."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatePiece: _TypeAlias = StatePiece  # noqa: Y015
 
 @_typing.final
 class BlockStrides(_message.Message):

@@ -97,7 +97,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
-        "features required_features states memory_dispositions labels rejected free_allocation_ids consumers",
+        "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
+        "state_pieces",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),

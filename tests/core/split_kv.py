@@ -87,8 +87,19 @@ class SplitKV:
     def _first_head(self, rank: int, group: Group) -> int:
         """Of the model's heads the first that a rank has; of states, which rank it is."""
         ranks = self.side.stage_ranks
+        if group.pieces:
+            return 0
         total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads or group.kv_heads * ranks
         return rank % ranks // (ranks * group.kv_heads // total) * group.kv_heads
+
+    def _in_pieces(self, rank: int, group: Group) -> Numbers:
+        """Of each byte of a rank's state its place in the whole model's."""
+        found, begin = [], 0
+        for nbytes, total in group.pieces:
+            copies = self.side.stage_ranks * nbytes // total
+            found.append(begin + rank % self.side.stage_ranks // copies * nbytes + np.arange(nbytes))
+            begin += total
+        return np.concatenate(found)
 
     def _write(self, memory: Memory, rank: int, held: Held) -> None:
         """Writes what a rank has of this where it belongs."""
@@ -111,6 +122,7 @@ class SplitKV:
             place = held.group * 64 + region.first_layer + layer
             place = place * 2 + part + _PARTS.get(region.tensor, range(1)).start
             place = place * 4096 + head + self._first_head(rank, group)
+            byte = self._in_pieces(rank, group)[byte] if group.pieces else byte
             place = (place * 4096 + tokens) * 65536 + byte
             wanted = np.broadcast_to((tokens >= held.tokens.start) & (tokens < held.tokens.stop), at.shape)
             memory[at[wanted]] = _values(place)[wanted]

@@ -20,6 +20,7 @@ from kvgrpc.core.values.groups import (
     WHOLE,
     Group,
     GroupKind,
+    Piece,
     PoolKind,
     Region,
     Strides,
@@ -29,8 +30,8 @@ from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 __all__ = [
-    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "PAGES", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "PoolKind",
-    "PoolLayout", "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
+    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "PAGES", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "Piece",
+    "PoolKind", "PoolLayout", "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
 ]  # fmt: skip
 
 
@@ -198,10 +199,9 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
             found.append(FieldViolation(f"groups[{i}].layers", f"is at most {LAYERS_MAX}"))
         if group.window_tokens < 0:
             found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
-        if group.order not in ("token_major", "head_major"):
-            found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
-        if wrong := _wrong_total_heads(group):
-            found.append(FieldViolation(f"groups[{i}].total_kv_heads", wrong))
+        order = "" if group.order in ("token_major", "head_major") else "must be token_major or head_major"
+        others = {"order": order, "pieces": _wrong_pieces(group), "total_kv_heads": _wrong_total_heads(group)}
+        found += [FieldViolation(f"groups[{i}].{field}", wrong) for field, wrong in others.items() if wrong]
     return found + _space_violations(groups)
 
 
@@ -222,6 +222,14 @@ def _wrong_total_heads(group: Group) -> str:
         return "must not be negative"
     if group.total_kv_heads and group.kind in (GroupKind.MLA, GroupKind.STATE):
         return f"is 0 in a group of kind {group.kind.value}: its ranks share no heads"
+    return ""
+
+
+def _wrong_pieces(group: Group) -> str:
+    if group.pieces and group.kind is not GroupKind.STATE:
+        return "are those of a state"
+    if any(piece.nbytes <= 0 or piece.total_bytes <= 0 or piece.total_bytes % piece.nbytes for piece in group.pieces):
+        return "have bytes, and all ranks together whole shares of them"
     return ""
 
 
@@ -253,7 +261,8 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.setdefault(region.stage, []).append((region.offset, end, i))
     overlaps = [violation for some in spans.values() for violation in _overlaps(layout, some)]
-    return found + _coverage_violations(layout.groups, usable) + overlaps or _parted(layout)
+    covered = _coverage_violations(layout.groups, usable) + _piece_violations(layout.groups, usable)
+    return found + covered + overlaps or _parted(layout)
 
 
 def _parted(layout: PoolLayout) -> list[FieldViolation]:
@@ -302,6 +311,18 @@ def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> li
         if wrong:
             what = f"regions must hold the {' and '.join(wrong)} of each layer exactly once"
             found.append(FieldViolation(f"groups[{i}].layers", what))
+    return found
+
+
+def _piece_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
+    """Groups whose pieces are not the bytes of their states, layer by layer."""
+    found = []
+    for i, group in enumerate(groups):
+        nbytes = sum(piece.nbytes for piece in group.pieces)
+        if group.pieces and any(r.group == i and (r.layers, r.block_bytes) != (1, nbytes) for r in regions):
+            found.append(
+                FieldViolation(f"groups[{i}].pieces", "are all bytes of a block, in regions of one layer each")
+            )
     return found
 
 

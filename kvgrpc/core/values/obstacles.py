@@ -27,6 +27,7 @@ SCHEMA_NAMES = {
     "kv_heads": "kv_head_count",
     "total_kv_heads": "total_kv_head_count",
     "blocks": "block_count",
+    "pieces": "state_pieces",
 }
 """What the schema calls fields of a group that have another name here."""
 
@@ -73,8 +74,15 @@ def differences(here: Side, there: Side) -> list[Difference]:
 def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     a, b = here.pool.groups[index], there.pool.groups[index]
     insides = {_inside(here.pool, index), _inside(there.pool, index)}
-    found = [_differs(index, field, a, b, why, bridgeable=False) for field, why in EQUAL_FIELDS.items()]
-    if insides == {Inside.TOKENS}:
+    pieces = bool(a.pieces and b.pieces)
+    found = [
+        _differs(index, field, a, b, why, bridgeable=False)
+        for field, why in EQUAL_FIELDS.items()
+        if not (pieces and field == "head_dim")
+    ]
+    if pieces:
+        packed, compare = None, _by_pieces
+    elif insides == {Inside.TOKENS}:
         packed, compare = None, _split
     elif insides == {Inside.HEADS}:
         packed, compare = _told_apart(index, here, there), _by_heads
@@ -151,6 +159,16 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
         why = f"{because}: give both engines as many ranks"
         found.append(Difference("world_size", _split_as(here), _split_as(there), False, why))
     return found
+
+
+def _by_pieces(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in the pieces of a state, as all ranks have them together."""
+    totals, others = (
+        " ".join(str(piece.total_bytes) for piece in side.pool.groups[index].pieces) for side in (here, there)
+    )
+    if totals == others:
+        return []
+    return [Difference(_path(index, "pieces"), totals, others, False, "states are of other pieces, or of other sizes")]
 
 
 def _packed_otherwise(index: int, here: Side, there: Side) -> Difference | None:

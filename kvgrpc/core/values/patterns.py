@@ -75,7 +75,9 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
         into = view_of(there, to)
         for region in regions.overlapping(to, into):
             view = view_of(here, region)
-            if view is None or into is None or _alike(here, there, region, to, share):
+            if share.piece is not None:
+                found.append(_of_piece(here, region, there, to, share))
+            elif view is None or into is None or _alike(here, there, region, to, share):
                 found.append(_whole(region, to))
             else:
                 assert view.run_bytes == into.run_bytes, "both tell tokens apart, and keys and values, or none"
@@ -135,6 +137,16 @@ def _whole(region: Region, to: Region) -> Pattern:
         region, region.first_layer, region.layers, region.offset, to.offset, region.stride_bytes, to.stride_bytes, 0, 0,
         (), region.block_bytes,
     )  # fmt: skip
+
+
+def _of_piece(source: Group, region: Region, destination: Group, to: Region, share: Share) -> Pattern:
+    src, dst = (
+        one.offset + sum(piece.nbytes for piece in group.pieces[: share.piece]) + first
+        for group, one, first in ((source, region, share.source_first), (destination, to, share.first))
+    )
+    return Pattern(
+        region, region.first_layer, region.layers, src, dst, region.stride_bytes, to.stride_bytes, 0, 0, (), share.heads
+    )
 
 
 def _parts_alike(view: View, into: View) -> list[range]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region, Strides
+from kvgrpc.integrations.vllm.states import pieces_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -199,7 +200,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
     spec: Any = of.kv_cache_spec
     kind = KINDS[type(spec).__name__]
     if kind is GroupKind.STATE:
-        return _states(cache, number, of)
+        return _states(config, cache, number, of)
     heads = spec.num_kv_heads
     plain_bytes = spec.block_size * heads * spec.head_size * spec.dtype.itemsize
     what = "latents"
@@ -219,7 +220,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
     )  # fmt: skip
 
 
-def _states(cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
+def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
     """Layers of which each has one state for all tokens of a request, as far as they were computed."""
     spec: Any = of.kv_cache_spec
     if spec.num_speculative_blocks:
@@ -230,7 +231,7 @@ def _states(cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Grou
     elements = sum(map(prod, spec.shapes))
     return Group(
         f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
-        elements, types, space=SPACE,
+        elements, types, space=SPACE, pieces=pieces_of(config, spec),
     )  # fmt: skip
 
 
