@@ -43,8 +43,12 @@ class _Rows:
         """The blocks of which some bytes lie in these runs."""
         first = np.maximum((offsets - self.offset - self.nbytes) // self.stride + 1, 0)
         end = np.minimum((offsets + nbytes - self.offset - 1) // self.stride + 1, self.blocks)
-        runs = [np.arange(*row) for row in zip(first, end, strict=True) if row[0] < row[1]]
-        return [int(block) for block in np.unique(np.concatenate(runs))] if runs else []
+        here = first < end
+        steps = np.zeros(self.blocks + 1, dtype=np.int64)
+        np.add.at(steps, first[here], 1)
+        np.add.at(steps, end[here], -1)
+        found: list[int] = np.flatnonzero(np.cumsum(steps)).tolist()
+        return found
 
 
 class BlockCopies:
