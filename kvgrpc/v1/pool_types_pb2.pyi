@@ -181,7 +181,7 @@ class Group(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SPACE_FIELD_NUMBER: _builtins.int
     TOTAL_KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
-    STATE_PIECES_FIELD_NUMBER: _builtins.int
+    STATE_SECTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique within the pool."""
     kind: Global___GroupKind.ValueType
@@ -218,7 +218,7 @@ class Group(_message.Message):
     only if these numbers are equal: each rank then reads its heads from those that have them.
     """
     @_builtins.property
-    def state_pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePiece]:
+    def state_sections(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSection]:
         """Of STATE: what the bytes of a state are, one after the other; together they are `block_bytes` of its regions, which
         have one layer each. Engines with other numbers of ranks exchange states only if both state these, with equal
         `total_bytes`. Empty: nothing is known of its inside. At most 64.
@@ -239,18 +239,18 @@ class Group(_message.Message):
         window_tokens: _builtins.int = ...,
         space: _builtins.str = ...,
         total_kv_head_count: _builtins.int = ...,
-        state_pieces: _abc.Iterable[Global___StatePiece] | None = ...,
+        state_sections: _abc.Iterable[Global___StateSection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "state_pieces", b"state_pieces", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "state_sections", b"state_sections", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
 
 @_typing.final
-class StatePiece(_message.Message):
+class StateSection(_message.Message):
     """A part of a state, of which each rank of a pipeline stage has its share in the order of ranks; or as many ranks of
     neighbouring numbers as any other have the same one.
     """
@@ -275,7 +275,7 @@ class StatePiece(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StatePiece: _TypeAlias = StatePiece  # noqa: Y015
+Global___StateSection: _TypeAlias = StateSection  # noqa: Y015
 
 @_typing.final
 class BlockStrides(_message.Message):

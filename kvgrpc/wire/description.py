@@ -7,7 +7,7 @@ from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.layout import Group, GroupKind, Piece, PoolKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Section, Strides, TensorKind
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
@@ -87,9 +87,9 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 window_tokens=g.window_tokens,
                 total_kv_head_count=g.total_kv_heads,
                 space=g.space,
-                state_pieces=[
-                    pool_types_pb2.StatePiece(size_bytes=piece.nbytes, total_bytes=piece.total_bytes)
-                    for piece in g.pieces
+                state_sections=[
+                    pool_types_pb2.StateSection(size_bytes=section.nbytes, total_bytes=section.total_bytes)
+                    for section in g.sections
                 ],
             )
             for g in layout.groups
@@ -126,7 +126,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
         kind = _CORE_GROUP_KINDS.get(g.kind)
         if kind is None:
             raise invalid(f"{field}.groups[{i}].kind", "is required, and must be one that this server knows")
-        check_count(f"{field}.groups[{i}].state_pieces", len(g.state_pieces), NAMES_MAX)
+        check_count(f"{field}.groups[{i}].state_sections", len(g.state_sections), NAMES_MAX)
         groups.append(
             Group(
                 _printable(f"{field}.groups[{i}].name", g.name),
@@ -141,7 +141,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 g.window_tokens,
                 g.total_kv_head_count,
                 _printable(f"{field}.groups[{i}].space", g.space),
-                tuple(Piece(piece.size_bytes, piece.total_bytes) for piece in g.state_pieces),
+                tuple(Section(section.size_bytes, section.total_bytes) for section in g.state_sections),
             )
         )
     regions = []

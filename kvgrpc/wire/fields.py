@@ -98,7 +98,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
         "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
-        "state_pieces",
+        "state_sections",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),

@@ -87,15 +87,15 @@ class SplitKV:
     def _first_head(self, rank: int, group: Group) -> int:
         """Of the model's heads the first that a rank has; of states, which rank it is."""
         ranks = self.side.stage_ranks
-        if group.pieces:
+        if group.sections:
             return 0
         total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads or group.kv_heads * ranks
         return rank % ranks // (ranks * group.kv_heads // total) * group.kv_heads
 
-    def _in_pieces(self, rank: int, group: Group) -> Numbers:
+    def _in_sections(self, rank: int, group: Group) -> Numbers:
         """Of each byte of a rank's state its place in the whole model's."""
         found, begin = [], 0
-        for nbytes, total in group.pieces:
+        for nbytes, total in group.sections:
             copies = self.side.stage_ranks * nbytes // total
             found.append(begin + rank % self.side.stage_ranks // copies * nbytes + np.arange(nbytes))
             begin += total
@@ -122,7 +122,7 @@ class SplitKV:
             place = held.group * 64 + region.first_layer + layer
             place = place * 2 + part + _PARTS.get(region.tensor, range(1)).start
             place = place * 4096 + head + self._first_head(rank, group)
-            byte = self._in_pieces(rank, group)[byte] if group.pieces else byte
+            byte = self._in_sections(rank, group)[byte] if group.sections else byte
             place = (place * 4096 + tokens) * 65536 + byte
             wanted = np.broadcast_to((tokens >= held.tokens.start) & (tokens < held.tokens.stop), at.shape)
             memory[at[wanted]] = _values(place)[wanted]

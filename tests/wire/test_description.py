@@ -13,10 +13,10 @@ from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
 from kvgrpc.core.values.layout import (
     Group,
     GroupKind,
-    Piece,
     PoolKind,
     PoolLayout,
     Region,
+    Section,
     Strides,
     TensorKind,
     uniform_layout,
@@ -54,7 +54,7 @@ def layouts(draw: st.DrawFn) -> PoolLayout:
 
 
 STATES = PoolLayout(
-    (Group("s", GroupKind.STATE, 1, 16, 4, 1, 9, "float32", pieces=(Piece(24, 48), Piece(12, 12))),),
+    (Group("s", GroupKind.STATE, 1, 16, 4, 1, 9, "float32", sections=(Section(24, 48), Section(12, 12))),),
     (Region(0, 0, 1, 0, 40, 36, TensorKind.STATE),),
     160,
 )
@@ -65,17 +65,17 @@ COLUMNS = PoolLayout(
 )
 
 
-@pytest.mark.parametrize("pool", [STATES, COLUMNS], ids=["pieces", "columns"])
+@pytest.mark.parametrize("pool", [STATES, COLUMNS], ids=["sections", "columns"])
 def test_what_is_known_of_the_inside_of_blocks_comes_back_as_it_went(pool: PoolLayout) -> None:
     message = sent(description.pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
     assert isinstance(message, pool_types_pb2.PoolDescription)
     assert description.pool_from_proto(message, "pool") == pool
 
 
-def test_more_pieces_than_a_state_may_have_are_refused() -> None:
+def test_more_sections_than_a_state_may_have_are_refused() -> None:
     message = description.pool_to_proto(STATES, PoolKind.ENGINE_MANAGED)
-    message.groups[0].state_pieces.extend([message.groups[0].state_pieces[0]] * 64)
-    with pytest.raises(KVGrpcError, match="state_pieces"):
+    message.groups[0].state_sections.extend([message.groups[0].state_sections[0]] * 64)
+    with pytest.raises(KVGrpcError, match="state_sections"):
         description.pool_from_proto(message, "pool")
 
 

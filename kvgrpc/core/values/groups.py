@@ -84,7 +84,7 @@ class Strides(NamedTuple):
     """
 
 
-class Piece(NamedTuple):
+class Section(NamedTuple):
     """A part of a state, of which each rank of a stage has its share, in the order of ranks; or several have the same
     one, as many of neighbouring numbers as any other.
     """
@@ -125,7 +125,7 @@ class Group:
     """Block space. Groups that name the same one share their block ids, and their layers may alias the same bytes: a
     block belongs to one of these groups at a time. Empty: the group has a space of its own.
     """
-    pieces: tuple[Piece, ...] = ()
+    sections: tuple[Section, ...] = ()
     """Of a state: what its bytes are, one after the other. Empty: nothing is known of its inside, and it moves whole,
     between as many ranks.
     """

@@ -20,9 +20,9 @@ from kvgrpc.core.values.groups import (
     WHOLE,
     Group,
     GroupKind,
-    Piece,
     PoolKind,
     Region,
+    Section,
     Strides,
     TensorKind,
 )  # fmt: skip
@@ -30,8 +30,22 @@ from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 __all__ = [
-    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "PAGES", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "Piece",
-    "PoolKind", "PoolLayout", "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
+    "BYTES_MAX",
+    "ITEM_BYTES",
+    "LAYERS_MAX",
+    "PAGES",
+    "REGIONS_MAX",
+    "WHOLE",
+    "Group",
+    "GroupKind",
+    "PoolKind",
+    "PoolLayout",
+    "Region",
+    "Section",
+    "Strides",
+    "TensorKind",
+    "check_prefix",
+    "uniform_layout",
 ]  # fmt: skip
 
 
@@ -200,7 +214,7 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
         if group.window_tokens < 0:
             found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
         order = "" if group.order in ("token_major", "head_major") else "must be token_major or head_major"
-        others = {"order": order, "pieces": _wrong_pieces(group), "total_kv_heads": _wrong_total_heads(group)}
+        others = {"order": order, "sections": _wrong_sections(group), "total_kv_heads": _wrong_total_heads(group)}
         found += [FieldViolation(f"groups[{i}].{field}", wrong) for field, wrong in others.items() if wrong]
     return found + _space_violations(groups)
 
@@ -225,10 +239,10 @@ def _wrong_total_heads(group: Group) -> str:
     return ""
 
 
-def _wrong_pieces(group: Group) -> str:
-    if group.pieces and group.kind is not GroupKind.STATE:
+def _wrong_sections(group: Group) -> str:
+    if group.sections and group.kind is not GroupKind.STATE:
         return "are those of a state"
-    if any(piece.nbytes <= 0 or piece.total_bytes <= 0 or piece.total_bytes % piece.nbytes for piece in group.pieces):
+    if any(nbytes <= 0 or total <= 0 or total % nbytes for nbytes, total in group.sections):
         return "have bytes, and all ranks together whole shares of them"
     return ""
 
@@ -261,7 +275,7 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.setdefault(region.stage, []).append((region.offset, end, i))
     overlaps = [violation for some in spans.values() for violation in _overlaps(layout, some)]
-    covered = _coverage_violations(layout.groups, usable) + _piece_violations(layout.groups, usable)
+    covered = _coverage_violations(layout.groups, usable) + _section_violations(layout.groups, usable)
     return found + covered + overlaps or _parted(layout)
 
 
@@ -314,14 +328,14 @@ def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> li
     return found
 
 
-def _piece_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
-    """Groups whose pieces are not the bytes of their states, layer by layer."""
+def _section_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
+    """Groups whose sections are not the bytes of their states, layer by layer."""
     found = []
     for i, group in enumerate(groups):
-        nbytes = sum(piece.nbytes for piece in group.pieces)
-        if group.pieces and any(r.group == i and (r.layers, r.block_bytes) != (1, nbytes) for r in regions):
+        nbytes = sum(section.nbytes for section in group.sections)
+        if group.sections and any(r.group == i and (r.layers, r.block_bytes) != (1, nbytes) for r in regions):
             found.append(
-                FieldViolation(f"groups[{i}].pieces", "are all bytes of a block, in regions of one layer each")
+                FieldViolation(f"groups[{i}].sections", "are all bytes of a block, in regions of one layer each")
             )
     return found
 

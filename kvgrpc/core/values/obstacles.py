@@ -27,7 +27,7 @@ SCHEMA_NAMES = {
     "kv_heads": "kv_head_count",
     "total_kv_heads": "total_kv_head_count",
     "blocks": "block_count",
-    "pieces": "state_pieces",
+    "sections": "state_sections",
 }
 """What the schema calls fields of a group that have another name here."""
 
@@ -74,14 +74,14 @@ def differences(here: Side, there: Side) -> list[Difference]:
 def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     a, b = here.pool.groups[index], there.pool.groups[index]
     insides = {_inside(here.pool, index), _inside(there.pool, index)}
-    pieces = bool(a.pieces and b.pieces)
+    sections = bool(a.sections and b.sections)
     found = [
         _differs(index, field, a, b, why, bridgeable=False)
         for field, why in EQUAL_FIELDS.items()
-        if not (pieces and field == "head_dim")
+        if not (sections and field == "head_dim")
     ]
-    if pieces:
-        packed, compare = None, _by_pieces
+    if sections:
+        packed, compare = None, _by_sections
     elif insides == {Inside.TOKENS}:
         packed, compare = None, _split
     elif insides == {Inside.HEADS}:
@@ -161,14 +161,16 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
     return found
 
 
-def _by_pieces(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in the pieces of a state, as all ranks have them together."""
+def _by_sections(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in the sections of a state, as all ranks have them together."""
     totals, others = (
-        " ".join(str(piece.total_bytes) for piece in side.pool.groups[index].pieces) for side in (here, there)
+        " ".join(str(section.total_bytes) for section in side.pool.groups[index].sections) for side in (here, there)
     )
     if totals == others:
         return []
-    return [Difference(_path(index, "pieces"), totals, others, False, "states are of other pieces, or of other sizes")]
+    return [
+        Difference(_path(index, "sections"), totals, others, False, "states are of other sections, or of other sizes")
+    ]
 
 
 def _packed_otherwise(index: int, here: Side, there: Side) -> Difference | None:

@@ -75,8 +75,8 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
         into = view_of(there, to)
         for region in regions.overlapping(to, into):
             view = view_of(here, region)
-            if share.piece is not None:
-                found.append(_of_piece(here, region, there, to, share))
+            if share.section is not None:
+                found.append(_of_section(here, region, there, to, share))
             elif view is None or into is None or _alike(here, there, region, to, share):
                 found.append(_whole(region, to))
             else:
@@ -139,9 +139,9 @@ def _whole(region: Region, to: Region) -> Pattern:
     )  # fmt: skip
 
 
-def _of_piece(source: Group, region: Region, destination: Group, to: Region, share: Share) -> Pattern:
+def _of_section(source: Group, region: Region, destination: Group, to: Region, share: Share) -> Pattern:
     src, dst = (
-        one.offset + sum(piece.nbytes for piece in group.pieces[: share.piece]) + first
+        one.offset + sum(section.nbytes for section in group.sections[: share.section]) + first
         for group, one, first in ((source, region, share.source_first), (destination, to, share.first))
     )
     return Pattern(

@@ -88,8 +88,8 @@ class Share(NamedTuple):
     stage: int = 0
     """The destination's pipeline stage."""
     source_stage: int = 0
-    piece: int | None = None
-    """Of a state that is split among ranks in another way: which piece of it. `first`, `source_first` and `heads` are
+    section: int | None = None
+    """Of a state that is split among ranks in another way: which section of it. `first`, `source_first` and `heads` are
     bytes of that.
     """
 
@@ -112,8 +112,8 @@ def check_heads(pool: PoolLayout, ranks: int) -> None:
         raise InvalidRequest(Reason.INVALID_FIELD, why, violations=(FieldViolation("regions", why),))
     ranks //= pool.stages
     for i, group in enumerate(pool.groups):
-        if any(ranks * piece.nbytes % piece.total_bytes for piece in group.pieces):
-            found.append(FieldViolation(f"groups[{i}].pieces", f"{ranks} ranks have no equal shares of them"))
+        if any(ranks * section.nbytes % section.total_bytes for section in group.sections):
+            found.append(FieldViolation(f"groups[{i}].sections", f"{ranks} ranks have no equal shares of them"))
         total = group.total_kv_heads
         shared = ranks % total == 0 and group.kv_heads == 1 if total else True
         if not shared and total != group.kv_heads * ranks:
@@ -129,8 +129,8 @@ def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> 
     Both groups are of as many heads in all. Of ranks of the source that have the same head each serves as many of the
     destination's, and where both engines are split alike each rank serves its own number.
     """
-    if source.pieces and destination.pieces and (source.pieces, source_ranks) != (destination.pieces, ranks):
-        return _shares_of_pieces(source, source_ranks, destination, ranks)
+    if source.sections and destination.sections and (source.sections, source_ranks) != (destination.sections, ranks):
+        return _shares_of_sections(source, source_ranks, destination, ranks)
     copies, source_copies = _copies(destination, ranks), _copies(source, source_ranks)
     found = []
     for rank in range(ranks):
@@ -150,12 +150,12 @@ def _copies(group: Group, ranks: int) -> int:
     return ranks * group.kv_heads // total_heads(group, ranks)
 
 
-def _shares_of_pieces(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
-    """The same of a state: every byte of every piece once. Of ranks that have the same, the one serves that serves most
-    of the other pieces.
+def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
+    """The same of a state: every byte of every section once. Of ranks that have the same, that one serves which has the
+    most of the other sections.
     """
     found = []
-    for number, (here, there) in enumerate(zip(source.pieces, destination.pieces, strict=True)):
+    for number, (here, there) in enumerate(zip(source.sections, destination.sections, strict=True)):
         source_copies = source_ranks * here.nbytes // here.total_bytes
         copies = ranks * there.nbytes // there.total_bytes
         for rank in range(ranks):
@@ -166,7 +166,7 @@ def _shares_of_pieces(source: Group, source_ranks: int, destination: Group, rank
                 stop = min(end, (owner + 1) * here.nbytes)
                 first = owner * source_copies
                 source_rank = min(max(rank * source_ranks // ranks, first), first + source_copies - 1)
-                share = Share(rank, source_rank, at - mine, at % here.nbytes, stop - at, piece=number)
+                share = Share(rank, source_rank, at - mine, at % here.nbytes, stop - at, section=number)
                 found.append(share)
                 at = stop
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region, Strides
-from kvgrpc.integrations.vllm.states import pieces_of
+from kvgrpc.integrations.vllm.states import sections_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -231,7 +231,7 @@ def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCa
     elements = sum(map(prod, spec.shapes))
     return Group(
         f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
-        elements, types, space=SPACE, pieces=pieces_of(config, spec),
+        elements, types, space=SPACE, sections=sections_of(config, spec),
     )  # fmt: skip
 
 

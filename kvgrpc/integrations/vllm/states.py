@@ -1,7 +1,7 @@
 """What a state of vLLM's consists of, and how ranks share it.
 
 A state is a convolution's last inputs, and what the recurrence keeps. The inputs are of several projections, each of
-which every rank has its share of; so a rank's bytes are no slice of the model's, but slices of each piece.
+which every rank has its share of; so a rank's bytes are no slice of the model's, but slices of each section.
 """
 
 from math import prod
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
-from kvgrpc.core.values.layout import Piece
+from kvgrpc.core.values.layout import Section
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,7 +20,7 @@ GROUPS = "mamba_n_groups", "n_groups", "mamba_ngroups"
 """What models call the number of their groups of heads, which have the projections B and C in common."""
 
 
-def pieces_of(config: "VllmConfig", spec: Any) -> tuple[Piece, ...]:
+def sections_of(config: "VllmConfig", spec: Any) -> tuple[Section, ...]:
     """Of a rank's state; empty where that is not known."""
     kind = getattr(spec.mamba_type, "name", "")
     if kind not in {MAMBA2, GATED_DELTA} or len(spec.shapes) != 2 or spec.tp_replicated:
@@ -38,11 +38,11 @@ def pieces_of(config: "VllmConfig", spec: Any) -> tuple[Piece, ...]:
     widths = [own, shared, shared] if kind == MAMBA2 else [shared, shared, own]
     item_bytes, kept_bytes = (dtype.itemsize for dtype in spec.dtypes)
     if is_conv_state_dim_first():
-        made = [Piece(count * rows * item_bytes, count * rows * item_bytes * shares) for count, shares in widths]
+        made = [Section(count * rows * item_bytes, count * rows * item_bytes * shares) for count, shares in widths]
     else:
-        made = [Piece(count * item_bytes, count * item_bytes * shares) for count, shares in widths] * rows
+        made = [Section(count * item_bytes, count * item_bytes * shares) for count, shares in widths] * rows
     nbytes = prod(spec.shapes[1]) * kept_bytes
-    return (*made, Piece(nbytes, nbytes * ranks))
+    return (*made, Section(nbytes, nbytes * ranks))
 
 
 def _copies(config: "VllmConfig", common: int, state_size: int, ranks: int) -> int:

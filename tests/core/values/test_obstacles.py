@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
 from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
-from kvgrpc.core.values.layout import Group, GroupKind, Piece, PoolLayout, Region, Strides, TensorKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
 from kvgrpc.core.values.views import check_heads, view_of
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
@@ -288,16 +288,16 @@ def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(stride
 
 
 def states(ranks: int, totals: tuple[int, ...] = (24, 6), *, known: bool = True, same: int = 0) -> Side:
-    """Of which all ranks have shares, but of the piece numbered `same`, which they all have."""
-    pieces = tuple(Piece(total if i == same else total // ranks, total) for i, total in enumerate(totals))
-    nbytes = sum(piece.nbytes for piece in pieces)
-    group = Group("s", GroupKind.STATE, 2, 16, 8, 1, nbytes, "float32", pieces=pieces if known else ())
+    """Of which all ranks have shares, but of the section numbered `same`, which they all have."""
+    sections = tuple(Section(total if i == same else total // ranks, total) for i, total in enumerate(totals))
+    nbytes = sum(section.nbytes for section in sections)
+    group = Group("s", GroupKind.STATE, 2, 16, 8, 1, nbytes, "float32", sections=sections if known else ())
     regions = tuple(Region(0, i, 1, i * 8 * nbytes, nbytes, nbytes, TensorKind.STATE) for i in range(2))
     return Side(PoolLayout((group,), regions, 16 * nbytes), ranks)
 
 
 @pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (2, 3), (3, 6)])
-def test_states_whose_pieces_are_known_are_exchanged_by_other_numbers_of_ranks(here: int, there: int) -> None:
+def test_states_whose_sections_are_known_are_exchanged_by_other_numbers_of_ranks(here: int, there: int) -> None:
     found = differences(states(here), states(there))
     assert {difference.field for difference in found} == {"world_size", "pool.regions"}
     assert all(difference.bridgeable for difference in found)
@@ -305,16 +305,16 @@ def test_states_whose_pieces_are_known_are_exchanged_by_other_numbers_of_ranks(h
     assert not differences(states(here), states(here, known=False)), "whole states of as many ranks are what they are"
 
 
-def test_states_of_other_pieces_or_of_unknown_ones_are_not() -> None:
+def test_states_of_other_sections_or_of_unknown_ones_are_not() -> None:
     def blocking(here: Side, there: Side) -> list[str]:
         return [difference.field for difference in differences(here, there) if not difference.bridgeable]
 
-    assert blocking(states(1), states(2, (24, 12))) == ["pool.groups[0].state_pieces"]
-    assert blocking(states(1), states(2, (24, 6, 6))) == ["pool.groups[0].state_pieces"]
+    assert blocking(states(1), states(2, (24, 12))) == ["pool.groups[0].state_sections"]
+    assert blocking(states(1), states(2, (24, 6, 6))) == ["pool.groups[0].state_sections"]
     assert blocking(states(1), states(2, known=False)) == ["pool.groups[0].head_dim", "world_size"]
 
 
-def test_ranks_that_have_the_same_of_another_piece_are_bridged_also_where_they_are_as_many() -> None:
+def test_ranks_that_have_the_same_of_another_section_are_bridged_also_where_they_are_as_many() -> None:
     found = differences(states(2), states(2, same=1))
     assert found
     assert all(difference.bridgeable for difference in found)
@@ -323,22 +323,22 @@ def test_ranks_that_have_the_same_of_another_piece_are_bridged_also_where_they_a
 @pytest.mark.parametrize(
     "change",
     [
-        {"pieces": (Piece(24, 24),)},
-        {"pieces": (Piece(30, 45),)},
-        {"pieces": (Piece(0, 24), Piece(30, 30))},
-        {"pieces": (Piece(30, 0),)},
+        {"sections": (Section(24, 24),)},
+        {"sections": (Section(30, 45),)},
+        {"sections": (Section(0, 24), Section(30, 30))},
+        {"sections": (Section(30, 0),)},
         {"kind": GroupKind.MLA},
     ],
 )
-def test_pieces_that_are_not_those_of_a_state_are_refused(change: dict[str, Any]) -> None:
+def test_sections_that_are_not_those_of_a_state_are_refused(change: dict[str, Any]) -> None:
     pool = states(1).pool
     tensor = TensorKind.LATENT if "kind" in change else TensorKind.STATE
     regions = tuple(replace(region, tensor=tensor) for region in pool.regions)
     with pytest.raises(InvalidRequest) as caught:
         PoolLayout((replace(pool.groups[0], **change),), regions, pool.total_bytes)
-    assert "groups[0].pieces" in [violation.field for violation in caught.value.violations]
+    assert "groups[0].sections" in [violation.field for violation in caught.value.violations]
 
 
-def test_pieces_that_ranks_have_no_equal_shares_of_are_refused() -> None:
+def test_sections_that_ranks_have_no_equal_shares_of_are_refused() -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         check_heads(states(2).pool, 3)

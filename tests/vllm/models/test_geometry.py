@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import GroupKind, Piece, PoolLayout, TensorKind
+from kvgrpc.core.values.layout import GroupKind, PoolLayout, Section, TensorKind
 from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.geometry import ORDERS, SPLITS, layout_of, retain_windows
@@ -237,7 +237,7 @@ def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("MAMBA2", 1), ("MAMBA2", 4), ("GDN_ATTN", 4)])
-def test_states_of_other_numbers_of_ranks_are_bridged_piece_by_piece(kind: str, groups: int) -> None:
+def test_states_of_other_numbers_of_ranks_are_bridged_section_by_section(kind: str, groups: int) -> None:
     sides = [Side(states_of(ranks, kind, groups), ranks) for ranks in (1, 2, 4)]
     for here in sides:
         for there in sides:
@@ -245,8 +245,8 @@ def test_states_of_other_numbers_of_ranks_are_bridged_piece_by_piece(kind: str, 
     (group,) = states_of(2, kind, groups).groups
     own, common = 128 * 2, 8 * groups * 2
     widths = [own, common, common] if kind == "MAMBA2" else [common, common, own]
-    assert [piece.total_bytes for piece in group.pieces] == [*widths * 3, 8 * 16 * 8 * 4]
-    assert {piece.total_bytes // piece.nbytes for piece in group.pieces} == ({1, 2} if groups == 1 else {2})
+    assert [section.total_bytes for section in group.sections] == [*widths * 3, 8 * 16 * 8 * 4]
+    assert {section.total_bytes // section.nbytes for section in group.sections} == ({1, 2} if groups == 1 else {2})
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_states_of_other_numbers_of_ranks_are_bridged_piece_by_piece(kind: str, 
 )  # fmt: skip
 def test_states_of_which_nothing_is_known_are_those_of_as_many_ranks_only(change: dict[str, Any]) -> None:
     split = states_of(2, **{"kind": "MAMBA2", **change})
-    assert split.groups[0].pieces == ()
+    assert split.groups[0].sections == ()
     found = differences(Side(states_of(1), 1), Side(split, 2))
     assert {"pool.groups[0].head_dim", "world_size"} <= {row.field for row in found if not row.bridgeable}
     assert not differences(Side(split, 2), Side(split, 2))
@@ -267,7 +267,7 @@ def test_dimensions_of_a_convolution_may_come_first(monkeypatch: pytest.MonkeyPa
     spec = MambaSpec(2048, ((144, 3), (8, 16, 8)), (torch.bfloat16, torch.float32), 1 << 14)
     monkeypatch.setattr("kvgrpc.integrations.vllm.states.is_conv_state_dim_first", lambda: True)
     (group,) = laid_out_as(cache_of(spec), model=model_of(4, mamba_n_groups=1)).groups
-    assert group.pieces == (Piece(768, 768), Piece(48, 48), Piece(48, 48), Piece(4096, 4096))
+    assert group.sections == (Section(768, 768), Section(48, 48), Section(48, 48), Section(4096, 4096))
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,7 @@ type Group struct {
 	// Of STATE: what the bytes of a state are, one after the other; together they are `block_bytes` of its regions, which
 	// have one layer each. Engines with other numbers of ranks exchange states only if both state these, with equal
 	// `total_bytes`. Empty: nothing is known of its inside. At most 64.
-	StatePieces   []*StatePiece `protobuf:"bytes,13,rep,name=state_pieces,json=statePieces,proto3" json:"state_pieces,omitempty"`
+	StateSections []*StateSection `protobuf:"bytes,13,rep,name=state_sections,json=stateSections,proto3" json:"state_sections,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -469,16 +469,16 @@ func (x *Group) GetTotalKvHeadCount() uint32 {
 	return 0
 }
 
-func (x *Group) GetStatePieces() []*StatePiece {
+func (x *Group) GetStateSections() []*StateSection {
 	if x != nil {
-		return x.StatePieces
+		return x.StateSections
 	}
 	return nil
 }
 
 // A part of a state, of which each rank of a pipeline stage has its share in the order of ranks; or as many ranks of
 // neighbouring numbers as any other have the same one.
-type StatePiece struct {
+type StateSection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes of a rank.
 	SizeBytes uint64 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
@@ -488,20 +488,20 @@ type StatePiece struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *StatePiece) Reset() {
-	*x = StatePiece{}
+func (x *StateSection) Reset() {
+	*x = StateSection{}
 	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *StatePiece) String() string {
+func (x *StateSection) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*StatePiece) ProtoMessage() {}
+func (*StateSection) ProtoMessage() {}
 
-func (x *StatePiece) ProtoReflect() protoreflect.Message {
+func (x *StateSection) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -513,19 +513,19 @@ func (x *StatePiece) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StatePiece.ProtoReflect.Descriptor instead.
-func (*StatePiece) Descriptor() ([]byte, []int) {
+// Deprecated: Use StateSection.ProtoReflect.Descriptor instead.
+func (*StateSection) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *StatePiece) GetSizeBytes() uint64 {
+func (x *StateSection) GetSizeBytes() uint64 {
 	if x != nil {
 		return x.SizeBytes
 	}
 	return 0
 }
 
-func (x *StatePiece) GetTotalBytes() uint64 {
+func (x *StateSection) GetTotalBytes() uint64 {
 	if x != nil {
 		return x.TotalBytes
 	}
@@ -1615,7 +1615,7 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd0\x03\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd6\x03\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
@@ -1631,10 +1631,9 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\rwindow_tokens\x18\n" +
 	" \x01(\rR\fwindowTokens\x12\x14\n" +
 	"\x05space\x18\v \x01(\tR\x05space\x12-\n" +
-	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\x128\n" +
-	"\fstate_pieces\x18\r \x03(\v2\x15.kvgrpc.v1.StatePieceR\vstatePieces\"L\n" +
-	"\n" +
-	"StatePiece\x12\x1d\n" +
+	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\x12>\n" +
+	"\x0estate_sections\x18\r \x03(\v2\x17.kvgrpc.v1.StateSectionR\rstateSections\"N\n" +
+	"\fStateSection\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
@@ -1786,7 +1785,7 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(BlockOrder)(0),            // 3: kvgrpc.v1.BlockOrder
 	(MemoryKind)(0),            // 4: kvgrpc.v1.MemoryKind
 	(*Group)(nil),              // 5: kvgrpc.v1.Group
-	(*StatePiece)(nil),         // 6: kvgrpc.v1.StatePiece
+	(*StateSection)(nil),       // 6: kvgrpc.v1.StateSection
 	(*BlockStrides)(nil),       // 7: kvgrpc.v1.BlockStrides
 	(*Region)(nil),             // 8: kvgrpc.v1.Region
 	(*PoolDescription)(nil),    // 9: kvgrpc.v1.PoolDescription
@@ -1805,7 +1804,7 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
 	3,  // 1: kvgrpc.v1.Group.order:type_name -> kvgrpc.v1.BlockOrder
-	6,  // 2: kvgrpc.v1.Group.state_pieces:type_name -> kvgrpc.v1.StatePiece
+	6,  // 2: kvgrpc.v1.Group.state_sections:type_name -> kvgrpc.v1.StateSection
 	2,  // 3: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
 	7,  // 4: kvgrpc.v1.Region.strides:type_name -> kvgrpc.v1.BlockStrides
 	0,  // 5: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
