@@ -20,7 +20,7 @@ from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
+from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
@@ -48,7 +48,7 @@ from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
-FEATURES = ("push", "layerwise", CHECKSUMS)
+FEATURES = ("push", "layerwise", CHECKSUMS, KEY_COLUMNS)
 """What every server can do beyond what every version can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
@@ -326,7 +326,10 @@ class Server:
             pool_kind=kind,
             world_size=world_size,
             features=(*self._features, READS_PUSHES) if reads_pushes or self.config.checksums else self._features,
-            required_features=(CHECKSUMS,) if self.config.checksums else (),
+            required_features=(
+                *((CHECKSUMS,) if self.config.checksums else ()),
+                *((KEY_COLUMNS,) if layout.has_key_columns else ()),
+            ),
         )
 
     def _advertised(self, host: str, bound: str) -> str:

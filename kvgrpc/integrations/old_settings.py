@@ -65,16 +65,24 @@ OLD_SETTINGS = (
         "kv_load_failure_policy", Place.FIELD, Fate.OBEYED,
         "`on_loss`; `recompute` is obeyed, and `fail`, which vLLM has by default, asks for nothing",
     ),
-    OldSetting("kv_buffer_device", Place.FIELD, Fate.REFUSED, "`mirror`, for `cpu` where the cache is on a device"),
+    OldSetting(
+        "kv_buffer_device", Place.FIELD, Fate.OBEYED,
+        "`mirror`; `cpu` where the cache is on a device is obeyed as that, and a third device is refused",
+    ),
     OldSetting("kv_buffer_size", Place.FIELD, Fate.REFUSED, '`store_bytes`, with `"mode": "tensors"`', 1e9),
     OldSetting("kv_ip", Place.FIELD, Fate.REFUSED, "`listen`", "127.0.0.1"),
     OldSetting("kv_port", Place.FIELD, Fate.REFUSED, "`listen`", 14579),
     OldSetting("kv_rank", Place.FIELD, Fate.REFUSED, "nothing: engines have names, and any number of peers"),
     OldSetting("kv_parallel_size", Place.FIELD, Fate.REFUSED, "nothing: engines have any number of peers", 1),
-    OldSetting("enable_permute_local_kv", Place.FIELD, Fate.REFUSED, "`VLLM_KV_CACHE_LAYOUT`, the same at both", False),
+    OldSetting(
+        "enable_permute_local_kv", Place.FIELD, Fate.OBEYED,
+        "nothing: blocks in the order of heads and of tokens are bridged, whatever it says",
+    ),
     OldSetting("VLLM_NIXL_SIDE_CHANNEL_HOST", Place.VARIABLE, Fate.WARNED, "`listen`"),
     OldSetting("VLLM_NIXL_SIDE_CHANNEL_PORT", Place.VARIABLE, Fate.WARNED, "`listen`"),
     OldSetting("VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Place.VARIABLE, Fate.WARNED, "`ttl_s`"),
+    OldSetting("VLLM_KV_CACHE_LAYOUT", Place.VARIABLE, Fate.OBEYED, "the same: vLLM reads it"),
+    OldSetting("VLLM_SSM_CONV_STATE_LAYOUT", Place.VARIABLE, Fate.OBEYED, "the same, at both engines: vLLM reads it"),
 )  # fmt: skip
 
 
@@ -88,27 +96,50 @@ def check_keys(unknown: Collection[str], mode: str) -> None:
     raise ValueError(f'{Place.KEY.value}: with "mode": "{mode}" kvgrpc knows no {names}{to_do}')
 
 
-def check_fields(transfer: object, device: str, *, on_host: bool) -> None:
-    """Raises ValueError for a field of vLLM's configuration that would be ignored. `device`: what vLLM computes on;
-    `on_host`: what moves passes memory of the host.
-    """
+def check_fields(transfer: object) -> None:
+    """Raises ValueError for a field of vLLM's configuration that would be ignored."""
     for row in OLD_SETTINGS:
         if row.place is not Place.FIELD or row.fate is not Fate.REFUSED:
             continue
-        default = device if row.name == "kv_buffer_device" else row.default
-        stated = getattr(transfer, row.name, default)
-        if stated == default or (row.name, stated, on_host) == ("kv_buffer_device", "cpu", True):
-            continue
+        stated = getattr(transfer, row.name, row.default)
+        if stated != row.default:
+            raise ValueError(
+                f"{Place.FIELD.value}: {row.name} is {stated!r}, which kvgrpc does not read. Leave it out; in its "
+                f"place set {row.ours}"
+            )
+
+
+def passes_host(transfer: object, device: str, mirror: bool | None) -> bool:
+    """Whether what moves passes memory of the host, by `mirror` where that is stated, or since vLLM's configuration has
+    its buffer there. `device`: what vLLM computes on. Raises ValueError where the two differ, and for a buffer that is
+    neither there nor on the device.
+    """
+    buffer = getattr(transfer, "kv_buffer_device", device)
+    if buffer not in {device, "cpu"}:
         raise ValueError(
-            f"{Place.FIELD.value}: {row.name} is {stated!r}, which kvgrpc does not read. Leave it out; in its place "
-            f"set {row.ours}"
+            f"{Place.FIELD.value}: kv_buffer_device is {buffer!r}, and the cache is on {device}. Leave it out, or set "
+            'it to "cpu" for a mirror in memory of the host'
         )
+    on_host = buffer != device
+    if on_host and mirror is False:
+        raise ValueError(
+            f"{Place.FIELD.value}: kv_buffer_device is {buffer!r}, and `mirror` in {Place.KEY.value} false: set one"
+        )
+    return bool(mirror) or on_host
+
+
+_PREFIX = "VLLM_NIXL_"
+"""Of variables that only connectors before this one read."""
 
 
 def not_read(environment: Mapping[str, str]) -> list[str]:
     """What to warn of: variables that are set."""
-    return [
-        f"{row.name} is set, which kvgrpc does not read. In its place set {row.ours}"
-        for row in OLD_SETTINGS
-        if row.place is Place.VARIABLE and row.name in environment
-    ]
+    known = {row.name: row for row in OLD_SETTINGS if row.place is Place.VARIABLE}
+    found = []
+    for name in environment:
+        if name in known:
+            if known[name].fate is Fate.WARNED:
+                found.append(f"{name} is set, which kvgrpc does not read. In its place set {known[name].ours}")
+        elif name.startswith(_PREFIX):
+            found.append(f"{name} is set, which kvgrpc does not read, and has nothing in place of")
+    return found

@@ -40,6 +40,8 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """Ranks may connect from other hosts."""
     FEATURE_CHECKSUMS: _Feature.ValueType  # 5
     """It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
+    FEATURE_KEY_COLUMNS: _Feature.ValueType  # 6
+    """It reads `key_element_bytes` of BlockStrides. An engine whose pool states it requires this of its peers."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """An optional behaviour of an engine."""
@@ -56,6 +58,8 @@ FEATURE_REMOTE_RANKS: Feature.ValueType  # 4
 """Ranks may connect from other hosts."""
 FEATURE_CHECKSUMS: Feature.ValueType  # 5
 """It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
+FEATURE_KEY_COLUMNS: Feature.ValueType  # 6
+"""It reads `key_element_bytes` of BlockStrides. An engine whose pool states it requires this of its peers."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 class _Admission:
@@ -176,7 +180,7 @@ class EngineDescription(_message.Message):
     @_builtins.property
     def required_features(self) -> _containers.RepeatedScalarFieldContainer[Global___Feature.ValueType]:
         """Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
-        PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
+        PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so.
         """
 
     def __init__(

@@ -181,6 +181,7 @@ class Group(_message.Message):
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     SPACE_FIELD_NUMBER: _builtins.int
     TOTAL_KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
+    STATE_SECTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Unique within the pool."""
     kind: Global___GroupKind.ValueType
@@ -216,6 +217,13 @@ class Group(_message.Message):
     MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
     only if these numbers are equal: each rank then reads its heads from those that have them.
     """
+    @_builtins.property
+    def state_sections(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSection]:
+        """Of STATE: what the bytes of a state are, one after the other; together they are `block_bytes` of its regions, which
+        have one layer each. Engines with other numbers of ranks exchange states only if both state these, with equal
+        `total_bytes`. Empty: nothing is known of its inside. At most 64.
+        """
+
     def __init__(
         self,
         *,
@@ -231,14 +239,43 @@ class Group(_message.Message):
         window_tokens: _builtins.int = ...,
         space: _builtins.str = ...,
         total_kv_head_count: _builtins.int = ...,
+        state_sections: _abc.Iterable[Global___StateSection] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "space", b"space", "state_sections", b"state_sections", "total_kv_head_count", b"total_kv_head_count", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class StateSection(_message.Message):
+    """A part of a state, of which each rank of a pipeline stage has its share in the order of ranks; or as many ranks of
+    neighbouring numbers as any other have the same one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Bytes of a rank."""
+    total_bytes: _builtins.int
+    """Bytes of all ranks of a stage, each share once: a multiple of `size_bytes`."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSection: _TypeAlias = StateSection  # noqa: Y015
 
 @_typing.final
 class BlockStrides(_message.Message):
@@ -254,6 +291,7 @@ class BlockStrides(_message.Message):
     VALUES_BYTES_FIELD_NUMBER: _builtins.int
     HEAD_BYTES_FIELD_NUMBER: _builtins.int
     TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    KEY_ELEMENT_BYTES_FIELD_NUMBER: _builtins.int
     layer_bytes: _builtins.int
     """From one layer to the next."""
     values_bytes: _builtins.int
@@ -262,6 +300,11 @@ class BlockStrides(_message.Message):
     """From one head to the next."""
     token_bytes: _builtins.int
     """From one token to the next."""
+    key_element_bytes: _builtins.int
+    """From one element of a key to the next, where keys stand in columns: of each element those of all tokens of the block
+    side by side, in each head by itself. `token_bytes` is that of values then. 0: keys stand as values do. Peers need
+    FEATURE_KEY_COLUMNS.
+    """
     def __init__(
         self,
         *,
@@ -269,10 +312,11 @@ class BlockStrides(_message.Message):
         values_bytes: _builtins.int = ...,
         head_bytes: _builtins.int = ...,
         token_bytes: _builtins.int = ...,
+        key_element_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bytes", b"head_bytes", "layer_bytes", b"layer_bytes", "token_bytes", b"token_bytes", "values_bytes", b"values_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_bytes", b"head_bytes", "key_element_bytes", b"key_element_bytes", "layer_bytes", b"layer_bytes", "token_bytes", b"token_bytes", "values_bytes", b"values_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from kvgrpc.core.state.engine_status import EngineStatus
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Section, Strides, TensorKind
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
@@ -49,6 +49,7 @@ FEATURES = {
     "reads_pushes": handshake_pb2.FEATURE_READS_PUSHES,
     "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
     "checksums": handshake_pb2.FEATURE_CHECKSUMS,
+    "key_columns": handshake_pb2.FEATURE_KEY_COLUMNS,
 }
 PEER_STATES = {
     PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
@@ -59,7 +60,7 @@ PEER_STATES = {
 ENGINE_ID_BYTES_MAX = 255
 PATHS_SHOWN_MAX = 256
 """Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
-_STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes"
+_STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes", "key_element_bytes"
 """The fields of `Strides`, as the message has them."""
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
@@ -86,6 +87,10 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 window_tokens=g.window_tokens,
                 total_kv_head_count=g.total_kv_heads,
                 space=g.space,
+                state_sections=[
+                    pool_types_pb2.StateSection(size_bytes=section.nbytes, total_bytes=section.total_bytes)
+                    for section in g.sections
+                ],
             )
             for g in layout.groups
         ],
@@ -121,6 +126,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
         kind = _CORE_GROUP_KINDS.get(g.kind)
         if kind is None:
             raise invalid(f"{field}.groups[{i}].kind", "is required, and must be one that this server knows")
+        check_count(f"{field}.groups[{i}].state_sections", len(g.state_sections), NAMES_MAX)
         groups.append(
             Group(
                 _printable(f"{field}.groups[{i}].name", g.name),
@@ -135,6 +141,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 g.window_tokens,
                 g.total_kv_head_count,
                 _printable(f"{field}.groups[{i}].space", g.space),
+                tuple(Section(section.size_bytes, section.total_bytes) for section in g.state_sections),
             )
         )
     regions = []

@@ -97,7 +97,8 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
-        "features required_features states memory_dispositions labels rejected free_allocation_ids consumers",
+        "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
+        "state_sections",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
@@ -124,7 +125,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.NUMBER, BYTES_MAX,
         "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "
-        "values_bytes head_bytes token_bytes",
+        "values_bytes head_bytes token_bytes key_element_bytes",
     ),
     Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),

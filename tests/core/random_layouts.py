@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from kvgrpc.core.values.bridge import Bridge, Side
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind
 from tests.core.split_kv import ALL_TOKENS, Held, SplitKV
 
 DIM, TOKENS = 4, 24
 """Elements of a head, of a byte each; tokens of the longest prompt."""
 STATE_BYTES = 56
+STATE_SECTIONS = 24, 5, 12
+"""Bytes of all ranks together, of states of which something is known."""
 FULL, WINDOW, MLA, STATE = (
     GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE,
 )  # fmt: skip
@@ -38,7 +40,7 @@ class Layers(NamedTuple):
     heads: int
     window: int
     inside: str
-    """What is known of the inside of blocks: "tokens", "heads" or "nothing"."""
+    """What is known of the inside of blocks: "tokens", "heads", "sections" or "nothing"."""
     block_tokens: tuple[int, int]
     """The source's and the destination's."""
     order: str
@@ -130,7 +132,7 @@ def _cuts(draw: st.DrawFn, layers: int) -> list[tuple[int, int]]:
 def models(draw: st.DrawFn) -> list[Layers]:
     found = []
     for kind in draw(st.sampled_from(KINDS)):
-        insides = {STATE: ["nothing"], MLA: ["tokens", "tokens", "nothing"]}
+        insides = {STATE: ["nothing", "sections"], MLA: ["tokens", "tokens", "nothing"]}
         layers = draw(st.integers(1, 3))
         inside = draw(st.sampled_from(insides.get(kind, ["tokens", "tokens", "tokens", "heads", "nothing"])))
         sizes = draw(st.sampled_from(BLOCK_TOKENS))
@@ -159,7 +161,7 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     parts = 2 if tensor is TensorKind.KV else 1
     heads, tokens, run = group.kv_heads, group.block_tokens, parts * DIM
     if some.kind is STATE:  # as large for however many tokens
-        return None, STATE_BYTES
+        return None, sum(section.nbytes for section in group.sections) or STATE_BYTES
     whole = heads * tokens * run
     if some.inside == "nothing":
         return None, whole
@@ -167,6 +169,10 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     if some.inside == "heads":
         head = tokens * run + gap
         return Strides(heads * head, 0, head, 0), heads * head
+    if tensor in {TensorKind.KV, TensorKind.K} and draw(st.integers(0, 2)) == 0:  # keys in columns, as on processors
+        column, row = tokens + gap, DIM + gap
+        part = max(DIM * column, tokens * row)
+        return Strides(heads * parts * part, part, parts * part, row, column), heads * parts * part
     # Keys and values of a token side by side, as some engines have them, and with a gap behind.
     side_by_side = Strides(heads * tokens * (run + gap), DIM, tokens * (run + gap), run + gap)
     if draw(st.booleans()):
@@ -189,13 +195,20 @@ def _group(some: Layers, name: str, choice: Choice, which: int, order: str, bloc
         some.window,
         0 if alone else some.heads,
         "shared" if choice.alias else "",
+        tuple(_section(total, choice.ranks) for total in STATE_SECTIONS) if some.inside == "sections" else (),
     )
+
+
+def _section(total_bytes: int, ranks: int) -> Section:
+    """A rank's: its share, or the same that all have where there are no equal ones."""
+    return Section(total_bytes // ranks if total_bytes % ranks == 0 else total_bytes, total_bytes)
 
 
 def _regions(draw: st.DrawFn, some: Layers, index: int, group: Group, stages: int) -> list[Region]:
     """Of one group, without places."""
     found = []
-    for first, count in some.cuts if some.inside == "nothing" else _cuts(draw, some.layers):
+    cuts = [(layer, 1) for layer in range(some.layers)] if some.inside == "sections" else _cuts(draw, some.layers)
+    for first, count in some.cuts if some.inside == "nothing" else cuts:
         stage = draw(st.integers(0, stages - 1))
         free = TOGETHER.get(some.kind, KEYS_AND_VALUES)
         for tensor in draw(st.sampled_from(free)) if some.inside == "tokens" else some.tensors:

@@ -47,7 +47,7 @@ def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int],
     strides = region.strides or packed(group, parts)
     if group.kind is GroupKind.STATE or group.dtype != "uint8" or not any(strides):
         return (1, 1, 1, 1, region.block_bytes), Strides(0, 0, 0, 0)
-    if not strides.token:
+    if not (strides.token or strides.key_element):
         return (region.layers, 1, group.kv_heads, 1, parts * group.block_tokens * group.head_dim), strides
     return (region.layers, parts, group.kv_heads, group.block_tokens, group.head_dim), strides
 
@@ -87,8 +87,19 @@ class SplitKV:
     def _first_head(self, rank: int, group: Group) -> int:
         """Of the model's heads the first that a rank has; of states, which rank it is."""
         ranks = self.side.stage_ranks
+        if group.sections:
+            return 0
         total = group.kv_heads if group.kind is GroupKind.MLA else group.total_kv_heads or group.kv_heads * ranks
         return rank % ranks // (ranks * group.kv_heads // total) * group.kv_heads
+
+    def _in_sections(self, rank: int, group: Group) -> Numbers:
+        """Of each byte of a rank's state its place in the whole model's."""
+        found, begin = [], 0
+        for nbytes, total in group.sections:
+            copies = self.side.stage_ranks * nbytes // total
+            found.append(begin + rank % self.side.stage_ranks // copies * nbytes + np.arange(nbytes))
+            begin += total
+        return np.concatenate(found)
 
     def _write(self, memory: Memory, rank: int, held: Held) -> None:
         """Writes what a rank has of this where it belongs."""
@@ -99,13 +110,19 @@ class SplitKV:
             counts, strides = _view(group, region)
             i, layer, part, head, token, byte = np.ix_(*map(np.arange, (len(held.blocks), *counts)))
             block = np.array(held.blocks, dtype=np.int64).reshape(i.shape)
-            at = region.offset + block * region.stride_bytes + byte
-            for index, stride in zip((layer, part, head, token), strides, strict=True):
+            at = region.offset + block * region.stride_bytes
+            for index, stride in zip((layer, part, head), strides[:3], strict=True):
                 at = at + index * stride
+            rows = token * strides.token + byte
+            if strides.key_element:
+                keys = part + _PARTS.get(region.tensor, range(1)).start == 0
+                rows = np.where(keys, byte * strides.key_element + token, rows)
+            at = at + rows
             tokens = held.begin + i * group.block_tokens + token
             place = held.group * 64 + region.first_layer + layer
             place = place * 2 + part + _PARTS.get(region.tensor, range(1)).start
             place = place * 4096 + head + self._first_head(rank, group)
+            byte = self._in_sections(rank, group)[byte] if group.sections else byte
             place = (place * 4096 + tokens) * 65536 + byte
             wanted = np.broadcast_to((tokens >= held.tokens.start) & (tokens < held.tokens.stop), at.shape)
             memory[at[wanted]] = _values(place)[wanted]

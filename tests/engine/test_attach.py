@@ -5,13 +5,14 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.layout import PoolKind, Strides
 from kvgrpc.engine import Engine, Rank, RankTicket, content
 from kvgrpc.errors import (
     AlreadyExists,
@@ -272,4 +273,16 @@ def test_an_engine_that_cannot_set_blocks_aside_tells_its_peers_to_write_nothing
         with Engine.attach(leads[0].socket_path, pool=layout(), sets_aside=sets_aside):
             told = leads[0].api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
             assert (handshake_pb2.FEATURE_READS_PUSHES in told.engine.features) is not sets_aside
+        leads[0].wait_no_engine()
+
+
+def test_an_engine_whose_keys_stand_in_columns_requires_peers_that_read_them(leads: Leads) -> None:
+    rows = layout()
+    strides = Strides(0, 256, 512, 16, 32)
+    columns = replace(rows, regions=tuple(replace(region, strides=strides) for region in rows.regions))
+    for pool, required in ((rows, []), (columns, [handshake_pb2.FEATURE_KEY_COLUMNS])):
+        with Engine.attach(leads[0].socket_path, pool=pool):
+            told = leads[0].api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
+            assert list(told.required_features) == required
+            assert handshake_pb2.FEATURE_KEY_COLUMNS in told.features
         leads[0].wait_no_engine()

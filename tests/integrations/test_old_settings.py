@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.integrations.old_settings import OLD_SETTINGS, Fate, Place, check_fields, check_keys, not_read
+from kvgrpc.integrations.old_settings import OLD_SETTINGS, Fate, Place, check_fields, check_keys, not_read, passes_host
 
 
 def refused(place: Place) -> list[Any]:
@@ -26,26 +26,51 @@ def test_known_keys_stop_nothing() -> None:
 
 @pytest.mark.parametrize("row", refused(Place.FIELD))
 def test_a_field_that_would_be_ignored_stops_the_start_unless_it_is_vllms_default(row: Any) -> None:
-    default = "cuda" if row.name == "kv_buffer_device" else row.default
-    check_fields(SimpleNamespace(**{row.name: default}), "cuda", on_host=False)
-    check_fields(SimpleNamespace(), "cuda", on_host=False)
+    check_fields(SimpleNamespace(**{row.name: row.default}))
+    check_fields(SimpleNamespace())
     with pytest.raises(ValueError, match=row.name) as stop:
-        check_fields(SimpleNamespace(**{row.name: "other"}), "cuda", on_host=False)
+        check_fields(SimpleNamespace(**{row.name: "other"}))
     assert row.ours in str(stop.value)
 
 
-def test_a_buffer_in_host_memory_is_obeyed_where_what_moves_passes_that() -> None:
-    stated = SimpleNamespace(kv_buffer_device="cpu")
-    check_fields(stated, "cuda", on_host=True)
-    check_fields(stated, "cpu", on_host=False)
-    with pytest.raises(ValueError, match="mirror"):
-        check_fields(stated, "cuda", on_host=False)
+@pytest.mark.parametrize(
+    ("stated", "device", "mirror", "passes"),
+    [
+        ({}, "xpu", None, False),
+        ({}, "xpu", True, True),
+        ({"kv_buffer_device": "xpu"}, "xpu", None, False),
+        ({"kv_buffer_device": "cpu"}, "xpu", None, True),
+        ({"kv_buffer_device": "cpu"}, "xpu", True, True),
+        ({"kv_buffer_device": "cpu"}, "cpu", None, False),
+        ({"kv_buffer_device": "cpu"}, "cpu", False, False),
+    ],
+)
+def test_what_moves_passes_host_memory_where_either_setting_says_so(
+    stated: dict[str, str], device: str, mirror: bool | None, passes: bool
+) -> None:
+    assert passes_host(SimpleNamespace(**stated), device, mirror) is passes
+
+
+@pytest.mark.parametrize(("buffer", "mirror"), [("cuda", None), ("cuda", True), ("cpu", False)])
+def test_a_buffer_elsewhere_and_one_against_the_mirror_stop_the_start(buffer: str, mirror: bool | None) -> None:
+    with pytest.raises(ValueError, match="kv_buffer_device is"):
+        passes_host(SimpleNamespace(kv_buffer_device=buffer), "xpu", mirror)
+
+
+def test_what_a_platform_sets_by_itself_stops_nothing() -> None:
+    """vLLM permutes on XPU, whatever an operator says."""
+    check_fields(SimpleNamespace(enable_permute_local_kv=True))
 
 
 def test_variables_of_other_connectors_are_warned_of_with_ours() -> None:
     variables = [row for row in OLD_SETTINGS if row.place is Place.VARIABLE]
-    assert not_read({"HOME": "/"}) == []
-    for row in variables:
+    assert not_read({"HOME": "/", **{row.name: "1" for row in variables if row.fate is Fate.OBEYED}}) == []
+    for row in (row for row in variables if row.fate is Fate.WARNED):
         (line,) = not_read({row.name: "1"})
         assert row.name in line
         assert row.ours in line
+
+
+def test_a_variable_that_no_table_has_is_warned_of_where_only_another_connector_reads_it() -> None:
+    (line,) = not_read({"VLLM_NIXL_OF_TOMORROW": "1", "VLLM_LOGGING_LEVEL": "INFO"})
+    assert "VLLM_NIXL_OF_TOMORROW is set, which kvgrpc does not read" in line

@@ -4,7 +4,7 @@ vLLM's own block pool is there; its requests and steps are stand-ins with the fi
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.device import device_of, marks_of
+from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Step
@@ -35,17 +35,19 @@ class Core:
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
         devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO,
+        cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
         """`marks`: of the device that computes; `devices`: it has a mirror. `states`: its layers have them, and no
-        attention.
+        attention. `cache`: another one than `pool_of` makes, of as many layers and blocks.
         """
         defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
         options = Options(
             defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
         )
-        layout, memory = pool_of(states=states)
+        layout, memory = cache or pool_of(states=states)
+        self.block_tokens = layout.groups[0].block_tokens if cache else BLOCK_TOKENS
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
-        self.worker = WorkerSide(options, layout, marks, devices or device_of)
+        self.worker = WorkerSide(options, layout, marks, devices)
         self.worker.register(self.memory, [list(self.memory)])
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
@@ -55,7 +57,7 @@ class Core:
             self.side.close()
             self.worker.close()
             raise
-        self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
+        self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=self.block_tokens)
         self.tables: dict[str, list[int]] = {}
         """Of requests that are pushed."""
         self.side.blocks = SimpleNamespace(block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],))
@@ -77,7 +79,9 @@ class Core:
         self.worker.step_done(step)
         return True
 
-    def allocate(self, count: int = 3) -> list[int]:
+    def allocate(self, count: int | None = None) -> list[int]:
+        """Blocks; as many as the prompt takes."""
+        count = -(-len(PROMPT) // self.block_tokens) if count is None else count
         return [block.block_id for block in self.pool.get_new_blocks(count)]
 
     def used(self) -> int:

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm import scheduling
-from kvgrpc.integrations.vllm.device import AfterDevice
+from kvgrpc.integrations.vllm.device import AfterDevice, marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
@@ -85,6 +86,26 @@ def test_of_a_device_that_failed_nothing_is_told_any_more(device: Queue, caplog:
     assert said == []
 
 
+class Event:
+    """Takes what events of XPUs take."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.recorded = ""
+
+    def record(self, stream: str) -> None:
+        self.recorded = stream
+
+
+def test_the_work_of_any_device_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(Event=Event, current_stream=str)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    mark = marks_of(torch.device("xpu", 1))
+    assert mark is not None
+    marked: Any = mark()
+    assert marked.recorded == "xpu:1"
+    assert marks_of(torch.device("cpu")) is None
+
+
 @pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
 def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Queue, layers_per_part: int) -> None:
     p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark)
@@ -149,7 +170,9 @@ def test_a_mirror_of_what_is_on_no_device_stops_the_start_of_the_worker() -> Non
     caches = {str(layer): memory[layer] for layer in range(LAYERS)}
     with (
         closing(WorkerSide(Options(Defaults(), mirror=True), layout)) as worker,
-        pytest.raises(ValueError, match=r"mirrors of caches on CUDA devices; this one is on cpu\. To do: .*mirror"),
+        pytest.raises(
+            ValueError, match=r"mirrors of caches on devices; this one is in memory of the host\. To do: .*mirror"
+        ),
     ):
         worker.register(caches, [list(caches)])
 

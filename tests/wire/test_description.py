@@ -10,7 +10,17 @@ from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
-from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
+from kvgrpc.core.values.layout import (
+    Group,
+    GroupKind,
+    PoolKind,
+    PoolLayout,
+    Region,
+    Section,
+    Strides,
+    TensorKind,
+    uniform_layout,
+)
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, KVGrpcError
@@ -41,6 +51,32 @@ def layouts(draw: st.DrawFn) -> PoolLayout:
         window_tokens=draw(st.integers(0, 8192)),
     )
     return uniform_layout(group, draw(st.integers(1, 4096)), draw(st.sampled_from([1, 2])))
+
+
+STATES = PoolLayout(
+    (Group("s", GroupKind.STATE, 1, 16, 4, 1, 9, "float32", sections=(Section(24, 48), Section(12, 12))),),
+    (Region(0, 0, 1, 0, 40, 36, TensorKind.STATE),),
+    160,
+)
+COLUMNS = PoolLayout(
+    (Group("c", GroupKind.FULL_ATTENTION, 1, 4, 4, 2, 8, "uint8"),),
+    (Region(0, 0, 1, 0, 128, 128, strides=Strides(0, 32, 64, 8, 4)),),
+    512,
+)
+
+
+@pytest.mark.parametrize("pool", [STATES, COLUMNS], ids=["sections", "columns"])
+def test_what_is_known_of_the_inside_of_blocks_comes_back_as_it_went(pool: PoolLayout) -> None:
+    message = sent(description.pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
+    assert isinstance(message, pool_types_pb2.PoolDescription)
+    assert description.pool_from_proto(message, "pool") == pool
+
+
+def test_more_sections_than_a_state_may_have_are_refused() -> None:
+    message = description.pool_to_proto(STATES, PoolKind.ENGINE_MANAGED)
+    message.groups[0].state_sections.extend([message.groups[0].state_sections[0]] * 64)
+    with pytest.raises(KVGrpcError, match="state_sections"):
+        description.pool_from_proto(message, "pool")
 
 
 ENGINES = st.builds(

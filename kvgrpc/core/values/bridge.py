@@ -235,7 +235,10 @@ class Bridge:
                 for share in found:
                     rank = share.rank + there_in * destination.stage_ranks
                     source_rank = share.source_rank + here_in * source.stage_ranks
-                    yield group, Share(rank, source_rank, *share[2:5], there_in, here_in)
+                    yield (
+                        group,
+                        share._replace(rank=rank, source_rank=source_rank, stage=there_in, source_stage=here_in),
+                    )
 
     def _of_group(self, group: int) -> Iterator[Pattern]:
         """All that some pair moves of a group."""

@@ -16,6 +16,9 @@ READS_PUSHES = "reads_pushes"
 CHECKSUMS = "checksums"
 """Feature of an engine that answers ChecksumBlocks; an engine that compares checksums requires it of its peers."""
 
+KEY_COLUMNS = "key_columns"
+"""Feature of an engine that reads strides of keys that stand in columns; one whose keys do requires it of its peers."""
+
 
 @dataclass(frozen=True)
 class EngineDescription:

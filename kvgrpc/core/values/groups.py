@@ -78,6 +78,21 @@ class Strides(NamedTuple):
     """From the keys of a layer to its values."""
     head: int
     token: int
+    key_element: int = 0
+    """From one element of a key to the next, where the keys of a head stand in columns: of each element those of all
+    tokens of the block side by side. `token` is that of values then. 0: keys stand as values do.
+    """
+
+
+class Section(NamedTuple):
+    """A part of a state, of which each rank of a stage has its share, in the order of ranks; or several have the same
+    one, as many of neighbouring numbers as any other.
+    """
+
+    nbytes: int
+    """Of a rank."""
+    total_bytes: int
+    """Of all ranks of a stage, each share once."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,10 @@ class Group:
     space: str = ""
     """Block space. Groups that name the same one share their block ids, and their layers may alias the same bytes: a
     block belongs to one of these groups at a time. Empty: the group has a space of its own.
+    """
+    sections: tuple[Section, ...] = ()
+    """Of a state: what its bytes are, one after the other. Empty: nothing is known of its inside, and it moves whole,
+    between as many ranks.
     """
 
     def first_of(self, tokens: int) -> int:

@@ -22,14 +22,30 @@ from kvgrpc.core.values.groups import (
     GroupKind,
     PoolKind,
     Region,
+    Section,
     Strides,
     TensorKind,
 )  # fmt: skip
+from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 __all__ = [
-    "BYTES_MAX", "ITEM_BYTES", "LAYERS_MAX", "PAGES", "REGIONS_MAX", "WHOLE", "Group", "GroupKind", "PoolKind",
-    "PoolLayout", "Region", "Strides", "TensorKind", "check_prefix", "uniform_layout",
+    "BYTES_MAX",
+    "ITEM_BYTES",
+    "LAYERS_MAX",
+    "PAGES",
+    "REGIONS_MAX",
+    "WHOLE",
+    "Group",
+    "GroupKind",
+    "PoolKind",
+    "PoolLayout",
+    "Region",
+    "Section",
+    "Strides",
+    "TensorKind",
+    "check_prefix",
+    "uniform_layout",
 ]  # fmt: skip
 
 
@@ -70,6 +86,11 @@ class PoolLayout:
     def stages(self) -> int:
         """Pipeline stages of the engine. Each has as many of its ranks, in the order of their numbers."""
         return max((region.stage for region in self.regions), default=0) + 1
+
+    @cached_property
+    def has_key_columns(self) -> bool:
+        """Whether keys of some layer stand in columns."""
+        return any(region.strides is not None and region.strides.key_element for region in self.regions)
 
     @cached_property
     def by_group(self) -> tuple[tuple[Region, ...], ...]:
@@ -131,10 +152,15 @@ class PoolLayout:
         """
         parts = [repr(_compared(group)) for group in self.groups]
         parts += [
-            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *(r.strides or ())))
+            repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.stage, *_stated(r.strides)))
             for r in self.regions
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _stated(strides: Strides | None) -> tuple[int, ...]:
+    """The numbers of it; where keys stand as values do, that of their elements says nothing."""
+    return () if strides is None else tuple(strides) if strides.key_element else strides[:4]
 
 
 def _compared(group: Group) -> tuple[object, ...]:
@@ -187,10 +213,9 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
             found.append(FieldViolation(f"groups[{i}].layers", f"is at most {LAYERS_MAX}"))
         if group.window_tokens < 0:
             found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
-        if group.order not in ("token_major", "head_major"):
-            found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
-        if wrong := _wrong_total_heads(group):
-            found.append(FieldViolation(f"groups[{i}].total_kv_heads", wrong))
+        order = "" if group.order in ("token_major", "head_major") else "must be token_major or head_major"
+        others = {"order": order, "sections": _wrong_sections(group), "total_kv_heads": _wrong_total_heads(group)}
+        found += [FieldViolation(f"groups[{i}].{field}", wrong) for field, wrong in others.items() if wrong]
     return found + _space_violations(groups)
 
 
@@ -211,6 +236,14 @@ def _wrong_total_heads(group: Group) -> str:
         return "must not be negative"
     if group.total_kv_heads and group.kind in (GroupKind.MLA, GroupKind.STATE):
         return f"is 0 in a group of kind {group.kind.value}: its ranks share no heads"
+    return ""
+
+
+def _wrong_sections(group: Group) -> str:
+    if group.sections and group.kind is not GroupKind.STATE:
+        return "are those of a state"
+    if any(nbytes <= 0 or total <= 0 or total % nbytes for nbytes, total in group.sections):
+        return "have bytes, and all ranks together whole shares of them"
     return ""
 
 
@@ -242,7 +275,8 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.setdefault(region.stage, []).append((region.offset, end, i))
     overlaps = [violation for some in spans.values() for violation in _overlaps(layout, some)]
-    return found + _coverage_violations(layout.groups, usable) + overlaps or _parted(layout)
+    covered = _coverage_violations(layout.groups, usable) + _section_violations(layout.groups, usable)
+    return found + covered + overlaps or _parted(layout)
 
 
 def _parted(layout: PoolLayout) -> list[FieldViolation]:
@@ -273,31 +307,8 @@ def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> Field
     kind = groups[region.group].kind
     if not set(PARTS[region.tensor]) <= set(PARTS[WHOLE[kind]]):
         return FieldViolation(f"regions[{i}].tensor", f"a group of kind {kind.value} holds no {region.tensor.value}")
-    wrong = "" if region.strides is None else _wrong_strides(groups[region.group], region, region.strides)
+    wrong = "" if region.strides is None else wrong_strides(groups[region.group], region, region.strides)
     return FieldViolation(f"regions[{i}].strides", wrong) if wrong else None
-
-
-def _wrong_strides(group: Group, region: Region, strides: Strides) -> str:
-    """Why these strides say of no byte of a block what it is, or of one twice; empty where they do."""
-    if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
-        what = "a state" if group.kind is GroupKind.STATE else f"elements of type {group.dtype}"
-        return f"{what} cannot be told apart within a block: state no strides"
-    end = group.head_dim * ITEM_BYTES[group.dtype]
-    if max(strides) > region.block_bytes or min(strides) < 0:
-        return f"lie between 0 and {region.block_bytes}, the bytes of a block"
-    parts = len(PARTS[region.tensor])
-    counts = (region.layers, parts, group.kv_heads, group.block_tokens)
-    if not any(strides):
-        return ""
-    if not strides.token:
-        if strides.part or (group.kv_heads > 1 and not strides.head):
-            return "with 0 for tokens or heads all that is inside of these is 0, too"
-        end, counts = end * parts * group.block_tokens, (region.layers, 1, group.kv_heads, 1)
-    for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
-        if stride < end:
-            return f"a stride of {stride} bytes lets elements overlap that take {end}"
-        end += stride * (count - 1)
-    return "" if end <= region.block_bytes else f"reach byte {end} of {region.block_bytes}"
 
 
 def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
@@ -314,6 +325,18 @@ def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> li
         if wrong:
             what = f"regions must hold the {' and '.join(wrong)} of each layer exactly once"
             found.append(FieldViolation(f"groups[{i}].layers", what))
+    return found
+
+
+def _section_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
+    """Groups whose sections are not the bytes of their states, layer by layer."""
+    found = []
+    for i, group in enumerate(groups):
+        nbytes = sum(section.nbytes for section in group.sections)
+        if group.sections and any(r.group == i and (r.layers, r.block_bytes) != (1, nbytes) for r in regions):
+            found.append(
+                FieldViolation(f"groups[{i}].sections", "are all bytes of a block, in regions of one layer each")
+            )
     return found
 
 

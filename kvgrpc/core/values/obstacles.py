@@ -27,6 +27,7 @@ SCHEMA_NAMES = {
     "kv_heads": "kv_head_count",
     "total_kv_heads": "total_kv_head_count",
     "blocks": "block_count",
+    "sections": "state_sections",
 }
 """What the schema calls fields of a group that have another name here."""
 
@@ -73,8 +74,15 @@ def differences(here: Side, there: Side) -> list[Difference]:
 def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     a, b = here.pool.groups[index], there.pool.groups[index]
     insides = {_inside(here.pool, index), _inside(there.pool, index)}
-    found = [_differs(index, field, a, b, why, bridgeable=False) for field, why in EQUAL_FIELDS.items()]
-    if insides == {Inside.TOKENS}:
+    sections = bool(a.sections and b.sections)
+    found = [
+        _differs(index, field, a, b, why, bridgeable=False)
+        for field, why in EQUAL_FIELDS.items()
+        if not (sections and field == "head_dim")
+    ]
+    if sections:
+        packed, compare = None, _by_sections
+    elif insides == {Inside.TOKENS}:
         packed, compare = None, _split
     elif insides == {Inside.HEADS}:
         packed, compare = _told_apart(index, here, there), _by_heads
@@ -151,6 +159,18 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
         why = f"{because}: give both engines as many ranks"
         found.append(Difference("world_size", _split_as(here), _split_as(there), False, why))
     return found
+
+
+def _by_sections(index: int, here: Side, there: Side) -> list[Difference | None]:
+    """What differs in the sections of a state, as all ranks have them together."""
+    totals, others = (
+        " ".join(str(section.total_bytes) for section in side.pool.groups[index].sections) for side in (here, there)
+    )
+    if totals == others:
+        return []
+    return [
+        Difference(_path(index, "sections"), totals, others, False, "states are of other sections, or of other sizes")
+    ]
 
 
 def _packed_otherwise(index: int, here: Side, there: Side) -> Difference | None:

@@ -75,12 +75,17 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
         into = view_of(there, to)
         for region in regions.overlapping(to, into):
             view = view_of(here, region)
-            if view is None or into is None or _alike(here, there, region, to, share):
+            if share.section is not None:
+                found.append(_of_section(here, region, there, to, share))
+            elif view is None or into is None or _alike(here, there, region, to, share):
                 found.append(_whole(region, to))
             else:
                 assert view.run_bytes == into.run_bytes, "both tell tokens apart, and keys and values, or none"
                 tokens = unit_tokens(here, there) if view.tells_tokens else 1
-                found.append(_common(region, view, to, into, share, tokens))
+                found += [
+                    _common(_Seen(region, view), _Seen(to, into), share, tokens, parts)
+                    for parts in _parts_alike(view, into)
+                ]
     return found
 
 
@@ -134,25 +139,52 @@ def _whole(region: Region, to: Region) -> Pattern:
     )  # fmt: skip
 
 
-def _common(region: Region, view: View, to: Region, into: View, share: Share, tokens: int) -> Pattern:
-    layer = max(view.first_layer, into.first_layer)
-    layers = min(view.first_layer + view.layers, into.first_layer + into.layers) - layer
-    part = max(view.first_part, into.first_part)
-    parts = min(view.first_part + view.parts, into.first_part + into.parts) - part
+def _of_section(source: Group, region: Region, destination: Group, to: Region, share: Share) -> Pattern:
     src, dst = (
-        one.offset
-        + (layer - seen.first_layer) * seen.strides.layer
-        + (part - seen.first_part) * seen.strides.part
-        + first * seen.strides.head
-        for one, seen, first in ((region, view, share.source_first), (to, into, share.first))
-    )
-    counts = layers, parts, share.heads, tokens
-    dimensions, run_bytes = _joined(
-        [Dimension(*row) for row in zip(counts, view.strides, into.strides, strict=True)], view.run_bytes
+        one.offset + sum(section.nbytes for section in group.sections[: share.section]) + first
+        for group, one, first in ((source, region, share.source_first), (destination, to, share.first))
     )
     return Pattern(
-        region, layer, layers, src, dst, region.stride_bytes, to.stride_bytes, view.strides.token, into.strides.token,
-        dimensions, run_bytes,
+        region, region.first_layer, region.layers, src, dst, region.stride_bytes, to.stride_bytes, 0, 0, (), share.heads
+    )
+
+
+def _parts_alike(view: View, into: View) -> list[range]:
+    """Keys and values that both have, apart where the keys of either stand in columns."""
+    parts = range(
+        max(view.first_part, into.first_part), min(view.first_part + view.parts, into.first_part + into.parts)
+    )
+    if view.strides.key_element or into.strides.key_element:
+        return [range(part, part + 1) for part in parts]
+    return [parts]
+
+
+class _Seen(NamedTuple):
+    """A region, and the view of its blocks."""
+
+    region: Region
+    view: View
+
+    def begin(self, layer: int, part: int, head: int) -> int:
+        """Of block 0, where that layer's begins."""
+        view = self.view
+        within = (layer - view.first_layer, part - view.first_part, head)
+        return self.region.offset + sum(a * b for a, b in zip(within, view.strides[:3], strict=True))
+
+
+def _common(source: _Seen, destination: _Seen, share: Share, tokens: int, parts: range) -> Pattern:
+    view, into = source.view, destination.view
+    layer = max(view.first_layer, into.first_layer)
+    layers = min(view.first_layer + view.layers, into.first_layer + into.layers) - layer
+    counts = layers, len(parts), share.heads, tokens, view.elements
+    steps = [[*seen.strides[:3], *seen.inner(parts.start)] for seen in (view, into)]
+    dimensions, run_bytes = _joined(
+        [Dimension(*row) for row in zip(counts, *steps, strict=True)], view.run_bytes // view.elements
+    )
+    return Pattern(
+        source.region, layer, layers, source.begin(layer, parts.start, share.source_first),
+        destination.begin(layer, parts.start, share.first), source.region.stride_bytes,
+        destination.region.stride_bytes, steps[0][3], steps[1][3], dimensions, run_bytes,
     )  # fmt: skip
 
 

@@ -26,11 +26,20 @@ class View:
     run_bytes: int
     """Bytes of one head of one token, which stand side by side; where tokens cannot be told apart, of one head."""
     strides: Strides
+    elements: int
+    """Of one head of one token."""
 
     @property
     def tells_tokens(self) -> bool:
         """Whether it is known where each token of a head is."""
-        return bool(self.strides.token)
+        return _tells_tokens(self.strides)
+
+    def inner(self, part: int) -> tuple[int, int]:
+        """Bytes from one token of a head to the next, and from one element of a token to the next."""
+        item_bytes = self.run_bytes // self.elements
+        if self.strides.key_element and part == 0:
+            return item_bytes, self.strides.key_element
+        return self.strides.token, item_bytes
 
 
 def view_of(group: Group, region: Region) -> View | None:
@@ -40,16 +49,21 @@ def view_of(group: Group, region: Region) -> View | None:
     first_part, parts = int(region.tensor is TensorKind.V), len(PARTS[region.tensor])
     run_bytes = group.head_dim * ITEM_BYTES[group.dtype]
     strides = region.strides or _packed(group, parts, run_bytes)
-    if not strides.token:
+    if not _tells_tokens(strides):
         head_bytes = run_bytes * parts * group.block_tokens
         known = strides.head or (group.kv_heads == 1 and any(strides))
-        whole = View(region.first_layer, region.layers, first_part, 1, group.kv_heads, 1, head_bytes, strides)
+        whole = View(region.first_layer, region.layers, first_part, 1, group.kv_heads, 1, head_bytes, strides, 1)
         return whole if known else None
     if region.strides is None and strides.layer * region.layers != region.block_bytes:
         return None
     return View(
-        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides
-    )
+        region.first_layer, region.layers, first_part, parts, group.kv_heads, group.block_tokens, run_bytes, strides,
+        group.head_dim,
+    )  # fmt: skip
+
+
+def _tells_tokens(strides: Strides) -> bool:
+    return bool(strides.token or strides.key_element)
 
 
 def _packed(group: Group, parts: int, run_bytes: int) -> Strides:
@@ -74,6 +88,10 @@ class Share(NamedTuple):
     stage: int = 0
     """The destination's pipeline stage."""
     source_stage: int = 0
+    section: int | None = None
+    """Of a state that is split among ranks in another way: which section of it. `first`, `source_first` and `heads` are
+    bytes of that.
+    """
 
 
 def total_heads(group: Group, ranks: int) -> int:
@@ -94,6 +112,8 @@ def check_heads(pool: PoolLayout, ranks: int) -> None:
         raise InvalidRequest(Reason.INVALID_FIELD, why, violations=(FieldViolation("regions", why),))
     ranks //= pool.stages
     for i, group in enumerate(pool.groups):
+        if any(ranks * section.nbytes % section.total_bytes for section in group.sections):
+            found.append(FieldViolation(f"groups[{i}].sections", f"{ranks} ranks have no equal shares of them"))
         total = group.total_kv_heads
         shared = ranks % total == 0 and group.kv_heads == 1 if total else True
         if not shared and total != group.kv_heads * ranks:
@@ -109,6 +129,8 @@ def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> 
     Both groups are of as many heads in all. Of ranks of the source that have the same head each serves as many of the
     destination's, and where both engines are split alike each rank serves its own number.
     """
+    if source.sections and destination.sections and (source.sections, source_ranks) != (destination.sections, ranks):
+        return _shares_of_sections(source, source_ranks, destination, ranks)
     copies, source_copies = _copies(destination, ranks), _copies(source, source_ranks)
     found = []
     for rank in range(ranks):
@@ -126,3 +148,25 @@ def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> 
 def _copies(group: Group, ranks: int) -> int:
     """How many ranks have the same heads."""
     return ranks * group.kv_heads // total_heads(group, ranks)
+
+
+def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
+    """The same of a state: every byte of every section once. Of ranks that have the same, that one serves which has the
+    most of the other sections.
+    """
+    found = []
+    for number, (here, there) in enumerate(zip(source.sections, destination.sections, strict=True)):
+        source_copies = source_ranks * here.nbytes // here.total_bytes
+        copies = ranks * there.nbytes // there.total_bytes
+        for rank in range(ranks):
+            mine = rank // copies * there.nbytes
+            at, end = mine, mine + there.nbytes
+            while at < end:
+                owner = at // here.nbytes
+                stop = min(end, (owner + 1) * here.nbytes)
+                first = owner * source_copies
+                source_rank = min(max(rank * source_ranks // ranks, first), first + source_copies - 1)
+                share = Share(rank, source_rank, at - mine, at % here.nbytes, stop - at, section=number)
+                found.append(share)
+                at = stop
+    return found

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +18,12 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.old_settings import not_read
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
+from kvgrpc.integrations.vllm.block_copies import CopyBlocks
 from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
-from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, kernels_of_groups
+from kvgrpc.integrations.vllm.insides import told
+from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, check_here, kernels_of_groups
 from kvgrpc.integrations.vllm.options import Options, choose_policy, export_traces
 from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from kvgrpc.integrations.vllm.registering import Registering
@@ -90,6 +93,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         config, parallel = self._vllm_config, self._vllm_config.parallel_config
         ranks = range(parallel.tensor_parallel_size)
         met = [[metadata[stage, rank] for rank in ranks] for stage in range(parallel.pipeline_parallel_size)]
+        check_here(met)
         stages = agreed(met)
         factors = factors_of(config, self._options.weights_revision, kernels_of_groups(stages))
         identity = identity_of(factors)
@@ -155,11 +159,16 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._in.register(kv_caches, self._groups)
+        self._layout = told(self._vllm_config, self._layout, kv_caches, self._groups)
+
+    def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocks) -> None:
+        """By which a mirror's bytes go to the device and from there, where it is no CUDA device."""
+        self._in.copy_by(copy_operation)
 
     def get_handshake_metadata(self) -> Met:
         self._in.attach()
         kernels = [kernels_of(self._vllm_config, names) for names in self._groups]
-        return Met(str(self._in.folder), kernels, self._layout)
+        return Met(str(self._in.folder), kernels, self._layout, gethostname())
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads run beside the steps."""

@@ -12,7 +12,9 @@ from typing import Protocol
 
 import torch
 
+from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Device
+from kvgrpc.integrations.vllm.block_copies import BlockCopies
 from kvgrpc.integrations.vllm.geometry import unserved
 
 _log = logging.getLogger(__name__)
@@ -34,22 +36,28 @@ def marks_of(device: torch.device) -> MarkNow | None:
     if device.type == "cpu":
         return None
     of = torch.get_device_module(device)
+    # On CUDA devices waiting for it takes no processor then; events of others know no such thing.
+    how = {"blocking": True} if device.type == "cuda" else {}
 
     def mark() -> Mark:
-        made: torch.cuda.Event = of.Event(blocking=True)  # waiting for it takes no processor
+        made: torch.cuda.Event = of.Event(**how)
         made.record(of.current_stream(device))
         return made
 
     return mark
 
 
-def device_of(memory: torch.Tensor) -> Device:
-    """What a mirror of the cache copies. Raises ValueError for a cache that needs none."""
-    if not memory.is_cuda:
+def device_of(layout: PoolLayout, memory: torch.Tensor) -> Device:
+    """What a mirror of the cache copies: on CUDA devices page-locked memory, on streams of its own; on all others what
+    vLLM's platform copies blocks by. Raises ValueError for a cache that needs no mirror.
+    """
+    if memory.device.type == "cpu":
         raise unserved(
-            f"mirrors of caches on CUDA devices; this one is on {memory.device.type}",
+            "mirrors of caches on devices; this one is in memory of the host",
             "leave `mirror` out of kv_connector_extra_config: data paths reach this cache",
         )
+    if not memory.is_cuda:
+        return BlockCopies(layout, memory)
     from kvgrpc.engine.cuda import CudaDevice
 
     return CudaDevice([memory])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region, Strides
+from kvgrpc.integrations.vllm.states import sections_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 REQUIRED_LAYOUT = "LBHNC"
 """Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
-ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major"}
-"""Within a block, of the layouts of vLLM that are served: each layer has memory of its own, and each block is whole."""
+ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major", "BLHNC": "head_major", "BLNHC": "token_major"}
+"""Within a block, of the layouts of vLLM that are served: each block of a layer is whole, and stands beside others of
+the layer, or beside the same block of other layers.
+"""
 KINDS = {
     "FullAttentionSpec": GroupKind.FULL_ATTENTION,
     "SlidingWindowSpec": GroupKind.SLIDING_WINDOW,
@@ -30,12 +33,17 @@ KINDS = {
 """By vLLM's own names. Where its hybrid manager is off, layers with a window are full attention: blocks are there for
 all tokens, and all of them go. Gated delta nets and short convolutions are Mamba to it, too.
 """
+_BY_TOKENS = "ranks that have the KV of other tokens"
+_MORE_RANKS = "leave {} at 1, and split the model by --tensor-parallel-size or --pipeline-parallel-size"
 SPLITS = {
-    "prefill_context_parallel_size": "ranks that have the KV of other tokens",
-    "decode_context_parallel_size": "ranks that have the KV of other tokens",
-    "nnodes": "hosts, and workers reach their lead by a socket of its host",
+    "prefill_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; a prefill engine with more of these serves as well"),
+    "decode_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; the engine that decodes may have fewer ranks then"),
+    "nnodes": (
+        "hosts, and workers reach their lead by a socket of its host",
+        "leave {} at 1: one engine on each host, which all exchange KV, or --data-parallel-size with an engine each",
+    ),
 }
-"""Ways to split an engine that are not served, and what each of so many would be."""
+"""Ways to split an engine that are not served: what each of so many would be, and what would do."""
 OTHER_MODEL = (
     "serve this model without a connector, or another one whose layers have full attention, sliding windows, MLA or "
     "states"
@@ -94,7 +102,13 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
             f"layers that have KV of their own; this model has {len(caches)} layers with the KV of {owners}",
             OTHER_MODEL,
         )
-    storage = caches[layers[0][0]].untyped_storage()
+    first = caches[layers[0][0]]
+    try:
+        storage = first.untyped_storage()
+    except (AttributeError, RuntimeError) as error:  # of XLA's, or an array of another library
+        raise unserved(
+            f"caches that are torch tensors with memory of their own; this one is a {type(first).__name__}", OTHER_MODEL
+        ) from error
     for region in layout.regions:
         name = layers[region.group][region.first_layer]
         tensor, group = caches[name], layout.groups[region.group]
@@ -151,12 +165,11 @@ def _expected(group: Group, region: Region, tensor: torch.Tensor) -> list[tuple[
 
 def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     parallel = config.parallel_config
-    for split, what in SPLITS.items():
+    for split, (what, instead) in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
             raise unserved(
                 f"engines on one host whose ranks split layers and heads alone; this one has {count} {what}",
-                f"leave {split} at 1 and split the model by --tensor-parallel-size or --pipeline-parallel-size, or "
-                "start it without a connector",
+                instead.format(split),
             )
     if parallel.pipeline_parallel_size > 1 and config.speculative_config:
         # vLLM leaves out the end of a step at every stage but the last: what was computed would never be reported.
@@ -178,7 +191,7 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
             )
     if (cache.kv_cache_layout or "") not in ORDERS:
         raise unserved(
-            f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
+            f"blocks that are whole in each layer; vLLM chose the layout {cache.kv_cache_layout}",
             f"set VLLM_KV_CACHE_LAYOUT to {REQUIRED_LAYOUT}, or leave it unset",
         )
 
@@ -187,7 +200,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
     spec: Any = of.kv_cache_spec
     kind = KINDS[type(spec).__name__]
     if kind is GroupKind.STATE:
-        return _states(cache, number, of)
+        return _states(config, cache, number, of)
     heads = spec.num_kv_heads
     plain_bytes = spec.block_size * heads * spec.head_size * spec.dtype.itemsize
     what = "latents"
@@ -207,7 +220,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
     )  # fmt: skip
 
 
-def _states(cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
+def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
     """Layers of which each has one state for all tokens of a request, as far as they were computed."""
     spec: Any = of.kv_cache_spec
     if spec.num_speculative_blocks:
@@ -218,7 +231,7 @@ def _states(cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Grou
     elements = sum(map(prod, spec.shapes))
     return Group(
         f"{GroupKind.STATE.value}-{number}", GroupKind.STATE, len(of.layer_names), spec.block_size, cache.num_blocks, 1,
-        elements, types, space=SPACE,
+        elements, types, space=SPACE, sections=sections_of(config, spec),
     )  # fmt: skip
 
 

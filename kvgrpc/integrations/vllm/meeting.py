@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
@@ -33,6 +34,8 @@ class Met(KVConnectorHandshakeMetadata):
     """For each group; see `kernels_of`."""
     layout: PoolLayout
     """Of its pipeline stage."""
+    host: str = ""
+    """Its name, for people."""
 
 
 @dataclass
@@ -49,6 +52,19 @@ class Step(KVConnectorMetadata):
     """Of those in `loaded`, the ones of which nothing came."""
     sent: set[str] = field(default_factory=set)
     """For the scheduler's side itself: what was handed over is done with."""
+
+
+def check_here(stages: Sequence[Sequence[Met]]) -> None:
+    """Raises ValueError where a worker is on another host: it reaches its lead by a socket."""
+    for stage, ranks in enumerate(stages):
+        for rank, met in enumerate(ranks):
+            if not Path(met.folder).is_dir():
+                raise unserved(
+                    f"engines whose workers are on the host of their scheduler; rank {rank} of stage {stage} is on "
+                    f"{met.host}, and {met.folder} is not on {gethostname()}",
+                    "keep all workers of an engine on one host and in one container, with Ray too, and let engines "
+                    "on other hosts be engines of their own",
+                )
 
 
 def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:

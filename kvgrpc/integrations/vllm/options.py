@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms import current_platform
 
 from kvgrpc.core.policy.values import Mode, OnLoss
-from kvgrpc.integrations.old_settings import check_fields, check_keys
+from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.registering import Proxy
 
@@ -78,7 +78,8 @@ class Options:
             **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
         }
         check_keys(fields.keys() - cls.__dataclass_fields__.keys(), defaults.mode.value)
-        check_fields(transfer, current_platform.device_type, on_host=bool(fields.get("mirror")))
+        check_fields(transfer)
+        fields["mirror"] = passes_host(transfer, current_platform.device_type, fields.get("mirror"))
         fields |= {name: int(fields[name]) for name in ("proxy_port", "http_port") if name in fields}
         replica = config.parallel_config.data_parallel_index
         made = cls(defaults, **fields)

@@ -13,6 +13,7 @@ import torch
 
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Device, LeadDied, Rank, RankTicket
+from kvgrpc.integrations.vllm.block_copies import BlockCopies, CopyBlocks
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import memory_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, hear, say
@@ -28,9 +29,9 @@ class WorkerSide:
     """One worker's: its rank attaches when it has a ticket."""
 
     def __init__(
-        self, options: Options, layout: PoolLayout, marks: Marks = marks_of, devices: Devices = device_of
+        self, options: Options, layout: PoolLayout, marks: Marks = marks_of, devices: Devices | None = None
     ) -> None:
-        """`marks` and `devices`: of the memory that vLLM computes in."""
+        """`marks` and `devices`: of the memory that vLLM computes in; without `devices`, what is for that memory."""
         self._home = tempfile.TemporaryDirectory(prefix="kvgrpc-vllm-")
         self.folder = Path(self._home.name)
         self._options = options
@@ -38,7 +39,7 @@ class WorkerSide:
         self._rank: Rank | None = None
         self._over = False
         self._marks = marks
-        self._devices = devices
+        self._devices = devices or partial(device_of, layout)
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
         self._device: Device | None = None
@@ -62,6 +63,11 @@ class WorkerSide:
         self._count([0] * len(layers))
         mark = self._marks(self._memory.device)
         self._after = AfterDevice(mark) if mark is not None else None
+
+    def copy_by(self, copy: CopyBlocks) -> None:
+        """How vLLM copies blocks between this device and the host. Told after `register`."""
+        if isinstance(self._device, BlockCopies):
+            self._device.copy = copy
 
     def attach(self) -> None:
         """Takes the ticket when it comes, in a thread of its own. To be called when the scheduler is about to give it:

@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
 from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
 from kvgrpc.core.values.views import check_heads, view_of
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
@@ -231,6 +231,27 @@ def test_strides_say_where_the_elements_of_a_block_are() -> None:
     assert pool.fingerprint() != strided(Strides(0, 16, 8, 4)).fingerprint()
 
 
+def test_keys_may_stand_in_columns() -> None:
+    pool = strided(Strides(0, 8, 16, 4, 2))
+    view = view_of(pool.groups[0], pool.regions[0])
+    assert view is not None
+    assert view.tells_tokens
+    assert [view.inner(part) for part in range(2)] == [(1, 2), (4, 1)], "of tokens and elements: keys, then values"
+    assert pool.has_key_columns
+    assert not strided(Strides(0, 8, 16, 4)).has_key_columns
+    assert pool.fingerprint() != strided(Strides(0, 8, 16, 4)).fingerprint()
+
+
+def test_values_and_latents_stand_in_no_columns() -> None:
+    for kind, tensor in ((GroupKind.FULL_ATTENTION, TensorKind.V), (GroupKind.MLA, TensorKind.LATENT)):
+        group = replace(GROUP, kind=kind, layers=1, kv_heads=1, head_dim=4, block_tokens=2, total_kv_heads=0)
+        regions = [Region(0, 0, 1, 0, 16, 16, tensor, strides=Strides(0, 0, 0, 4, 2))]
+        if tensor is TensorKind.V:
+            regions.append(Region(0, 0, 1, 256, 16, 16, TensorKind.K, strides=Strides(0, 0, 0, 0, 2)))
+        with pytest.raises(InvalidRequest, match="keys alone stand in columns"):
+            PoolLayout((group,), tuple(regions), 512)
+
+
 def test_an_engine_may_say_that_nothing_is_known_of_the_inside_of_its_blocks() -> None:
     for heads in (1, 2):
         group = replace(GROUP, kv_heads=heads)
@@ -252,9 +273,72 @@ def test_an_engine_may_say_that_nothing_is_known_of_the_inside_of_its_blocks() -
         (Strides(0, 4, 16, 0), "uint8"),
         (Strides(4, 0, 0, 0), "uint8"),
         (Strides(0, 0, 8, 0), "uint8"),
+        (Strides(0, 8, 16, 4, 1), "uint8"),
+        (Strides(0, 8, 16, 3, 2), "uint8"),
+        (Strides(0, 7, 16, 4, 2), "uint8"),
+        (Strides(0, 8, 15, 4, 2), "uint8"),
+        (Strides(0, 8, 20, 4, 2), "uint8"),
+        (Strides(0, 8, 16, 4, -2), "uint8"),
     ],
 )
 def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(strides: Strides, dtype: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         strided(strides, dtype)
     assert "regions[0].strides" in [violation.field for violation in caught.value.violations]
+
+
+def states(ranks: int, totals: tuple[int, ...] = (24, 6), *, known: bool = True, same: int = 0) -> Side:
+    """Of which all ranks have shares, but of the section numbered `same`, which they all have."""
+    sections = tuple(Section(total if i == same else total // ranks, total) for i, total in enumerate(totals))
+    nbytes = sum(section.nbytes for section in sections)
+    group = Group("s", GroupKind.STATE, 2, 16, 8, 1, nbytes, "float32", sections=sections if known else ())
+    regions = tuple(Region(0, i, 1, i * 8 * nbytes, nbytes, nbytes, TensorKind.STATE) for i in range(2))
+    return Side(PoolLayout((group,), regions, 16 * nbytes), ranks)
+
+
+@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (2, 3), (3, 6)])
+def test_states_whose_sections_are_known_are_exchanged_by_other_numbers_of_ranks(here: int, there: int) -> None:
+    found = differences(states(here), states(there))
+    assert {difference.field for difference in found} == {"world_size", "pool.regions"}
+    assert all(difference.bridgeable for difference in found)
+    assert not differences(states(here), states(here))
+    assert not differences(states(here), states(here, known=False)), "whole states of as many ranks are what they are"
+
+
+def test_states_of_other_sections_or_of_unknown_ones_are_not() -> None:
+    def blocking(here: Side, there: Side) -> list[str]:
+        return [difference.field for difference in differences(here, there) if not difference.bridgeable]
+
+    assert blocking(states(1), states(2, (24, 12))) == ["pool.groups[0].state_sections"]
+    assert blocking(states(1), states(2, (24, 6, 6))) == ["pool.groups[0].state_sections"]
+    assert blocking(states(1), states(2, known=False)) == ["pool.groups[0].head_dim", "world_size"]
+
+
+def test_ranks_that_have_the_same_of_another_section_are_bridged_also_where_they_are_as_many() -> None:
+    found = differences(states(2), states(2, same=1))
+    assert found
+    assert all(difference.bridgeable for difference in found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sections": (Section(24, 24),)},
+        {"sections": (Section(30, 45),)},
+        {"sections": (Section(0, 24), Section(30, 30))},
+        {"sections": (Section(30, 0),)},
+        {"kind": GroupKind.MLA},
+    ],
+)
+def test_sections_that_are_not_those_of_a_state_are_refused(change: dict[str, Any]) -> None:
+    pool = states(1).pool
+    tensor = TensorKind.LATENT if "kind" in change else TensorKind.STATE
+    regions = tuple(replace(region, tensor=tensor) for region in pool.regions)
+    with pytest.raises(InvalidRequest) as caught:
+        PoolLayout((replace(pool.groups[0], **change),), regions, pool.total_bytes)
+    assert "groups[0].sections" in [violation.field for violation in caught.value.violations]
+
+
+def test_sections_that_ranks_have_no_equal_shares_of_are_refused() -> None:
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        check_heads(states(2).pool, 3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config.model_arch import ModelArchitectureConfig
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -26,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
+from kvgrpc.core.values.layout import GroupKind, PoolLayout, Section, TensorKind
 from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.geometry import ORDERS, SPLITS, layout_of, retain_windows
@@ -56,11 +57,13 @@ def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence
         for n, (spec, count) in enumerate(zip(specs, counts, strict=True))
     ]
     size = BLOCKS * max(spec.page_size_bytes * count for spec, count in zip(specs, counts, strict=True))
-    tensors = [
-        KVCacheTensor(size, group.layer_names, layer_stride=BLOCKS * page, block_stride=page)
-        for group in groups
-        if group.layer_names and (page := group.kv_cache_spec.page_size_bytes)
-    ]
+    by_block = (layout or "").startswith("B")
+    tensors = []
+    for group in groups:
+        if group.layer_names:
+            page, count = group.kv_cache_spec.page_size_bytes, len(group.layer_names)
+            layer, block = (page, page * count) if by_block else (page * BLOCKS, page)
+            tensors.append(KVCacheTensor(size, group.layer_names, layer_stride=layer, block_stride=block))
     return KVCacheConfig(BLOCKS, tensors, groups, kv_cache_layout=layout)
 
 
@@ -217,15 +220,54 @@ def test_states_are_one_block_of_bytes_beside_attention_or_alone() -> None:
                 worker.register({**found, "layers.0.0": found["layers.0.0"][..., 2:]}, names(cache))
 
 
-def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_only() -> None:
+def test_states_are_the_same_however_long_prompts_may_be() -> None:
     longer = laid_out(replace(STATE, block_size=4096), FULL)
     assert not differences(Side(laid_out(STATE, FULL), 1), Side(longer, 1))
-    halved = replace(FULL, num_kv_heads=2)
-    half = replace(STATE, shapes=((3, 20), (2, 8, 16)), page_size_padded=halved.page_size_bytes)
-    split = laid_out(half, halved, tensor_parallel_size=2)
+
+
+def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change: Any) -> PoolLayout:
+    """Of a model with 8 heads of 16 elements, so many groups of states of 8, and convolutions over 4 tokens."""
+    inputs = 8 * 16 // ranks, 2 * 8 * max((groups or 1) // ranks, 1)
+    shapes = ((3, sum(inputs)), (8 // ranks, 16, 8))
+    named = MambaAttentionBackendEnum[kind]
+    stated = {"shapes": shapes, "mamba_type": named, **change}
+    spec = MambaSpec(2048, dtypes=(torch.bfloat16, torch.float32), page_size_padded=1 << 14, **stated)
+    model = model_of(4, mamba_n_groups=groups)
+    return laid_out_as(cache_of(spec), model=model, tensor_parallel_size=ranks)
+
+
+@pytest.mark.parametrize(("kind", "groups"), [("MAMBA2", 1), ("MAMBA2", 4), ("GDN_ATTN", 4)])
+def test_states_of_other_numbers_of_ranks_are_bridged_section_by_section(kind: str, groups: int) -> None:
+    sides = [Side(states_of(ranks, kind, groups), ranks) for ranks in (1, 2, 4)]
+    for here in sides:
+        for there in sides:
+            assert all(difference.bridgeable for difference in differences(here, there))
+    (group,) = states_of(2, kind, groups).groups
+    own, common = 128 * 2, 8 * groups * 2
+    widths = [own, common, common] if kind == "MAMBA2" else [common, common, own]
+    assert [section.total_bytes for section in group.sections] == [*widths * 3, 8 * 16 * 8 * 4]
+    assert {section.total_bytes // section.nbytes for section in group.sections} == ({1, 2} if groups == 1 else {2})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "LINEAR"}, {"groups": None}, {"tp_replicated": True},
+     {"shapes": ((3, 60), (4, 16, 8), (2, 2))}, {"shapes": ((3, 81), (4, 16, 8))}, {"shapes": ((3, 64), (4, 16, 8))}],
+    ids=["kind", "groups", "replicated", "more tensors", "odd", "nothing beside"],
+)  # fmt: skip
+def test_states_of_which_nothing_is_known_are_those_of_as_many_ranks_only(change: dict[str, Any]) -> None:
+    split = states_of(2, **{"kind": "MAMBA2", **change})
+    assert split.groups[0].sections == ()
+    found = differences(Side(states_of(1), 1), Side(split, 2))
+    assert {"pool.groups[0].head_dim", "world_size"} <= {row.field for row in found if not row.bridgeable}
     assert not differences(Side(split, 2), Side(split, 2))
-    blocking = [row.field for row in differences(Side(laid_out(STATE, FULL), 1), Side(split, 2)) if not row.bridgeable]
-    assert blocking == ["pool.groups[0].head_dim", "world_size"]
+
+
+def test_dimensions_of_a_convolution_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = MambaSpec(2048, ((144, 3), (8, 16, 8)), (torch.bfloat16, torch.float32), 1 << 14)
+    monkeypatch.setattr("kvgrpc.integrations.vllm.states.is_conv_state_dim_first", lambda: True)
+    (group,) = laid_out_as(cache_of(spec), model=model_of(4, mamba_n_groups=1)).groups
+    assert group.sections == (Section(768, 768), Section(48, 48), Section(48, 48), Section(4096, 4096))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +275,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
     [
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
-        ([FULL], {"nnodes": 2}, "has 2 hosts", "--tensor-parallel-size"),
+        ([FULL], {"nnodes": 2}, "has 2 hosts", "leave nnodes at 1: one engine on each host"),
         (
             [FULL],
             {"pipeline_parallel_size": 2, "draft": SimpleNamespace()},
@@ -243,7 +285,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         ([FULL, CHUNKED], {}, "layers with ChunkedLocalAttentionSpec", "--disable-hybrid-kv"),
         ([replace(STATE, num_speculative_blocks=2)], {}, "with speculation it has several", "--speculative-config"),
         ([MIXED], {}, "layers with UniformTypeKVCacheSpecs", "another one"),
-        ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
+        ([FULL], {"layout": "LHBNC"}, "vLLM chose the layout LHBNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"layout": None}, "vLLM chose the layout None", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([FULL], {"cache_dtype": "int8_per_token_head"}, "vLLM's own tokens are wrong", "--kv-cache-dtype"),
         ([PACKED], {}, "17408 bytes, and they take 16384", "--block-size"),
@@ -256,7 +298,7 @@ def test_states_are_the_same_however_long_prompts_may_be_and_of_as_many_ranks_on
         "chunked",
         "speculation",
         "unlike",
-        "by_block",
+        "by_head",
         "unresolved",
         "int8",
         "packed",
@@ -290,7 +332,7 @@ def test_vllm_keeps_what_the_last_token_reads_of_a_window() -> None:
     assert retained == [1, None, 3]
 
 
-@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+@pytest.mark.parametrize("layout", ORDERS)
 @pytest.mark.parametrize(
     "specs", [[FULL], [WINDOW, FULL], [LATENT], [STATE, FULL]], ids=["full", "window and full", "latent", "state"]
 )
@@ -298,7 +340,7 @@ def test_caches_are_taken_as_vllm_stores_them_and_described_so(specs: list[Any],
     cache = cache_of(*specs, layout=layout)
     made = laid_out_as(cache)
     orders = {group.order for group in made.groups if group.kind is not GroupKind.STATE}
-    assert orders == {"head_major" if layout == "LBHNC" else "token_major"}
+    assert orders == {"head_major" if "HN" in layout else "token_major"}
     with worker_of(made) as worker:
         worker.register(caches_of(cache), names(cache))
 
@@ -325,6 +367,15 @@ def test_caches_that_are_elsewhere_are_refused() -> None:
                 worker.register(wrong, names(cache))
         cache.kv_cache_tensors[0].size *= 2
     with worker_of(laid_out_as(cache)) as worker, pytest.raises(ValueError, match=r"a storage of .* bytes; .* To do: "):
+        worker.register(found, names(cache))
+
+
+def test_caches_of_another_library_are_refused() -> None:
+    """As those of vLLM's backend for TPUs are."""
+    cache = cache_of(FULL)
+    found: dict[str, Any] = dict.fromkeys(caches_of(cache), SimpleNamespace(shape=(10, 4, 32, 64)))
+    refused = pytest.raises(ValueError, match=r"caches that are torch tensors .* is a SimpleNamespace\. To do: ")
+    with worker_of(laid_out_as(cache)) as worker, refused:
         worker.register(found, names(cache))
 
 

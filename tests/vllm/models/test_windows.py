@@ -176,13 +176,15 @@ def test_engines_with_several_ranks_take_what_is_read_of_each_window(engines: En
             pair.at_rest()
 
 
-def test_engines_with_blocks_of_other_sizes_exchange_nothing(engines: Engines) -> None:
+def test_engines_whose_blocks_are_no_multiple_of_each_other_exchange_nothing(engines: Engines) -> None:
     folder, model = engines.folder / "windows-unlike", MODELS["alternating"]
     write_model(folder, model)
     more = {"model": str(folder), "dtype": "float32", "disable_hybrid_kv_cache_manager": False}
-    with closing(Pair(engines, more=more, each={"P": {"block_size": 64}}, data_paths=[model.path])) as pair:
+    each = {"P": {"block_size": 64}, "D": {"block_size": 96}}
+    with closing(Pair(engines, more=more, each=each, data_paths=[model.path])) as pair:
         pair.start()
         assert pair.pull(prompt_of(LENGTHS[-1], seed=95)).failed
         assert "got no KV: INCOMPATIBLE_POOLS" in pair.d.log()
+        assert "choose sizes of which one is a multiple of the other" in pair.d.log()
         assert received(pair.d) == 0
         pair.at_rest()

@@ -13,7 +13,7 @@ from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.integrations.old_settings import check_fields, check_keys
+from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.registering import Proxy
 
@@ -92,7 +92,8 @@ class TensorOptions:
         for key in ("mode", "on_loss"):  # `choose_policy` has told vLLM of the latter
             stated.pop(key, None)
         check_keys(stated.keys() - {field.name for field in fields(cls)}, MODE)
-        check_fields(transfer, current_platform.device_type, on_host=True)
+        check_fields(transfer)
+        passes_host(transfer, current_platform.device_type, mirror=True)  # as all tensors do
         stated["send"] = Send(stated.get("send", cls.send.value))
         stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))
         stated |= {name: int(stated[name]) for name in ("proxy_port", "http_port") if name in stated}

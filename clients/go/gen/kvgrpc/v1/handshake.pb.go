@@ -40,6 +40,8 @@ const (
 	Feature_FEATURE_REMOTE_RANKS Feature = 4
 	// It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers.
 	Feature_FEATURE_CHECKSUMS Feature = 5
+	// It reads `key_element_bytes` of BlockStrides. An engine whose pool states it requires this of its peers.
+	Feature_FEATURE_KEY_COLUMNS Feature = 6
 )
 
 // Enum value maps for Feature.
@@ -51,6 +53,7 @@ var (
 		3: "FEATURE_READS_PUSHES",
 		4: "FEATURE_REMOTE_RANKS",
 		5: "FEATURE_CHECKSUMS",
+		6: "FEATURE_KEY_COLUMNS",
 	}
 	Feature_value = map[string]int32{
 		"FEATURE_UNSPECIFIED":  0,
@@ -59,6 +62,7 @@ var (
 		"FEATURE_READS_PUSHES": 3,
 		"FEATURE_REMOTE_RANKS": 4,
 		"FEATURE_CHECKSUMS":    5,
+		"FEATURE_KEY_COLUMNS":  6,
 	}
 )
 
@@ -244,7 +248,7 @@ type EngineDescription struct {
 	// Optional behaviours that it has. Unknown ones are ignored. At most 64, with `required_features`.
 	Features []Feature `protobuf:"varint,10,rep,packed,name=features,proto3,enum=kvgrpc.v1.Feature" json:"features,omitempty"`
 	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
-	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
+	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so.
 	RequiredFeatures []Feature `protobuf:"varint,11,rep,packed,name=required_features,json=requiredFeatures,proto3,enum=kvgrpc.v1.Feature" json:"required_features,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1873,14 +1877,15 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x120\n" +
 	"\tdata_path\x18\x03 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x04 \x01(\tR\x03why\x12@\n" +
-	"\x0erejected_paths\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths*\x96\x01\n" +
+	"\x0erejected_paths\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths*\xaf\x01\n" +
 	"\aFeature\x12\x17\n" +
 	"\x13FEATURE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fFEATURE_PUSH\x10\x01\x12\x15\n" +
 	"\x11FEATURE_LAYERWISE\x10\x02\x12\x18\n" +
 	"\x14FEATURE_READS_PUSHES\x10\x03\x12\x18\n" +
 	"\x14FEATURE_REMOTE_RANKS\x10\x04\x12\x15\n" +
-	"\x11FEATURE_CHECKSUMS\x10\x05*\xba\x01\n" +
+	"\x11FEATURE_CHECKSUMS\x10\x05\x12\x17\n" +
+	"\x13FEATURE_KEY_COLUMNS\x10\x06*\xba\x01\n" +
 	"\tAdmission\x12\x19\n" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x16\n" +

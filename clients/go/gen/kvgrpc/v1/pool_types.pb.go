@@ -347,8 +347,12 @@ type Group struct {
 	// MLA, whose latents are the same on every rank, and for STATE. Engines with other numbers of ranks exchange blocks
 	// only if these numbers are equal: each rank then reads its heads from those that have them.
 	TotalKvHeadCount uint32 `protobuf:"varint,12,opt,name=total_kv_head_count,json=totalKvHeadCount,proto3" json:"total_kv_head_count,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of STATE: what the bytes of a state are, one after the other; together they are `block_bytes` of its regions, which
+	// have one layer each. Engines with other numbers of ranks exchange states only if both state these, with equal
+	// `total_bytes`. Empty: nothing is known of its inside. At most 64.
+	StateSections []*StateSection `protobuf:"bytes,13,rep,name=state_sections,json=stateSections,proto3" json:"state_sections,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Group) Reset() {
@@ -465,6 +469,69 @@ func (x *Group) GetTotalKvHeadCount() uint32 {
 	return 0
 }
 
+func (x *Group) GetStateSections() []*StateSection {
+	if x != nil {
+		return x.StateSections
+	}
+	return nil
+}
+
+// A part of a state, of which each rank of a pipeline stage has its share in the order of ranks; or as many ranks of
+// neighbouring numbers as any other have the same one.
+type StateSection struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes of a rank.
+	SizeBytes uint64 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Bytes of all ranks of a stage, each share once: a multiple of `size_bytes`.
+	TotalBytes    uint64 `protobuf:"varint,2,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateSection) Reset() {
+	*x = StateSection{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateSection) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateSection) ProtoMessage() {}
+
+func (x *StateSection) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateSection.ProtoReflect.Descriptor instead.
+func (*StateSection) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *StateSection) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *StateSection) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
 // Where the elements of a block lie: bytes from one to the next along each dimension. The elements of one head of one
 // token lie side by side. An engine that does not know where tokens are states 0 for `token_bytes` and `values_bytes`:
 // what one head has in a block lies side by side then, in an order of the engine's own, and both sides need blocks of as
@@ -478,14 +545,18 @@ type BlockStrides struct {
 	// From one head to the next.
 	HeadBytes uint64 `protobuf:"varint,3,opt,name=head_bytes,json=headBytes,proto3" json:"head_bytes,omitempty"`
 	// From one token to the next.
-	TokenBytes    uint64 `protobuf:"varint,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TokenBytes uint64 `protobuf:"varint,4,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
+	// From one element of a key to the next, where keys stand in columns: of each element those of all tokens of the block
+	// side by side, in each head by itself. `token_bytes` is that of values then. 0: keys stand as values do. Peers need
+	// FEATURE_KEY_COLUMNS.
+	KeyElementBytes uint64 `protobuf:"varint,5,opt,name=key_element_bytes,json=keyElementBytes,proto3" json:"key_element_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *BlockStrides) Reset() {
 	*x = BlockStrides{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +568,7 @@ func (x *BlockStrides) String() string {
 func (*BlockStrides) ProtoMessage() {}
 
 func (x *BlockStrides) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +581,7 @@ func (x *BlockStrides) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockStrides.ProtoReflect.Descriptor instead.
 func (*BlockStrides) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *BlockStrides) GetLayerBytes() uint64 {
@@ -537,6 +608,13 @@ func (x *BlockStrides) GetHeadBytes() uint64 {
 func (x *BlockStrides) GetTokenBytes() uint64 {
 	if x != nil {
 		return x.TokenBytes
+	}
+	return 0
+}
+
+func (x *BlockStrides) GetKeyElementBytes() uint64 {
+	if x != nil {
+		return x.KeyElementBytes
 	}
 	return 0
 }
@@ -574,7 +652,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +664,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +677,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Region) GetGroup() uint32 {
@@ -685,7 +763,7 @@ type PoolDescription struct {
 
 func (x *PoolDescription) Reset() {
 	*x = PoolDescription{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +775,7 @@ func (x *PoolDescription) String() string {
 func (*PoolDescription) ProtoMessage() {}
 
 func (x *PoolDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +788,7 @@ func (x *PoolDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolDescription.ProtoReflect.Descriptor instead.
 func (*PoolDescription) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PoolDescription) GetKind() PoolKind {
@@ -765,7 +843,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +855,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +868,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Segment) GetAddress() uint64 {
@@ -840,7 +918,7 @@ type ShmEndpoint struct {
 
 func (x *ShmEndpoint) Reset() {
 	*x = ShmEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +930,7 @@ func (x *ShmEndpoint) String() string {
 func (*ShmEndpoint) ProtoMessage() {}
 
 func (x *ShmEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +943,7 @@ func (x *ShmEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShmEndpoint.ProtoReflect.Descriptor instead.
 func (*ShmEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ShmEndpoint) GetSocketPath() string {
@@ -919,7 +997,7 @@ type ProcessEndpoint struct {
 
 func (x *ProcessEndpoint) Reset() {
 	*x = ProcessEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1009,7 @@ func (x *ProcessEndpoint) String() string {
 func (*ProcessEndpoint) ProtoMessage() {}
 
 func (x *ProcessEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1022,7 @@ func (x *ProcessEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessEndpoint.ProtoReflect.Descriptor instead.
 func (*ProcessEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ProcessEndpoint) GetSocketPath() string {
@@ -974,7 +1052,7 @@ type CmaEndpoint struct {
 
 func (x *CmaEndpoint) Reset() {
 	*x = CmaEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -986,7 +1064,7 @@ func (x *CmaEndpoint) String() string {
 func (*CmaEndpoint) ProtoMessage() {}
 
 func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -999,7 +1077,7 @@ func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CmaEndpoint.ProtoReflect.Descriptor instead.
 func (*CmaEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CmaEndpoint) GetProcess() *ProcessEndpoint {
@@ -1036,7 +1114,7 @@ type NixlEndpoint struct {
 
 func (x *NixlEndpoint) Reset() {
 	*x = NixlEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1126,7 @@ func (x *NixlEndpoint) String() string {
 func (*NixlEndpoint) ProtoMessage() {}
 
 func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1139,7 @@ func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NixlEndpoint.ProtoReflect.Descriptor instead.
 func (*NixlEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NixlEndpoint) GetAgent() string {
@@ -1116,7 +1194,7 @@ type CollectiveEndpoint struct {
 
 func (x *CollectiveEndpoint) Reset() {
 	*x = CollectiveEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1206,7 @@ func (x *CollectiveEndpoint) String() string {
 func (*CollectiveEndpoint) ProtoMessage() {}
 
 func (x *CollectiveEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1219,7 @@ func (x *CollectiveEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectiveEndpoint.ProtoReflect.Descriptor instead.
 func (*CollectiveEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CollectiveEndpoint) GetBackend() string {
@@ -1176,7 +1254,7 @@ type DeviceAllocation struct {
 
 func (x *DeviceAllocation) Reset() {
 	*x = DeviceAllocation{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1266,7 @@ func (x *DeviceAllocation) String() string {
 func (*DeviceAllocation) ProtoMessage() {}
 
 func (x *DeviceAllocation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1279,7 @@ func (x *DeviceAllocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceAllocation.ProtoReflect.Descriptor instead.
 func (*DeviceAllocation) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeviceAllocation) GetSizeBytes() uint64 {
@@ -1226,7 +1304,7 @@ type AllocationSpan struct {
 
 func (x *AllocationSpan) Reset() {
 	*x = AllocationSpan{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1316,7 @@ func (x *AllocationSpan) String() string {
 func (*AllocationSpan) ProtoMessage() {}
 
 func (x *AllocationSpan) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1329,7 @@ func (x *AllocationSpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocationSpan.ProtoReflect.Descriptor instead.
 func (*AllocationSpan) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AllocationSpan) GetAllocation() uint32 {
@@ -1301,7 +1379,7 @@ type CudaVmmEndpoint struct {
 
 func (x *CudaVmmEndpoint) Reset() {
 	*x = CudaVmmEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1391,7 @@ func (x *CudaVmmEndpoint) String() string {
 func (*CudaVmmEndpoint) ProtoMessage() {}
 
 func (x *CudaVmmEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1404,7 @@ func (x *CudaVmmEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CudaVmmEndpoint.ProtoReflect.Descriptor instead.
 func (*CudaVmmEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CudaVmmEndpoint) GetSocketPath() string {
@@ -1391,7 +1469,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1481,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1494,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -1456,7 +1534,7 @@ type RankEndpoint struct {
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1546,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1559,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1537,7 +1615,7 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x96\x03\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd6\x03\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
@@ -1553,7 +1631,13 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\rwindow_tokens\x18\n" +
 	" \x01(\rR\fwindowTokens\x12\x14\n" +
 	"\x05space\x18\v \x01(\tR\x05space\x12-\n" +
-	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\"\x92\x01\n" +
+	"\x13total_kv_head_count\x18\f \x01(\rR\x10totalKvHeadCount\x12>\n" +
+	"\x0estate_sections\x18\r \x03(\v2\x17.kvgrpc.v1.StateSectionR\rstateSections\"N\n" +
+	"\fStateSection\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
+	"totalBytes\"\xbe\x01\n" +
 	"\fBlockStrides\x12\x1f\n" +
 	"\vlayer_bytes\x18\x01 \x01(\x04R\n" +
 	"layerBytes\x12!\n" +
@@ -1561,7 +1645,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
 	"head_bytes\x18\x03 \x01(\x04R\theadBytes\x12\x1f\n" +
 	"\vtoken_bytes\x18\x04 \x01(\x04R\n" +
-	"tokenBytes\"\xb4\x02\n" +
+	"tokenBytes\x12*\n" +
+	"\x11key_element_bytes\x18\x05 \x01(\x04R\x0fkeyElementBytes\"\xb4\x02\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
@@ -1692,7 +1777,7 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),              // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),             // 1: kvgrpc.v1.GroupKind
@@ -1700,47 +1785,49 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(BlockOrder)(0),            // 3: kvgrpc.v1.BlockOrder
 	(MemoryKind)(0),            // 4: kvgrpc.v1.MemoryKind
 	(*Group)(nil),              // 5: kvgrpc.v1.Group
-	(*BlockStrides)(nil),       // 6: kvgrpc.v1.BlockStrides
-	(*Region)(nil),             // 7: kvgrpc.v1.Region
-	(*PoolDescription)(nil),    // 8: kvgrpc.v1.PoolDescription
-	(*Segment)(nil),            // 9: kvgrpc.v1.Segment
-	(*ShmEndpoint)(nil),        // 10: kvgrpc.v1.ShmEndpoint
-	(*ProcessEndpoint)(nil),    // 11: kvgrpc.v1.ProcessEndpoint
-	(*CmaEndpoint)(nil),        // 12: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),       // 13: kvgrpc.v1.NixlEndpoint
-	(*CollectiveEndpoint)(nil), // 14: kvgrpc.v1.CollectiveEndpoint
-	(*DeviceAllocation)(nil),   // 15: kvgrpc.v1.DeviceAllocation
-	(*AllocationSpan)(nil),     // 16: kvgrpc.v1.AllocationSpan
-	(*CudaVmmEndpoint)(nil),    // 17: kvgrpc.v1.CudaVmmEndpoint
-	(*LoopbackEndpoint)(nil),   // 18: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),       // 19: kvgrpc.v1.RankEndpoint
+	(*StateSection)(nil),       // 6: kvgrpc.v1.StateSection
+	(*BlockStrides)(nil),       // 7: kvgrpc.v1.BlockStrides
+	(*Region)(nil),             // 8: kvgrpc.v1.Region
+	(*PoolDescription)(nil),    // 9: kvgrpc.v1.PoolDescription
+	(*Segment)(nil),            // 10: kvgrpc.v1.Segment
+	(*ShmEndpoint)(nil),        // 11: kvgrpc.v1.ShmEndpoint
+	(*ProcessEndpoint)(nil),    // 12: kvgrpc.v1.ProcessEndpoint
+	(*CmaEndpoint)(nil),        // 13: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),       // 14: kvgrpc.v1.NixlEndpoint
+	(*CollectiveEndpoint)(nil), // 15: kvgrpc.v1.CollectiveEndpoint
+	(*DeviceAllocation)(nil),   // 16: kvgrpc.v1.DeviceAllocation
+	(*AllocationSpan)(nil),     // 17: kvgrpc.v1.AllocationSpan
+	(*CudaVmmEndpoint)(nil),    // 18: kvgrpc.v1.CudaVmmEndpoint
+	(*LoopbackEndpoint)(nil),   // 19: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),       // 20: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
 	3,  // 1: kvgrpc.v1.Group.order:type_name -> kvgrpc.v1.BlockOrder
-	2,  // 2: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
-	6,  // 3: kvgrpc.v1.Region.strides:type_name -> kvgrpc.v1.BlockStrides
-	0,  // 4: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
-	5,  // 5: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
-	7,  // 6: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
-	4,  // 7: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
-	11, // 8: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	9,  // 9: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	9,  // 10: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	11, // 11: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	15, // 12: kvgrpc.v1.CudaVmmEndpoint.allocations:type_name -> kvgrpc.v1.DeviceAllocation
-	16, // 13: kvgrpc.v1.CudaVmmEndpoint.spans:type_name -> kvgrpc.v1.AllocationSpan
-	10, // 14: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	12, // 15: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	13, // 16: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	18, // 17: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	14, // 18: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
-	17, // 19: kvgrpc.v1.RankEndpoint.cuda_vmm:type_name -> kvgrpc.v1.CudaVmmEndpoint
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	6,  // 2: kvgrpc.v1.Group.state_sections:type_name -> kvgrpc.v1.StateSection
+	2,  // 3: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
+	7,  // 4: kvgrpc.v1.Region.strides:type_name -> kvgrpc.v1.BlockStrides
+	0,  // 5: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
+	5,  // 6: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
+	8,  // 7: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
+	4,  // 8: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
+	12, // 9: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	10, // 10: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	10, // 11: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	12, // 12: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	16, // 13: kvgrpc.v1.CudaVmmEndpoint.allocations:type_name -> kvgrpc.v1.DeviceAllocation
+	17, // 14: kvgrpc.v1.CudaVmmEndpoint.spans:type_name -> kvgrpc.v1.AllocationSpan
+	11, // 15: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	13, // 16: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	14, // 17: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	19, // 18: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	15, // 19: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
+	18, // 20: kvgrpc.v1.RankEndpoint.cuda_vmm:type_name -> kvgrpc.v1.CudaVmmEndpoint
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1754,7 +1841,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
