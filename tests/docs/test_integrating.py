@@ -19,7 +19,7 @@ SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM
 BLOCK_BYTES = 2 * 16 * 8 * 2
 PROMPT = list(range(40))
 WAIT_S = 60.0
-OTHER_PROGRAMS = 8
+OTHER_PROGRAMS = 10
 
 
 def program() -> str:

@@ -13,7 +13,7 @@ import pytest
 from kvgrpc.core.tensors.store import store_layout
 from kvgrpc.core.values.bridge import RUN_BYTES_MIN, STAGED_AT_ONCE_BYTES, STAGING_BYTES, Bridge, Side
 from kvgrpc.core.values.compatibility import CHECKSUMS, compare
-from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, differences
 from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import InvalidRequest
@@ -139,6 +139,13 @@ def of_groups(count: int, **changes: Any) -> Side:
     )
 
 
+def states(*totals: int) -> Side:
+    """Of so many bytes, section by section."""
+    group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 6, "float32", sections=tuple(Section(n, n) for n in totals))
+    nbytes = sum(totals)
+    return Side(PoolLayout((group,), (Region(0, 0, 1, 0, nbytes, nbytes, TensorKind.STATE),), 8 * nbytes), 1)
+
+
 ONE_HEAD = {"kv_heads": 1, "total_kv_heads": 1}
 
 
@@ -155,6 +162,7 @@ REFUSED: list[list[tuple[str, Side, Side]]] = [
     [("kind", plainly(), LATENT)],
     [("layer_count", plainly(), plainly(layers=3))],
     [("head_dim", plainly(), plainly(head_dim=32))],
+    [("state_sections", states(24, 6), states(24, 12))],
     [("dtype", plainly(), plainly(dtype="float16"))],
     [("window_tokens", plainly(), plainly(window_tokens=64))],
     [("block_tokens", plainly(block_tokens=16), plainly(block_tokens=24))],

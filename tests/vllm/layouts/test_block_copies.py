@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.errors import InternalError
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.block_copies import BlockCopies
 from kvgrpc.integrations.vllm.options import Options
@@ -130,10 +131,13 @@ def test_a_platform_that_cannot_copy_fails_its_transfer_and_no_engine() -> None:
         device.copy = platform.copy
         return device
 
-    with closing(Core("P", devices=made)) as p, closing(Core("D")) as d:
+    p = Core("P", devices=made)
+    with closing(Core("D")) as d:
         platform.errors = [RuntimeError("the device is gone")]
         d.begin(request_of("d", p.prefilled("p")))
         wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})
+    with pytest.raises(InternalError, match="may still use its memory"):  # nothing says that it copies no more
+        p.close()
 
 
 class Elsewhere(torch.Tensor):

@@ -9,7 +9,7 @@ import pytest
 from tests.vllm.counts import received
 from tests.vllm.engines import CHUNK_TOKENS, MAX_TOKENS, START_S, Engines, Pair, prompt_of, wait_until, write_model
 from tests.vllm.models.splits import STAGES, TWO
-from tests.vllm.models.test_windows import MODELS, write_model as write_windows
+from tests.vllm.models.windows import MODELS, write_model as write_windows
 
 pytestmark = pytest.mark.timeout(START_S)
 

@@ -1,117 +1,43 @@
 """Caches as vLLM describes and allocates them: which ones are served, and where their bytes are."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from vllm.config.model_arch import ModelArchitectureConfig
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheLayout,
     KVCacheSpec,
-    KVCacheTensor,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowSpec,
-    UniformTypeKVCacheSpecs,
-    compute_layout_strides,
-    create_kv_cache_views,
 )
 
 from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.layout import GroupKind, PoolLayout, Section, TensorKind
+from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
 from kvgrpc.core.values.obstacles import differences
-from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.geometry import ORDERS, SPLITS, layout_of, retain_windows
-from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.geometry import ORDERS, retain_windows
 from kvgrpc.integrations.vllm.stages import first_layers, joined
-from kvgrpc.integrations.vllm.working import WorkerSide
-
-BLOCKS, LAYERS = 10, 2
-SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "dtype": torch.bfloat16}
-FULL, WINDOW = FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=64)
-LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
-PACKED = replace(FULL, state_content_bytes=136)
-CHUNKED = ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)
-STATE = MambaSpec(
-    block_size=2048, shapes=((3, 40), (4, 8, 16)), dtypes=(torch.bfloat16, torch.float32),
-    page_size_padded=FULL.page_size_bytes,
-)  # fmt: skip
-STATE_BYTES = 3 * 40 * 2 + 4 * 8 * 16 * 4
-MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": replace(FULL, head_size=64)})
-
-
-def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence[int] = ()) -> KVCacheConfig:
-    """As vLLM makes it of such groups, with so many layers each: all of them from the first byte on."""
-    counts = layers or [LAYERS] * len(specs)
-    groups = [
-        KVCacheGroupSpec([f"layers.{n}.{i}" for i in range(count)], spec)
-        for n, (spec, count) in enumerate(zip(specs, counts, strict=True))
-    ]
-    size = BLOCKS * max(spec.page_size_bytes * count for spec, count in zip(specs, counts, strict=True))
-    by_block = (layout or "").startswith("B")
-    tensors = []
-    for group in groups:
-        if group.layer_names:
-            page, count = group.kv_cache_spec.page_size_bytes, len(group.layer_names)
-            layer, block = (page, page * count) if by_block else (page * BLOCKS, page)
-            tensors.append(KVCacheTensor(size, group.layer_names, layer_stride=layer, block_stride=block))
-    return KVCacheConfig(BLOCKS, tensors, groups, kv_cache_layout=layout)
-
-
-def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", cache_dtype: str = "auto", **parallel: int) -> Any:
-    """The pool of a model with such groups."""
-    return laid_out_as(cache_of(*specs, layout=layout), cache_dtype, heads=4, **parallel)
-
-
-def model_of(heads: int, **more: int | None) -> SimpleNamespace:
-    """As vLLM states a model with so many heads; `more`: of its configuration."""
-    return SimpleNamespace(get_total_num_kv_heads=lambda: heads, hf_text_config=SimpleNamespace(**more))
-
-
-def laid_out_as(
-    cache: KVCacheConfig, cache_dtype: str = "auto", heads: int = 4, *, model: Any = None, draft: Any = None,
-    **parallel: int,
-) -> PoolLayout:  # fmt: skip
-    one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, **dict.fromkeys(SPLITS, 1)}
-    config: Any = SimpleNamespace(
-        parallel_config=SimpleNamespace(**(one | parallel)), cache_config=SimpleNamespace(cache_dtype=cache_dtype),
-        model_config=model or model_of(heads), speculative_config=draft,
-    )  # fmt: skip
-    return layout_of(config, cache)
-
-
-def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torch.Tensor]:
-    """What a worker of vLLM has, with blocks stored in that order."""
-    memory = torch.zeros(cache.kv_cache_tensors[0].size, dtype=torch.int8)
-    found: dict[str, torch.Tensor] = {}
-    for tensor, group in zip(cache.kv_cache_tensors, cache.kv_cache_groups, strict=True):
-        order = KVCacheLayout[layout or cache.kv_cache_layout or ""]
-        placed = tensor
-        if layout is not None:
-            layer_stride, block_stride, *_ = compute_layout_strides(group.kv_cache_spec, BLOCKS, LAYERS, order)
-            placed = replace(tensor, layer_stride=layer_stride, block_stride=block_stride)
-        views = create_kv_cache_views(memory, group.kv_cache_spec, BLOCKS, order, placed)
-        found |= dict(zip(tensor.layers, views, strict=True))
-    return found
-
-
-@contextmanager
-def worker_of(layout: PoolLayout) -> Iterator[WorkerSide]:
-    with closing(WorkerSide(Options(Defaults()), layout)) as worker:
-        yield worker
-
-
-def names(cache: KVCacheConfig) -> list[Sequence[str]]:
-    return [group.layer_names for group in cache.kv_cache_groups]
+from tests.vllm.models.caches import (
+    BLOCKS,
+    CHUNKED,
+    FULL,
+    LATENT,
+    LAYERS,
+    MIXED,
+    PACKED,
+    SHAPE,
+    STATE,
+    STATE_BYTES,
+    WINDOW,
+    cache_of,
+    caches_of,
+    laid_out,
+    laid_out_as,
+    model_of,
+    names,
+    worker_of,
+)
 
 
 def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ranks() -> None:
@@ -218,56 +144,6 @@ def test_states_are_one_block_of_bytes_beside_attention_or_alone() -> None:
             worker.register(found, names(cache))
             with pytest.raises(ValueError, match=f"blocks of {STATE_BYTES} bytes for each layer, .* To do: "):
                 worker.register({**found, "layers.0.0": found["layers.0.0"][..., 2:]}, names(cache))
-
-
-def test_states_are_the_same_however_long_prompts_may_be() -> None:
-    longer = laid_out(replace(STATE, block_size=4096), FULL)
-    assert not differences(Side(laid_out(STATE, FULL), 1), Side(longer, 1))
-
-
-def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change: Any) -> PoolLayout:
-    """Of a model with 8 heads of 16 elements, so many groups of states of 8, and convolutions over 4 tokens."""
-    inputs = 8 * 16 // ranks, 2 * 8 * max((groups or 1) // ranks, 1)
-    shapes = ((3, sum(inputs)), (8 // ranks, 16, 8))
-    named = MambaAttentionBackendEnum[kind]
-    stated = {"shapes": shapes, "mamba_type": named, **change}
-    spec = MambaSpec(2048, dtypes=(torch.bfloat16, torch.float32), page_size_padded=1 << 14, **stated)
-    model = model_of(4, mamba_n_groups=groups)
-    return laid_out_as(cache_of(spec), model=model, tensor_parallel_size=ranks)
-
-
-@pytest.mark.parametrize(("kind", "groups"), [("MAMBA2", 1), ("MAMBA2", 4), ("GDN_ATTN", 4)])
-def test_states_of_other_numbers_of_ranks_are_bridged_section_by_section(kind: str, groups: int) -> None:
-    sides = [Side(states_of(ranks, kind, groups), ranks) for ranks in (1, 2, 4)]
-    for here in sides:
-        for there in sides:
-            assert all(difference.bridgeable for difference in differences(here, there))
-    (group,) = states_of(2, kind, groups).groups
-    own, common = 128 * 2, 8 * groups * 2
-    widths = [own, common, common] if kind == "MAMBA2" else [common, common, own]
-    assert [section.total_bytes for section in group.sections] == [*widths * 3, 8 * 16 * 8 * 4]
-    assert {section.total_bytes // section.nbytes for section in group.sections} == ({1, 2} if groups == 1 else {2})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"kind": "LINEAR"}, {"groups": None}, {"tp_replicated": True},
-     {"shapes": ((3, 60), (4, 16, 8), (2, 2))}, {"shapes": ((3, 81), (4, 16, 8))}, {"shapes": ((3, 64), (4, 16, 8))}],
-    ids=["kind", "groups", "replicated", "more tensors", "odd", "nothing beside"],
-)  # fmt: skip
-def test_states_of_which_nothing_is_known_are_those_of_as_many_ranks_only(change: dict[str, Any]) -> None:
-    split = states_of(2, **{"kind": "MAMBA2", **change})
-    assert split.groups[0].sections == ()
-    found = differences(Side(states_of(1), 1), Side(split, 2))
-    assert {"pool.groups[0].head_dim", "world_size"} <= {row.field for row in found if not row.bridgeable}
-    assert not differences(Side(split, 2), Side(split, 2))
-
-
-def test_dimensions_of_a_convolution_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = MambaSpec(2048, ((144, 3), (8, 16, 8)), (torch.bfloat16, torch.float32), 1 << 14)
-    monkeypatch.setattr("kvgrpc.integrations.vllm.states.is_conv_state_dim_first", lambda: True)
-    (group,) = laid_out_as(cache_of(spec), model=model_of(4, mamba_n_groups=1)).groups
-    assert group.sections == (Section(768, 768), Section(48, 48), Section(48, 48), Section(4096, 4096))
 
 
 @pytest.mark.parametrize(
