@@ -86,6 +86,12 @@ func TestAWrongRequestIsTheClients(t *testing.T) {
 			t.Errorf("%s: %d %s", more, status, body)
 		}
 	}
+	if status, body, _ := s.chat(t.Context()); status != http.StatusBadRequest {
+		t.Errorf("a chat, which engines without a tokenizer cannot read: %d %s", status, body)
+	}
+	if status, _, _ := s.send(t.Context(), "/v1/chat/completions", `{"prompt": [5]}`); status != http.StatusBadRequest {
+		t.Errorf("a chat without messages: %d", status)
+	}
 	s.p[0].refusals["AllocateBlocks"] = []error{refusal(codes.OutOfRange, "LIMIT_EXCEEDED", "FIX_REQUEST")}
 	status, body, _ := s.ask(t.Context(), "")
 	if status != http.StatusBadRequest || !strings.Contains(body, "LIMIT_EXCEEDED") || s.p[0].called("AllocateBlocks") > 5 {

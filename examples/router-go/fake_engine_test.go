@@ -31,6 +31,7 @@ type llm struct {
 	traces []string
 	works  []work
 	bodies []map[string]json.RawMessage
+	paths  []string
 	// statuses of the next answers, the first one first; 200 where there is none.
 	statuses []int
 	// streamError: the next stream begins with an error.
@@ -59,6 +60,7 @@ func (w *world) newLLM(t *testing.T) *llm {
 	mux.HandleFunc("POST /compute", e.compute)
 	mux.HandleFunc("DELETE /compute/{id}", e.stop)
 	mux.HandleFunc("POST /v1/completions", e.completions)
+	mux.HandleFunc("POST /v1/chat/completions", e.completions)
 	e.http = httptest.NewServer(mux)
 	t.Cleanup(e.http.Close)
 	return e
@@ -194,6 +196,7 @@ func (e *llm) completions(w http.ResponseWriter, r *http.Request) {
 	_ = json.Unmarshal(body, &fields)
 	e.mu.Lock()
 	e.bodies = append(e.bodies, fields)
+	e.paths = append(e.paths, r.URL.Path)
 	e.mu.Unlock()
 	var params struct {
 		Prefills bool            `json:"do_remote_decode"`
@@ -354,8 +357,17 @@ var prompt = []uint32{5, 6, 7, 8, 9, 10}
 // ask sends a request; with a context that ends early the client hangs up.
 func (s *stage) ask(ctx context.Context, more string) (status int, body string, err error) {
 	ids, _ := json.Marshal(prompt)
-	text := fmt.Sprintf(`{"model": "tiny", "prompt": %s, "max_tokens": 2%s}`, ids, more)
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/completions", strings.NewReader(text))
+	return s.send(ctx, "/v1/completions", fmt.Sprintf(`{"model": "tiny", "prompt": %s, "max_tokens": 2%s}`, ids, more))
+}
+
+// chat sends one message of a conversation.
+func (s *stage) chat(ctx context.Context) (status int, body string, err error) {
+	messages := `[{"role": "user", "content": "hello"}]`
+	return s.send(ctx, "/v1/chat/completions", fmt.Sprintf(`{"model": "tiny", "messages": %s, "max_tokens": 2}`, messages))
+}
+
+func (s *stage) send(ctx context.Context, path, text string) (status int, body string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, strings.NewReader(text))
 	if err != nil {
 		return 0, "", err
 	}

@@ -46,7 +46,8 @@ func (r *router) close() {
 
 func (r *router) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/completions", r.completions)
+	mux.HandleFunc("POST "+completions, r.completions)
+	mux.HandleFunc("POST "+chats, r.completions)
 	mux.HandleFunc("GET /healthz", r.healthz)
 	return mux
 }

@@ -7,7 +7,13 @@ import (
 	"time"
 )
 
-// request is one completion.
+// The paths of requests, here and at engines.
+const (
+	completions = "/v1/completions"
+	chats       = "/v1/chat/completions"
+)
+
+// request is one completion, or one answer of a chat.
 type request struct {
 	id string
 	// path and header are those that engines get.
@@ -25,7 +31,7 @@ type request struct {
 	avoid map[*engine]bool
 }
 
-// newRequest reads a request. Only an object with a prompt is one.
+// newRequest reads a request. Only an object with a prompt is one, or, of a chat, with messages.
 func newRequest(id string, from *http.Request, body []byte, answer *answer) (*request, error) {
 	r := &request{id: id, path: from.URL.Path, header: http.Header{}, answer: answer, avoid: map[*engine]bool{}}
 	if given := from.Header.Get("Authorization"); given != "" {
@@ -35,8 +41,12 @@ func newRequest(id string, from *http.Request, body []byte, answer *answer) (*re
 	if err := json.Unmarshal(body, &r.body); err != nil {
 		return nil, wrong("the body is no JSON object: %w", err)
 	}
-	if _, ok := r.body["prompt"]; !ok {
-		return nil, wrong("there is no prompt")
+	asks := "prompt"
+	if r.path == chats {
+		asks = "messages"
+	}
+	if _, ok := r.body[asks]; !ok {
+		return nil, wrong("there is no %s", asks)
 	}
 	if err := r.read("stream", &r.stream); err != nil {
 		return nil, err
@@ -75,6 +85,9 @@ func (r *request) with(fields map[string]any, without ...string) ([]byte, error)
 
 // prompt is the token ids, which a driven engine needs: it has no tokenizer.
 func (r *request) prompt() ([]uint32, error) {
+	if r.path == chats {
+		return nil, wrong("a chat is for engines with a tokenizer: this one is driven")
+	}
 	var ids []uint32
 	if err := json.Unmarshal(r.body["prompt"], &ids); err != nil || len(ids) == 0 {
 		return nil, wrong("prompt is a list of token ids, not empty")

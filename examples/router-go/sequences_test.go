@@ -84,6 +84,21 @@ func TestARelayedEngineGetsAnIntentAndWhatTheOtherSaidUnread(t *testing.T) {
 	}
 }
 
+func TestAChatGoesToRelayedEnginesByItsOwnPath(t *testing.T) {
+	for _, mode := range []string{"pull", "push"} {
+		s := on(t, mode, []string{"relay"}, []string{"relay"})
+		if status, body, err := s.chat(t.Context()); err != nil || status != http.StatusOK {
+			t.Fatalf("%d %s %v", status, body, err)
+		}
+		for _, e := range []*llm{s.p[0], s.d[0]} {
+			if e.paths[0] != "/v1/chat/completions" || len(e.bodies[0]["messages"]) == 0 {
+				t.Errorf("%s %v", e.paths[0], e.bodies[0])
+			}
+		}
+		s.atRest(t)
+	}
+}
+
 func TestAClientSeesNoGrantAndSetsNoParams(t *testing.T) {
 	s := on(t, "pull", []string{"relay"}, []string{"relay"})
 	_, body, _ := s.ask(t.Context(), `, "kv_transfer_params": {"kvgrpc_grant": "bWluZQ=="}`)

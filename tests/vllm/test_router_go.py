@@ -1,22 +1,19 @@
 """Two vLLM servers behind the router in Go: the tokens of one engine, and nothing that is left."""
 
 import json
-import shutil
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
-from tests.vllm.servers import MODEL, Server, healthy, new_server, ours, running, serving
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, START_S, prompt_of, wait_until
+from tests.vllm.routers import GO, go_router
+from tests.vllm.servers import MODEL, Server, healthy, new_server, ours, serving
 
-GO = shutil.which("go")
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
 Servers = tuple[Server, Server]
 pytestmark = pytest.mark.skipif(GO is None, reason="go is not on the PATH")
@@ -29,35 +26,6 @@ def servers(model_folder: Path) -> Iterator[Servers]:
         for server in (p, d):
             wait_until(lambda s=server: healthy(s.url), timeout_s=START_S)  # type: ignore[misc]
         yield p, d
-
-
-@pytest.fixture(scope="module")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("go") / "router"
-    subprocess.run([str(GO), "build", "-o", made, "."], cwd=ROOT / "examples" / "router-go", check=True)
-    return made
-
-
-@contextmanager
-def router(binary: Path, servers: Servers, folder: Path, mode: str) -> Iterator[str]:
-    """It relays, and looks at the leads."""
-    p, d = servers
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [
-        str(binary), "-listen", url.removeprefix("http://"), "-mode", mode,
-        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
-    ]  # fmt: skip
-    with running(command, folder / f"router-go-{mode}.log"):
-        wait_until(lambda: takes_work(url))
-        yield url
-
-
-def takes_work(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def asked(prompt: list[int], **more: Any) -> bytes:
@@ -87,11 +55,9 @@ def hang_up(url: str, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
-def test_the_router_in_go_gives_equal_tokens_and_cleans_up(
-    servers: Servers, binary: Path, model_folder: Path, mode: str
-) -> None:
+def test_the_router_in_go_gives_equal_tokens_and_cleans_up(servers: Servers, model_folder: Path, mode: str) -> None:
     p, d = servers
-    with router(binary, servers, model_folder, mode) as url:
+    with go_router(p, d, model_folder, mode) as url:
         prompt, before = prompt_of(300, 210 + len(mode)), received(d)
         assert complete(url, prompt) == complete(p.url, prompt)
         assert received(d) - before == 300
@@ -104,18 +70,10 @@ def test_the_router_in_go_gives_equal_tokens_and_cleans_up(
         assert complete(url, again) == complete(p.url, again)
 
 
-def test_kv_that_comes_too_late_is_computed_by_the_decode_engine(
-    servers: Servers, binary: Path, model_folder: Path
-) -> None:
+def test_kv_that_comes_too_late_is_computed_by_the_decode_engine(servers: Servers, model_folder: Path) -> None:
     """The lease is released before it is read: vLLM answers 500, D's lead says why, and the router follows."""
     p, d = servers
-    command = [
-        str(binary), "-listen", f"127.0.0.1:{free_port()}", "-ttl", "1ms",
-        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
-    ]  # fmt: skip
-    url = f"http://{command[2]}"
-    with running(command, model_folder / "router-go-late.log"):
-        wait_until(lambda: takes_work(url))
+    with go_router(p, d, model_folder, "pull", "-ttl", "1ms") as url:
         prompt = prompt_of(200, 240)
         assert complete(url, prompt) == complete(p.url, prompt)
     for server in servers:

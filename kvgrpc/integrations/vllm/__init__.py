@@ -10,6 +10,9 @@ worker meet in a folder that only this user can read.
 
 With `"mode": "tensors"` a prompt's KV goes as named tensors, by way of a store; that is `tensors/`.
 
+Programs around vLLM know connectors by name, and Dynamo refuses one that it does not know. `"kv_connector":
+"NixlConnector"` with the same module path is this connector, too: what such a program does for that name fits it.
+
 For tensor-parallel ranks and pipeline stages on one host, each replica of a data-parallel engine by itself, and groups
 of full attention, of sliding windows, of MLA and of states, whose blocks are whole in each layer's memory; others are
 refused.
@@ -17,4 +20,6 @@ refused.
 
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 
-__all__ = ["KVGrpcConnector"]
+NixlConnector = KVGrpcConnector
+
+__all__ = ["KVGrpcConnector", "NixlConnector"]

@@ -80,10 +80,11 @@ class PromMetrics(KVConnectorPromMetrics):
 
 
 def beside_nixl(vllm_config: Any) -> bool:
-    """Whether a NixlConnector has these names: two connectors of one MultiConnector share a registry."""
+    """Whether a NixlConnector of vLLM's own has these names: connectors of one MultiConnector share a registry."""
     transfer = vllm_config.kv_transfer_config
     others = (getattr(transfer, "kv_connector_extra_config", None) or {}).get("connectors", ())
-    return any(str(other.get("kv_connector", "")).startswith("Nixl") for other in others)
+    names = (str(other.get("kv_connector", "")) for other in others if not other.get("kv_connector_module_path"))
+    return any(name.startswith("Nixl") for name in names)
 
 
 def _rows(failures: dict[str, dict[str, int]]) -> Iterator[tuple[str, str, int]]:

@@ -4,8 +4,6 @@ nothing of kvgrpc, ours, and such as pair engines by the request's id.
 
 import itertools
 import json
-import shutil
-import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,25 +12,13 @@ from pathlib import Path
 import pytest
 
 from kvgrpc.client import connect_sync
-from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
-from tests.vllm.servers import (
-    BIN,
-    MODEL,
-    Server,
-    example_router,
-    healthy,
-    listens,
-    new_server,
-    ours,
-    running,
-    serving,
-    usual_router,
-)
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, START_S, free_port, prompt_of, wait_until
+from tests.vllm.routers import GO, discovering_router, go_router
+from tests.vllm.servers import MODEL, Server, example_router, healthy, new_server, ours, serving, usual_router
 from tests.vllm.xpyd import xpyd_proxy
 
 Servers = tuple[Server, Server]
 Router = Callable[[Servers, Path], AbstractContextManager[str]]
-GO = shutil.which("go")
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
          "--dtype", "float32")  # fmt: skip
 """In bfloat16 two tokens may be as likely, and which one is drawn depends on what else is computed."""
@@ -78,37 +64,18 @@ def registered_servers(model_folder: Path, discovery_port: int) -> Iterator[Serv
         yield pair
 
 
-@contextmanager
-def go_router(servers: Servers, folder: Path, mode: str) -> Iterator[str]:
+def through_go(servers: Servers, folder: Path, mode: str) -> AbstractContextManager[str]:
     if GO is None:
         pytest.skip("go is not on the PATH")
-    binary = folder / "router-go"
-    if not binary.exists():
-        subprocess.run([GO, "build", "-o", binary, "."], cwd=ROOT / "examples" / "router-go", check=True)
-    (p, d), port = servers, free_port()
-    command = [
-        str(binary), "-listen", f"127.0.0.1:{port}", "-mode", mode,
-        "-prefill", f"relay,{p.url},{p.lead}", "-decode", f"relay,{d.url},{d.lead}",
-    ]  # fmt: skip
-    with running(command, folder / f"tensors-router-go-{mode}.log"):
-        wait_until(lambda: _takes_work(port))
-        yield f"http://127.0.0.1:{port}"
-
-
-def _takes_work(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    return go_router(*servers, folder, mode)
 
 
 ROUTERS: dict[str, Router] = {
     "vllm-router": lambda servers, folder: usual_router(*servers, folder / "tensors-router.log"),
     "examples/router, pull": lambda servers, folder: example_router(*servers, folder / "tensors-ours.log", "pull"),
     "examples/router, push": lambda servers, folder: example_router(*servers, folder / "tensors-ours.log", "push"),
-    "examples/router-go, pull": lambda servers, folder: go_router(servers, folder, "pull"),
-    "examples/router-go, push": lambda servers, folder: go_router(servers, folder, "push"),
+    "examples/router-go, pull": lambda servers, folder: through_go(servers, folder, "pull"),
+    "examples/router-go, push": lambda servers, folder: through_go(servers, folder, "push"),
 }
 
 
@@ -180,14 +147,5 @@ def _all(url: str, **fields: object) -> list[list[int]]:
 def test_a_router_that_finds_engines_by_their_registration_moves_their_tensors(
     registered_servers: Servers, discovery_port: int, model_folder: Path
 ) -> None:
-    port = free_port()
-    command = [
-        str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--vllm-discovery-address", f"127.0.0.1:{discovery_port}",
-        "--kv-connector", "nixl", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()),
-        "--policy", "round_robin",
-    ]  # fmt: skip
-    log = model_folder / "tensors-discovery.log"
-    with running(command, log):
-        wait_until(lambda: listens(port))
-        wait_until(lambda: all(word in log.read_text() for word in ("Add Prefill", "Add Decode")), log.read_text)
-        serves(registered_servers, f"http://127.0.0.1:{port}")
+    with discovering_router(discovery_port, model_folder / "tensors-discovery.log") as url:
+        serves(registered_servers, url)
