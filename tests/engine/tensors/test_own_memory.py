@@ -97,7 +97,7 @@ def test_tensors_go_between_stores_in_memory_of_the_host(launch: Launch, key: by
 
 
 @pytest.mark.parametrize("put", [True, False], ids=["put", "fetched"])
-def test_tensors_go_from_device_to_device(launch: Launch, gpu: list[VmmMemory], key: bytes, put: bool) -> None:
+def test_tensors_go_from_device_to_device(gpu: list[VmmMemory], launch: Launch, key: bytes, put: bool) -> None:
     memories = of_gpu(gpu), of_gpu(gpu)
     p, d = (begun(launch, memory, "cuda_vmm") for memory in memories)
     sent, before = torch.randn(3, 1, 700), Event.waits
@@ -120,7 +120,7 @@ def test_tensors_go_from_device_to_device(launch: Launch, gpu: list[VmmMemory], 
 
 
 def test_a_store_on_a_device_and_one_that_nothing_reaches_from_there_say_so(
-    launch: Launch, gpu: list[VmmMemory], key: bytes
+    gpu: list[VmmMemory], launch: Launch, key: bytes
 ) -> None:
     p, d = begun(launch, of_gpu(gpu), "cuda_vmm"), begun(launch, of_host(), "cma")
     with pytest.raises(KVGrpcError) as refused:

@@ -17,18 +17,20 @@ from tests.vllm.servers import MODEL, Server, healthy, new_server, ours, serving
 
 Servers = tuple[Server, Server]
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
-OURS_FIRST, THEIRS_FIRST = "ours first", "theirs first"
+OURS_FIRST, THEIRS_FIRST, ALONE = "ours first", "theirs first", "alone"
 
 
 def beside(server: Server, folder: Path, order: str, **extra: Any) -> dict[str, Any]:
-    """Ours, and vLLM's example, which keeps prompts in files of this server."""
+    """Ours, and vLLM's example, which keeps prompts in files of this server. Alone, vLLM calls the hooks for several
+    groups.
+    """
     mine = {name: value for name, value in ours(server, **extra).items() if name != "engine_id"}
     kept = {"shared_storage_path": str(folder / f"kept-{server.port}")}
     theirs = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": kept}
-    both = [mine, theirs] if order == OURS_FIRST else [theirs, mine]
+    connectors = {OURS_FIRST: [mine, theirs], THEIRS_FIRST: [theirs, mine], ALONE: [mine]}[order]
     return {
         "kv_connector": "MultiConnector", "kv_role": "kv_both", "engine_id": server.name,
-        "kv_connector_extra_config": {"connectors": both},
+        "kv_connector_extra_config": {"connectors": connectors},
     }  # fmt: skip
 
 
@@ -45,7 +47,7 @@ def two_servers(folder: Path, order: str, **extra: Any) -> Iterator[Servers]:
         yield p, d
 
 
-@pytest.fixture(scope="module", params=[OURS_FIRST, THEIRS_FIRST])
+@pytest.fixture(scope="module", params=[OURS_FIRST, THEIRS_FIRST, ALONE])
 def order(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -124,7 +126,7 @@ def test_the_first_one_that_has_a_prompt_brings_it_and_its_source_is_let_go_in_a
     forgets(d)
     params, before = prefilled(p, prompt), received(d)
     assert tokens_of(ask(d.url, prompt, kv_transfer_params=params)) == expected
-    assert received(d) - before == (300 if order == OURS_FIRST else 0)
+    assert received(d) - before == (0 if order == THEIRS_FIRST else 300)
     at_rest(servers)
 
 

@@ -41,10 +41,12 @@ def test_both_legs_again_one_after_the_other_are_served(made: Made, p_mode: Mode
 def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: Mode, first: str) -> None:
     """By the name alone: what moved under it is over."""
     p, d = made(p_mode, Mode.AUTO)
-    d.begin(request_of("d0", {**decode_leg(p), **NAME}))
+    before = request_of("d0", {**decode_leg(p), **NAME})
+    blocks = d.begin(before)
     d.step()
     compute(p, request_of("p0", {**PREFILL, **NAME}))
     assert came(p, d, "d0")
+    d.hooks.finished(before, (blocks,))
     if first == "P":
         compute(p, request_of("p1", {**PREFILL, **NAME}))
     d.begin(request_of("d1", {**decode_leg(p), **NAME}))
@@ -60,7 +62,9 @@ def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: Mode, 
 def test_decodes_leg_again_with_what_was_taken_is_computed(made: Made) -> None:
     p, d = made(Mode.PULL, Mode.PULL)
     answer = compute(p, request_of("p", PREFILL))
-    d.begin(request_of("d0", answer))
+    before = request_of("d0", answer)
+    blocks = d.begin(before)
     assert came(p, d, "d0")
+    d.hooks.finished(before, (blocks,))
     d.begin(request_of("d1", answer))
     wait_until(lambda: p.step() and d.step() and d.told.failed == {"d1"})

@@ -156,7 +156,7 @@ def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
 
 
 def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
-    side, request, gives = side_of(), taking("a"), giving("b", os.urandom(16))
+    side, request, gives = side_of(on_loss=OnLoss.FAIL), taking("a"), giving("b", os.urandom(16))
     for arrived in (request, gives):
         side.arrived(arrived)
     side.match(request, 0)

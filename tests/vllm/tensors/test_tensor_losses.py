@@ -61,7 +61,7 @@ def test_an_engine_without_kvgrpc_ends_what_it_was_giving() -> None:
 
 
 def test_a_reset_is_done_though_the_store_died(worker: Callable[..., Worker]) -> None:
-    side, request, p = side_of(send=Send.GET), giving("a"), worker(send=Send.GET)
+    side, request, p = side_of(send=Send.GET, on_loss=OnLoss.FAIL), giving("a"), worker(send=Send.GET)
     side.arrived(request)
     p.step(side.step(scheduled({"a": 40})))
     assert p.side._store is not None
