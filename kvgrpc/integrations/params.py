@@ -86,8 +86,8 @@ def wanted(
 ) -> ScheduledRequest | None:  # fmt: skip
     """What a request with these params wants; None: nothing. One whose flags are both false takes and gives nothing,
     and what it will have computed can be `offered`. `arrived_us`: when its engine heard of it, as by
-    time.time_ns() // 1000; 0 is now. `used_keys`: what this engine handed over under lately; a request id that comes
-    again with the same prompt gets another key. `more` are further fields of it.
+    time.time_ns() // 1000; 0 is now. `used_keys`: what this engine handed over under lately; a prefill
+    that comes again under the same name gets another key. `more` are further fields of it.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a decode without a grant or an address;
     INVALID_FIELD for an intent that is none, and for both flags at once.
@@ -124,7 +124,8 @@ def wanted(
     key, shared = _key(intent, params), isinstance(fields.get("take"), Source) or (prefills and mode is not Mode.PULL)
     if not key and shared:
         key = _shared_key(request_id, prompt, more.get("cache_salt", ""))
-        key = b"" if prefills and key in used_keys else key
+    if prefills and key in used_keys:  # its lead refuses it: whoever comes by the answer is served
+        key = b""
     fields["transfer_key"] = key or os.urandom(TRANSFER_KEY_BYTES_MIN)
     began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
     fields["request_time_us"] = began_us

@@ -60,7 +60,9 @@ class Core:
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=self.block_tokens)
         self.tables: dict[str, list[int]] = {}
         """Of requests that are pushed."""
-        self.side.blocks = SimpleNamespace(block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],))
+        self.side.blocks = SimpleNamespace(
+            block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],), free=self._begins_anew
+        )
         self.hooks = Hooks(self.side, on_loss)
         self.told = Step()
 
@@ -68,9 +70,13 @@ class Core:
         self.hooks.close()
         self.worker.close()
 
-    def step(self, tokens: Mapping[str, int] | None = None, preempted: Any = None) -> bool:
-        """`tokens`: how many of each request are computed in it."""
-        step = self.hooks.step(scheduled(tokens, preempted))
+    def _begins_anew(self, request: Any) -> None:
+        """Nothing came for it, and vLLM is to compute it: this counts as failed here, too. Its test has its blocks."""
+        self.told.failed.add(request.request_id)
+
+    def step(self, tokens: Mapping[str, int] | None = None, preempted: Any = None, ended: Any = ()) -> bool:
+        """`tokens`: how many of each request are computed in it. `ended`: requests of which vLLM says that they are."""
+        step = self.hooks.step(scheduled(tokens, preempted, ended))
         assert not step.loaded & self.told.loaded, "told twice"
         self.told.loaded |= step.loaded
         self.told.failed |= step.failed
@@ -138,13 +144,13 @@ Cores = tuple[Core, Core]
 """Prefill and decode."""
 
 
-def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None) -> Any:
+def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None, ended: Any = ()) -> Any:
     """A step that computes so many tokens of each request."""
     counts = dict(tokens or {})
     cached = SimpleNamespace(req_ids=list(counts), num_computed_tokens=[0] * len(counts))
     return SimpleNamespace(
         preempted_req_ids=preempted, num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()),
-        scheduled_cached_reqs=cached, scheduled_new_reqs=[],
+        scheduled_cached_reqs=cached, scheduled_new_reqs=[], finished_req_ids=set(ended),
     )  # fmt: skip
 
 

@@ -148,3 +148,12 @@ def listens(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
         return True
     return False
+
+
+@contextmanager
+def waiting_client(url: str, body: bytes) -> Iterator[None]:
+    """One that has sent its request, and leaves at the end without its answer."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        yield

@@ -1,7 +1,6 @@
 """Two vLLM servers behind routers: the one that vLLM's users have, which knows nothing of kvgrpc, and our example."""
 
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,7 +10,17 @@ from typing import Any
 import pytest
 
 from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, MAX_TOKENS, PREFILL, START_S, prompt_of, wait_until
-from tests.vllm.servers import MODEL, Server, example_router, healthy, new_server, ours, serving, usual_router
+from tests.vllm.servers import (
+    MODEL,
+    Server,
+    example_router,
+    healthy,
+    new_server,
+    ours,
+    serving,
+    usual_router,
+    waiting_client,
+)
 
 Servers = tuple[Server, Server]
 
@@ -136,16 +145,9 @@ def test_the_example_router_gives_equal_tokens_and_cleans_up(servers: Servers, m
         assert received(d) - before == 300
         with pytest.raises(urllib.error.HTTPError, match="502"):
             complete(url, prompt, max_tokens=-1)
-        hang_up(url, prompt_of(1500, 120 + len(mode)))
+        with waiting_client(url, asked(prompt_of(1500, 120 + len(mode)), max_tokens=400)):
+            pass
         for server in servers:
             wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
         again = prompt_of(100, 130 + len(mode))
         assert complete(url, again) == complete(p.url, again)
-
-
-def hang_up(url: str, prompt: list[int]) -> None:
-    """Sends a request, and leaves as soon as it is sent."""
-    body = asked(prompt, max_tokens=400)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
-        client.sendall(head.encode() + b"\r\n\r\n" + body)

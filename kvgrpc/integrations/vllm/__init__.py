@@ -18,8 +18,16 @@ of full attention, of sliding windows, of MLA and of states, whose blocks are wh
 refused.
 """
 
+from contextlib import suppress
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 
 NixlConnector = KVGrpcConnector
 
 __all__ = ["KVGrpcConnector", "NixlConnector"]
+
+with suppress(ValueError):  # it is registered
+    # What a MultiConnector counts is sent under the names of its connectors, which are looked up there.
+    KVConnectorFactory.register_connector(KVGrpcConnector.__name__, __name__, KVGrpcConnector.__name__)

@@ -23,7 +23,7 @@ from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.insides import told
-from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, check_here, kernels_of_groups
+from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, check_here, kernels_of_groups, of_ours
 from kvgrpc.integrations.vllm.options import Options, choose_policy, export_traces
 from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from kvgrpc.integrations.vllm.registering import Registering
@@ -91,8 +91,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Met]) -> None:
         """The last of the start: what only workers know of the KV is a part of what it is of."""
         config, parallel = self._vllm_config, self._vllm_config.parallel_config
-        ranks = range(parallel.tensor_parallel_size)
-        met = [[metadata[stage, rank] for rank in ranks] for stage in range(parallel.pipeline_parallel_size)]
+        ranks, count = range(parallel.tensor_parallel_size), parallel.pipeline_parallel_size
+        met = [of_ours(Met, [metadata[stage, rank] for rank in ranks]) for stage in range(count)]
         check_here(met)
         stages = agreed(met)
         factors = factors_of(config, self._options.weights_revision, kernels_of_groups(stages))
@@ -135,6 +135,10 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._hooks.finished(request, block_ids)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """The same, as vLLM says it beside a connector that knows one group alone."""
+        return self.request_finished_all_groups(request, (block_ids,))
 
     @property
     def requires_kv_delivery(self) -> bool:

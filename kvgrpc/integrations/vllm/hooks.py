@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.params import FLAGS
 from kvgrpc.integrations.vllm.block_tables import blocks_of
 from kvgrpc.integrations.vllm.meeting import Step
+from kvgrpc.integrations.vllm.prompts import begin_anew
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.waking import Bell, Ring
 
@@ -42,12 +44,16 @@ class Hooks:
         """Requests that were prefilled elsewhere, until they have blocks."""
         self._unserved: set[str] = set()
         """Of those, the ones for which nothing will come."""
-        self._loading: dict[str, list[int]] = {}
-        """Requests that wait for KV, with the blocks for it."""
+        self._loading: dict[str, tuple[Request, list[int]]] = {}
+        """Requests that wait for KV, each with the blocks for it."""
         self._failed: set[str] = set()
         """Of those, the ones that wait in vain."""
         self._holding: dict[str, list[int]] = {}
         """Blocks that we hold, of requests that left."""
+        self._asking: set[str] = set()
+        """Requests that ask for something, until vLLM says that they left."""
+        self._left: set[str] = set()
+        """Those of which it said so since the last step. Another one may have the id already."""
         self._bell = Bell(side.fileno())
 
     def adapter_loaded(self, adapter: "LoRARequest") -> None:
@@ -64,6 +70,8 @@ class Hooks:
             return
         if params.get("do_remote_prefill") is True:
             self._wanting.add(request.request_id)
+        if FLAGS & {name for name, value in params.items() if value is True}:
+            self._asking.add(request.request_id)
         if not self._do(lambda: self._side.arrived(request, params), otherwise=False):
             self._unserved |= self._wanting & {request.request_id}
 
@@ -89,7 +97,7 @@ class Hooks:
         unserved = request_id in self._unserved
         self._unserved.discard(request_id)
         if external_tokens:
-            self._loading[request_id] = blocks_of(table)
+            self._loading[request_id] = request, blocks_of(table)
         known = not unserved and self._do(
             lambda: self._side.allocated(request, table, external_tokens), otherwise=False
         )
@@ -98,6 +106,7 @@ class Hooks:
 
     def step(self, output: "SchedulerOutput") -> Step:
         """What the worker is to report."""
+        self._hear_of(output)
         waiting = bool(self._loading)
         step = (
             self._do(lambda: self._side.step(output, waiting=waiting, holding=bool(self._holding)), otherwise=None)
@@ -109,9 +118,37 @@ class Hooks:
         # Once each: a second report, or one of a request that does not wait, ends the engine.
         step.loaded &= self._loading.keys()
         step.failed &= step.loaded
-        self._loading = {id_: blocks for id_, blocks in self._loading.items() if id_ not in step.loaded}
+        if self._on_loss is OnLoss.RECOMPUTE:
+            self._begin_anew(step)
+        self._loading = {id_: load for id_, load in self._loading.items() if id_ not in step.loaded}
         self._release(step)
         return step
+
+    def _hear_of(self, output: "SchedulerOutput") -> None:
+        """VLLM ends requests, and computes others, without calling the hooks of this connector: they move nothing."""
+        ended = self._asking & (set(output.finished_req_ids) - self._left)
+        self._left.clear()
+        for hook, request_ids in (
+            ("request_finished_all_groups or request_finished", ended),
+            ("update_state_after_alloc", self._wanting & output.num_scheduled_tokens.keys()),
+        ):
+            for request_id in request_ids:
+                self._asking.discard(request_id)
+                self._wanting.discard(request_id)
+                self._do(lambda r=request_id, h=hook: self._side.unheard(r, h), otherwise=None)  # type: ignore[misc]
+
+    def _begin_anew(self, step: Step) -> None:
+        """To vLLM these are loads that ended, of no tokens. What it does with one that failed is said by a key of its
+        own, which is out of reach where several connectors share an engine.
+        """
+        for request_id in list(step.failed):
+            request, _ = self._loading[request_id]
+            try:
+                begin_anew(request, self._side.blocks)
+            except Exception:  # noqa: BLE001 - logged: it fails
+                _log.exception("request %s cannot begin anew", request_id)
+            else:
+                step.failed.discard(request_id)
 
     def _release(self, step: Step) -> None:
         """A lead that lives may vouch for blocks that it has not returned, whatever became of this side."""
@@ -134,6 +171,8 @@ class Hooks:
         request_id = request.request_id
         self._side.pressure.left(request_id)
         self._wanting.discard(request_id)
+        self._asking.discard(request_id)
+        self._left.add(request_id)
         self._unserved.discard(request_id)
         nothing: Answer = False, None
         return self._do(lambda: self._finished(request, table), otherwise=nothing)
@@ -179,7 +218,7 @@ class Hooks:
         self._failed |= self._loading.keys()
         self._try(self._bell.close)
         self._try(self._side.abandon)
-        self._try(lambda: self._side.hold([block for blocks in self._loading.values() for block in blocks]))
+        self._try(lambda: self._side.hold([block for _, blocks in self._loading.values() for block in blocks]))
 
     def _try(self, what: Callable[[], None]) -> None:
         try:

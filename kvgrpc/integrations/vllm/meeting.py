@@ -1,16 +1,18 @@
 """What the two sides of the connector tell each other, and how they meet."""
 
 import itertools
+import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
 from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.engine import RankTicket
 from kvgrpc.errors import note
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.identity import Kernels
@@ -23,6 +25,7 @@ TICKET, ATTACHED = "ticket", "attached"
 """Files in the folder where they meet. What a worker says when it is attached is why it could not, or nothing."""
 DIFFERENCES_MAX, VALUE_BYTES_MAX = 4, 200
 """Of ranks that differ, so much is shown."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Step(KVConnectorMetadata):
     """
     loaded: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    """Of those in `loaded`, the ones of which nothing came."""
+    """Of those in `loaded`, the ones that vLLM is to fail, since nothing came."""
     sent: set[str] = field(default_factory=set)
     """For the scheduler's side itself: what was handed over is done with."""
 
@@ -65,6 +68,18 @@ def check_here(stages: Sequence[Sequence[Met]]) -> None:
                     "keep all workers of an engine on one host and in one container, with Ray too, and let engines "
                     "on other hosts be engines of their own",
                 )
+
+
+def of_ours(kind: type[T], met: Sequence[Any]) -> list[T]:
+    """What our workers said at the start. A MultiConnector hands on what the first of its connectors said that says
+    anything. Raises ValueError where that was another one.
+    """
+    if others := {type(of).__name__ for of in met if not isinstance(of, kind)}:
+        raise unserved(
+            f"no engine beside a connector that has a handshake of its own: its workers said {', '.join(others)}",
+            "leave that connector out of the MultiConnector",
+        )
+    return list(met)
 
 
 def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
@@ -125,3 +140,20 @@ def hear(path: Path, within_s: float = MEET_S) -> str:
             raise TimeoutError(f"kvgrpc: the other side did not come within {within_s:g} s ({path})")
         time.sleep(0.01)
     return path.read_text()
+
+
+def give_tickets(ticket: RankTicket, ranks: Sequence[tuple[Path, Sequence[int]]], within_s: float) -> None:
+    """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: where each one
+    waits, and the number of its first layer in each group.
+
+    Raises TimeoutError, RuntimeError for a worker that says that it could not, and ValueError for one that is another
+    connector's.
+    """
+    for rank, (folder, first_layers) in enumerate(ranks):
+        if (folder / ATTACHED).exists():
+            raise unserved("an engine once", "leave one of them out of the MultiConnector")
+        row = {**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank, "first_layers": first_layers}
+        say(folder / TICKET, json.dumps(row))
+    for rank, (folder, _) in enumerate(ranks):
+        if error := hear(folder / ATTACHED, within_s):
+            raise RuntimeError(f"kvgrpc: worker {rank} could not attach: {error}")

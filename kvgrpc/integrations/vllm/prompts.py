@@ -43,6 +43,14 @@ def reached(request: "Request", here: int, tokens: int) -> None:
         )  # fmt: skip
 
 
+def begin_anew(request: "Request", manager: Any) -> None:
+    """Nothing came for a request that waits for its KV. VLLM looks for it once more, and gives it blocks, as its own
+    scheduler has it where a load fails and is to be computed. `manager`: its KVCacheManager, whose blocks are at rest.
+    """
+    manager.free(request)
+    request.num_computed_tokens = 0
+
+
 def trace_of(request: "Request", params: Mapping[str, Any]) -> str:
     """The traceparent of its HTTP request, else the one in its params; empty: neither has one. vLLM passes headers on
     only where it exports spans of its own (`--otlp-traces-endpoint`).

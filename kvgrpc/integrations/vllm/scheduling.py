@@ -1,10 +1,9 @@
 """The connector in vLLM's engine core: its hooks, on a Scheduler with a lead of its own."""
 
-import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, Preconditi
 from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.block_tables import without_null
-from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, MIRROR_S, TICKET, Step, hear, say
+from kvgrpc.integrations.vllm.meeting import MEET_S, MIRROR_S, Step, give_tickets
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
 from kvgrpc.integrations.vllm.prompts import (
@@ -132,17 +131,8 @@ class SchedulerSide:
         return self._engine.address
 
     def meet(self, ranks: Sequence[tuple[Path, Sequence[int]]]) -> None:
-        """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: where each one
-        waits, and the number of its first layer in each group. Raises TimeoutError, and RuntimeError for a worker that
-        says that it could not.
-        """
-        ticket = self._engine.ticket
-        for rank, (folder, first_layers) in enumerate(ranks):
-            row = {**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank, "first_layers": first_layers}
-            say(folder / TICKET, json.dumps(row))
-        for rank, (folder, _) in enumerate(ranks):
-            if error := hear(folder / ATTACHED, MIRROR_S if self._options.mirror else MEET_S):
-                raise RuntimeError(f"kvgrpc: worker {rank} could not attach: {error}")
+        """See `give_tickets`."""
+        give_tickets(self._engine.ticket, ranks, MIRROR_S if self._options.mirror else MEET_S)
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
         """What its params ask for begins. False: they ask in vain."""
@@ -165,7 +155,7 @@ class SchedulerSide:
         except KVGrpcError as error:
             if request.abort_immediately:  # it names nothing that could be freed, and was counted if it came before
                 return True
-            self.stats.refused()
+            self.stats.refused(str(error))
             _log.warning("request %s moves no KV: %s", request.request_id, error)
             return False
         self._known.add(request.request_id)
@@ -323,6 +313,18 @@ class SchedulerSide:
             self._unshown.remove(request_id)
             answer = shared if request.status in COMPLETE else None
         return keep, answer
+
+    def unheard(self, request_id: str, hook: str) -> None:
+        """VLLM did not call this hook for it: so nothing of it moves, and whoever waits for that hears it."""
+        why = f"vLLM does not call {hook} of this connector"
+        self._serving.discard(request_id)
+        self._computing.pop(request_id, None)
+        self._offers.pop(request_id, None)
+        self._siblings.left(request_id)
+        self._unshown.discard(request_id)
+        self.scheduler.aborted(request_id, why)
+        self._forget(request_id)
+        self.stats.unheard(why)
 
     def _left(
         self, request: "Request", table: tuple[list[int], ...], offer: ScheduledRequest | None

@@ -12,6 +12,7 @@ import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from kvgrpc.errors import Reason
+from kvgrpc.integrations.vllm.silence import Silence
 
 if TYPE_CHECKING:
     from kvgrpc.core.policy.values import Loss, SendEnded
@@ -47,6 +48,7 @@ class KVGrpcStats(KVConnectorStats):
         super().__init__(data=_empty() | dict(data or {}))
         self._waiting: dict[str, float] = {}
         """Since when requests wait for their KV, by the monotonic clock."""
+        self._silence = Silence()
 
     def waits(self, request_id: str) -> None:
         """A request waits for its KV from now on, and for nothing else."""
@@ -65,6 +67,7 @@ class KVGrpcStats(KVConnectorStats):
         """The KV of so many tokens came."""
         self.data["received"] += 1
         self.data["received_tokens"] += tokens
+        self._silence.moved()
 
     def lost(self, loss: "Loss") -> None:
         """The KV of a request did not come."""
@@ -78,6 +81,14 @@ class KVGrpcStats(KVConnectorStats):
             self.data["reclaimed"] += news.loss.reason is Reason.LEASE_RECLAIMED
             self.data["expired"] += news.loss.reason in EXPIRED
             self._failed(SEND, news.loss)
+        else:
+            self._silence.moved()
+
+    def gave(self, *, complete: bool) -> None:
+        """Tensors of a prompt were put, or kept for others: all of them, or not."""
+        self.data["sent" if complete else "unsent"] += 1
+        if complete:
+            self._silence.moved()
 
     def moved(self, telemetry: "MoveTelemetry") -> None:
         """This engine's ranks moved the bytes of a transfer."""
@@ -86,9 +97,14 @@ class KVGrpcStats(KVConnectorStats):
         self._add("transfer_bytes", telemetry.nbytes)
         self._add("transfer_descriptors", telemetry.descriptors)
 
-    def refused(self) -> None:
+    def refused(self, why: str) -> None:
         """Params were of no use."""
         self.data["refused"] += 1
+        self._silence.in_vain(why)
+
+    def unheard(self, why: str) -> None:
+        """VLLM does not say what becomes of requests that ask for something."""
+        self._silence.in_vain(why)
 
     def take(self) -> "KVGrpcStats | None":
         """The counts so far, which begin anew; None: nothing happened."""
@@ -139,6 +155,7 @@ class KVGrpcStats(KVConnectorStats):
     def _failed(self, direction: str, loss: "Loss") -> None:
         reasons = self.data["failures"].setdefault(direction, {})
         reasons[loss.reason.value] = reasons.get(loss.reason.value, 0) + 1
+        self._silence.in_vain(f"{loss.reason}: {loss.message}")
 
 
 def _empty() -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from kvgrpc.core.policy.values import Loss
+from kvgrpc.errors import NextStep, Reason
 from kvgrpc.integrations.vllm.tensors.messages import Heard
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions
 from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
@@ -16,6 +18,7 @@ LAYOUT, _ = pool_of(states=False)
 BLOCK_BYTES = sum(region.block_bytes for region in LAYOUT.regions)
 KEY, PEER = os.urandom(16), "127.0.0.1:7000"
 TABLE = list(range(1, 9))
+DIED = Loss(Reason.PEER_LOST, "its source died", NextStep.RECOMPUTE)
 
 
 def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:

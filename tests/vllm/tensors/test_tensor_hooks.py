@@ -14,7 +14,7 @@ from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
 from kvgrpc.integrations.vllm.tensors.working import TensorWorking
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, scheduled
-from tests.vllm.tensors.sides import BLOCK_BYTES, KEY, LAYOUT, PEER, TABLE, giving, held, side_of, taking
+from tests.vllm.tensors.sides import BLOCK_BYTES, DIED, KEY, LAYOUT, PEER, TABLE, giving, held, side_of, taking
 
 
 @pytest.mark.parametrize("steps", [[40], [16, 24], [7, 7, 7, 7, 7, 5], [15, 17, 8], [39, 1]], ids=str)
@@ -70,13 +70,14 @@ def test_what_does_not_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     side, request = side_of(on_loss=on_loss), taking("a")
     side.arrived(request)
     side.match(request, 16)
-    side.hear(Heard(lost={("a", KEY): "its source died"}))
+    side.hear(Heard(lost={("a", KEY): DIED}))
     tokens, waits = side.match(request, 16)
     assert (tokens, waits) == ((24, True) if on_loss is OnLoss.FAIL else (0, False))
     side.allocated(request, TABLE, tokens or 0)
     step = side.step(scheduled())
     assert step.failed == ({"a"} if waits else set())
     assert (step.loads, step.expects, step.ended) == ([], [], [KEY])
+    assert side.stats.data["failures"] == {"receive": {"PEER_LOST": 1}}
 
 
 def test_answers_to_one_prompt_share_its_tensors_until_the_last_one_left() -> None:
@@ -155,7 +156,7 @@ def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
 
 
 def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
-    side, request, gives = side_of(), taking("a"), giving("b", os.urandom(16))
+    side, request, gives = side_of(on_loss=OnLoss.FAIL), taking("a"), giving("b", os.urandom(16))
     for arrived in (request, gives):
         side.arrived(arrived)
     side.match(request, 0)

@@ -15,7 +15,7 @@ from kvgrpc.integrations.vllm.tensors.parts import Part
 from kvgrpc.integrations.vllm.tensors.sending import Sending
 from tests.vllm.cores import scheduled
 from tests.vllm.engines import wait_until
-from tests.vllm.tensors.sides import KEY, giving, held, side_of, taking
+from tests.vllm.tensors.sides import DIED, KEY, giving, held, side_of, taking
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
 
 
@@ -61,7 +61,7 @@ def test_an_engine_without_kvgrpc_ends_what_it_was_giving() -> None:
 
 
 def test_a_reset_is_done_though_the_store_died(worker: Callable[..., Worker]) -> None:
-    side, request, p = side_of(send=Send.GET), giving("a"), worker(send=Send.GET)
+    side, request, p = side_of(send=Send.GET, on_loss=OnLoss.FAIL), giving("a"), worker(send=Send.GET)
     side.arrived(request)
     p.step(side.step(scheduled({"a": 40})))
     assert p.side._store is not None
@@ -85,7 +85,7 @@ def test_what_is_said_of_a_request_that_left_is_not_taken_for_the_next_one_of_it
         side.match(request, 0)
         side.step(scheduled())
     held(side, "a", 3, key=keys[0])
-    side.hear(Heard(lost={("a", keys[0]): "its source died"}))
+    side.hear(Heard(lost={("a", keys[0]): DIED}))
     assert side.match(requests[1], 0) == (None, False)
     held(side, "a", 3, key=keys[1])
     assert side.match(requests[1], 0) == (39, False)

@@ -52,12 +52,28 @@ def test_a_prompt_that_decode_has_comes_no_more(pair: TensorPair) -> None:
     assert received(pair.d) == before
 
 
-def test_answers_to_one_prompt_all_take_its_tensors(pair: TensorPair) -> None:
-    prompt = prompt_of(CHUNK_TOKENS + 9, seed=62)  # with others two tokens are as likely, and vLLM draws
-    expected = pair.expected(prompt)
-    prefilled = pair.p.answer(pair.begin_prefill(prompt))
-    answer = pair.d.ask(prompt, prefilled.params, n=2)
-    assert [answer.tokens, *answer.others] == [expected, expected]
+@pytest.mark.parametrize("answers", [2, 3])
+def test_several_answers_have_the_tokens_of_one_engine_whose_prompt_is_given_once(
+    pair: TensorPair, answers: int
+) -> None:
+    prompt = prompt_of(CHUNK_TOKENS + 40 * answers, seed=63 + answers)
+    expected, before, sent = pair.expected(prompt), received(pair.d), pair.p.counts().get("sent", 0)
+    prefilled = pair.p.answer(pair.begin_prefill(prompt, n=answers))
+    answer = pair.d.ask(prompt, prefilled.params, n=answers)
+    assert [answer.tokens, *answer.others] == answers * [expected]
+    assert received(pair.d) - before >= len(prompt) - 1
+    assert pair.p.counts()["sent"] - sent == 1
+
+
+def test_answers_whose_client_left_leave_nothing(pair: TensorPair) -> None:
+    prompt, key = prompt_of(20 * BLOCK_TOKENS, seed=69), os.urandom(16)
+    params = {"do_remote_prefill": True, **pair.intent(key, pair.p)}
+    waiting = pair.d.begin(prompt, params, n=2)
+    source = pair.begin_prefill(prompt, key, n=2)
+    pair.d.abort(waiting)
+    pair.p.abort(source)
+    again = prompt_of(3 * BLOCK_TOKENS, seed=70)
+    assert pair.moved(again).tokens == pair.expected(again)
 
 
 @pytest.mark.parametrize("salt", ["", "pepper"])

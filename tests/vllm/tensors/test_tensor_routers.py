@@ -14,7 +14,17 @@ import pytest
 from kvgrpc.client import connect_sync
 from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, START_S, free_port, prompt_of, wait_until
 from tests.vllm.routers import GO, discovering_router, go_router
-from tests.vllm.servers import MODEL, Server, example_router, healthy, new_server, ours, serving, usual_router
+from tests.vllm.servers import (
+    MODEL,
+    Server,
+    example_router,
+    healthy,
+    new_server,
+    ours,
+    serving,
+    usual_router,
+    waiting_client,
+)
 from tests.vllm.xpyd import xpyd_proxy
 
 Servers = tuple[Server, Server]
@@ -121,6 +131,46 @@ def test_engines_as_they_are_by_default_exchange_tensors_behind_a_router(
         serves(servers, url)
 
 
+def test_several_answers_and_lists_of_prompts_go_through_a_router_as_one_request(
+    servers: Servers, model_folder: Path
+) -> None:
+    """VLLM makes several of each. One gives, and all of its answers take; other prompts of a list are computed."""
+    p, d = servers
+    prompts = [prompt_of(200 + 40 * number, next(SEEDS)) for number in range(3)]
+    expected = [complete(p.url, prompt) for prompt in prompts]
+    before, lost = loaded(d)[0], d.counted("vllm:kvgrpc_lost_total")
+    given = p.counted("vllm:kvgrpc_sent_total")
+    with usual_router(*servers, model_folder / "tensors-siblings.log") as url:
+        assert _all(url, prompt=prompts[0], n=3, temperature=1, top_k=1) == 3 * [expected[0]]
+        assert _all(url, prompt=prompts[1:]) == expected[1:]
+        assert _all(url, prompt=prompts[1:], n=2, temperature=1, top_k=1) == [
+            tokens for tokens in expected[1:] for _ in range(2)
+        ]
+    assert loaded(d)[0] - before >= len(prompts[0]) + len(prompts[1]) - 2
+    assert d.counted("vllm:kvgrpc_lost_total") == lost
+    wait_until(lambda: p.counted("vllm:kvgrpc_sent_total") == given + 3)
+    for server in servers:
+        wait_until(lambda s=server: stored(s) == 0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+def test_clients_that_hang_up_leave_nothing_in_either_store(servers: Servers, model_folder: Path, answers: int) -> None:
+    """At once, and while decode answers."""
+    p, d = servers
+    more = {"max_tokens": 800, "n": answers, "temperature": 1, "top_k": 1, "ignore_eos": True, "model": MODEL}
+    with usual_router(*servers, model_folder / "tensors-hang-ups.log") as url:
+        with waiting_client(url, json.dumps({"prompt": prompt_of(1100, next(SEEDS)), **more}).encode()):
+            pass
+        before = loaded(d)[0]
+        with waiting_client(url, json.dumps({"prompt": prompt_of(1000, next(SEEDS)), **more}).encode()):
+            wait_until(lambda: loaded(d)[0] > before)
+        for server in servers:
+            wait_until(lambda s=server: stored(s) == 0)  # type: ignore[misc]
+            wait_until(lambda s=server: s.counted("vllm:num_requests_running") == 0)  # type: ignore[misc]
+        prompt = prompt_of(100, next(SEEDS))
+        assert complete(url, prompt) == complete(p.url, prompt)
+
+
 def test_a_proxy_that_pairs_engines_by_the_requests_id_moves_their_tensors(
     registered_servers: Servers, discovery_port: int
 ) -> None:
@@ -141,7 +191,8 @@ def _all(url: str, **fields: object) -> list[list[int]]:
     body = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     data, headers = json.dumps(body | fields).encode(), {"content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=90) as answer:
-        return [choice["token_ids"] for choice in json.load(answer)["choices"]]
+        choices = sorted(json.load(answer)["choices"], key=lambda choice: int(choice["index"]))
+        return [choice["token_ids"] for choice in choices]
 
 
 def test_a_router_that_finds_engines_by_their_registration_moves_their_tensors(

@@ -50,7 +50,8 @@ class Worker:
     def loses(self, key: bytes, name: str = "a") -> str:
         """Waits until a request under this key is lost, and says why."""
         wait_until(lambda: (name, key) in self.hears().lost)
-        return self.heard.lost[name, key]
+        loss = self.heard.lost[name, key]
+        return f"{loss.reason}: {loss.message}"
 
     def offers(self) -> int:
         """Tensors that its lead keeps for others."""

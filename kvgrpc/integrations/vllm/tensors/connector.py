@@ -20,6 +20,7 @@ from kvgrpc.integrations.old_settings import not_read
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.geometry import layout_of, unserved
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
+from kvgrpc.integrations.vllm.meeting import of_ours
 from kvgrpc.integrations.vllm.registering import Registering
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import Heard, MetStore, TensorStep
@@ -65,7 +66,7 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], MetStore]) -> None:
         """The last of the start: where the stores are."""
-        met = [metadata[0, rank] for rank in range(len(metadata))]
+        met = of_ours(MetStore, [metadata[0, rank] for rank in range(len(metadata))])
         if len({of.identity for of in met}) > 1:
             raise unserved("ranks that compute alike", "run all workers of this engine on the same kind of processor")
         _log.info("kvgrpc: KV is exchanged as tensors with engines of %s, at %s", met[0].identity, met[0].address)
@@ -109,6 +110,10 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:  # fmt: skip
         """The blocks are never kept: what was put of them are copies."""
         return False, self._do(lambda side: side.finished(request), otherwise=None)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """The same, as vLLM says it beside a connector that knows one group alone."""
+        return self.request_finished_all_groups(request, (block_ids,))
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -187,3 +192,7 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
             self._registering.close()
         if self._working is not None:
             self._working.close()
+
+
+TensorConnector.__name__ = "KVGrpcConnector"
+"""What a MultiConnector calls its counts by: its configuration has no other name for it."""

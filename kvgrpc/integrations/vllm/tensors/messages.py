@@ -9,6 +9,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvgrpc.core.policy.values import Loss
+from kvgrpc.errors import KVGrpcError, NextStep
 from kvgrpc.integrations.vllm.tensors.parts import Part
 
 
@@ -94,7 +96,7 @@ class Heard(KVConnectorWorkerMetadata):
 
     held: Counter[tuple[str, bytes, int]] = field(default_factory=Counter)
     """By request, transfer key and number of parts: how many workers have all these."""
-    lost: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    lost: dict[tuple[str, bytes], Loss] = field(default_factory=dict)
     """Requests and their transfer keys of which something will not come, and why."""
     forgot: Counter[int] = field(default_factory=Counter)
     """By step: how many workers have ended what was put before."""
@@ -111,3 +113,8 @@ class Heard(KVConnectorWorkerMetadata):
 
     def __bool__(self) -> bool:
         return bool(self.held or self.lost or self.forgot or self.over)
+
+
+def loss_of(error: KVGrpcError) -> Loss:
+    """Why something does not come that this ended."""
+    return Loss(error.reason, error.sentence, error.next or NextStep.RECOMPUTE)

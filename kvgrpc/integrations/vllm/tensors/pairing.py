@@ -71,3 +71,9 @@ def takes_by_params(request: "Request") -> bool:
     """Whether a request's params say that its prompt was, or is, computed elsewhere."""
     params = request.kv_transfer_params
     return isinstance(params, dict) and params.get("do_remote_prefill") is True
+
+
+def said_by_params(request: "Request") -> bool:
+    """Whether a request's params say what it wants; else its id does."""
+    params = request.kv_transfer_params
+    return takes_by_params(request) or (isinstance(params, dict) and params.get("do_remote_decode") is True)

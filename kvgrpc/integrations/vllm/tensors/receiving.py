@@ -21,7 +21,7 @@ import torch
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import KVGrpcError, NotFound, Reason
 from kvgrpc.integrations.vllm.tensors.asking import Ask, Asking
-from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, loss_of
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.parts import Part
 from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
@@ -223,7 +223,7 @@ class Receiving:
                 request.told = len(coming)
                 heard.held[request_id, taken.key, len(coming)] += 1
         elif error := error or taken.gone:
-            heard.lost[request_id, taken.key] = str(error)
+            heard.lost[request_id, taken.key] = loss_of(error)
 
     def close(self) -> None:
         """Takes nothing any more."""

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvgrpc.core.policy.values import Loss
 from kvgrpc.integrations.params import Named
 from kvgrpc.integrations.vllm.tensors.parts import Prompt
 
@@ -37,8 +38,10 @@ class Taking:
     """Bytes of KV of these parts, on a rank."""
     held: bool = False
     """All workers hold what was asked for."""
-    lost: str = ""
+    lost: Loss | None = None
     """Why it does not come."""
+    refused: bool = False
+    """It was lost when it arrived, since it asks for nothing that can be done."""
     computed_here: bool = False
     """It is lost by what happened in this engine, which computes it, whatever is configured for what does not come."""
     workers: Counter[int] = field(default_factory=Counter)

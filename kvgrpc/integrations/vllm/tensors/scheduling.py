@@ -10,16 +10,17 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.policy.values import Loss, OnLoss
 from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.integrations.params import Named, answered_named
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
+from kvgrpc.integrations.vllm.siblings import Siblings, is_told_of
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
-from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep
+from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, Put, TensorStep, loss_of
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions
-from kvgrpc.integrations.vllm.tensors.pairing import Pairing, takes_by_params
+from kvgrpc.integrations.vllm.tensors.pairing import Pairing, said_by_params, takes_by_params
 from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
 from kvgrpc.integrations.vllm.tensors.requests import Giving, Taking
 
@@ -50,6 +51,9 @@ class TensorScheduling:
         """Bytes of a block in each tensor of a part."""
         self._pages = options.store_bytes // options.page_bytes
         self._giving: dict[str, Giving] = {}
+        self._siblings = Siblings()
+        self._unshown: set[str] = set()
+        """Prefills that give nothing, since another one gives what they compute."""
         self._taking: dict[str, Taking] = {}
         self._users: Counter[bytes] = Counter()
         """Requests that take under each key: the answers of one prompt take the same tensors."""
@@ -82,17 +86,33 @@ class TensorScheduling:
             takes = wants is not None and not wants.gives
             if wants is not None:
                 self._pairing.check(wants)
-                self._admit(request, wants)
+                if not self._is_anothers(request, wants):
+                    self._admit(request, wants)
         except KVGrpcError as error:
             if wants is not None and wants.gives:
                 self._not_given(wants.key)
             if request.abort_immediately:  # vLLM's API refused it
                 return
-            self.stats.refused()
+            self.stats.refused(str(error))
             _log.warning("request %s moves no KV: %s", request.request_id, error)
             if takes:
                 taking = self._taking.setdefault(request.request_id, Taking(request.num_tokens))
-                taking.lost = error.sentence
+                taking.lost, taking.refused = loss_of(error), True
+
+    def _is_anothers(self, request: "Request", wants: Named) -> bool:
+        """Whether another one of those that vLLM made of one request gives or takes in its place: where params say what
+        is wanted, which all of them have.
+        """
+        request_id = request.request_id
+        if not said_by_params(request):
+            return False
+        if not wants.gives:
+            return not is_told_of(request_id)
+        if self._siblings.gives(request_id):
+            return False
+        self._unshown.add(request_id)
+        request.max_tokens = 1
+        return True
 
     def _admit(self, request: "Request", wants: Named) -> None:
         """Raises KVGrpcError."""
@@ -174,7 +194,9 @@ class TensorScheduling:
         taking.held = False
         puts = not self._pairing.fetches(taking.wants)
         if puts and needed.start < self._asked_from.get(key, 0):
-            taking.lost, taking.computed_here = "what was here of its prompt left the cache while the rest came", True
+            what = "what was here of its prompt left the cache while the rest came"
+            taking.lost = Loss(Reason.CANCELLED, what, NextStep.RECOMPUTE)
+            taking.computed_here = True
             return
         more = range(needed.start, taking.asked.start) if taking.asked else needed
         nbytes = sum(len(taking.prompt.blocks(number)) for number in more) * sum(self._block_bytes)
@@ -209,17 +231,15 @@ class TensorScheduling:
         if taking is None:
             return False
         self.stats.waited(request.request_id)
+        if taking.lost is not None and not taking.refused:
+            self.stats.lost(taking.lost)
         if external_tokens and taking.lost:
             self._next.failed.add(request.request_id)
-            self.stats.data["lost"] += 1
         elif external_tokens:
             assert taking.prompt is not None
             lacking = taking.prompt.lacking(taking.tokens - 1 - external_tokens)
             self._next.loads.append(Load(request.request_id, lacking.start, blocks[lacking.start : lacking.stop]))
-            self.stats.data["received"] += 1
-            self.stats.data["received_tokens"] += external_tokens
-        elif taking.lost:
-            self.stats.data["lost"] += 1
+            self.stats.received(external_tokens)
         self._leave(request.request_id, taking)
         return True
 
@@ -229,6 +249,18 @@ class TensorScheduling:
 
     def finished(self, request: "Request") -> dict[str, Any] | None:
         """A request left. What the router relays to the decode engine; None: nothing."""
+        request_id = request.request_id
+        answer = self._left(request)
+        if answer:
+            self._siblings.gave(request_id, answer)
+        shared = self._siblings.left(request_id)
+        if request_id not in self._unshown:
+            return answer
+        self._unshown.remove(request_id)
+        return shared if request.status in COMPLETE else None
+
+    def _left(self, request: "Request") -> dict[str, Any] | None:
+        """What it gave as a whole."""
         taking = self._taking.pop(request.request_id, None)
         if taking is not None:
             self._leave(request.request_id, taking)
@@ -236,7 +268,7 @@ class TensorScheduling:
         if giving is None:
             return None
         complete = request.status in COMPLETE and giving.put == giving.prompt.parts
-        self.stats.data["sent" if complete else "unsent"] += 1
+        self.stats.gave(complete=complete)
         if complete:
             wants = giving.wants
             return answered_named(wants.key, self._address, puts=bool(giving.to), traceparent=wants.traceparent)
@@ -311,18 +343,18 @@ class TensorScheduling:
             if taking is not None and taking.takes(key):
                 taking.workers[parts] += workers
                 taking.held = taking.workers[len(taking.asked)] >= self._ranks
-        for (request_id, key), why in heard.lost.items():
+        for (request_id, key), loss in heard.lost.items():
             taking = self._taking.get(request_id)
             if taking is not None and taking.takes(key):
-                self._lose(request_id, taking, why)
+                self._lose(request_id, taking, loss)
         self._forgot += heard.forgot[self._resets_in]
         if self._forgot >= self._ranks:
             self._resets_in = self._forgot = 0
 
-    def _lose(self, request_id: str, taking: Taking, why: str) -> None:
+    def _lose(self, request_id: str, taking: Taking, loss: Loss) -> None:
         if not taking.lost:
-            taking.lost = why
-            _log.warning("request %s gets no KV: %s", request_id, why)
+            taking.lost = loss
+            _log.warning("request %s gets no KV: %s: %s", request_id, loss.reason, loss.message)
 
     # -- the engine
 
@@ -338,7 +370,7 @@ class TensorScheduling:
 
     def reset(self) -> bool:
         """Ends all that is given, or comes. False: not yet; the next step does it."""
-        self._end_all("the engine's cache was reset")
+        self._end_all(Loss(Reason.CANCELLED, "the engine's cache was reset", NextStep.RECOMPUTE))
         self._next.forget = self._next.forget or self._given
         return not self._resets
 
@@ -347,11 +379,11 @@ class TensorScheduling:
         if not self._over:
             self._over = why
             _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)
-        self._end_all(why)
+        self._end_all(Loss(Reason.ENGINE_LOST, why, NextStep.RECOMPUTE))
 
-    def _end_all(self, why: str) -> None:
+    def _end_all(self, loss: Loss) -> None:
         """All that is given or comes ends. Decode engines hear it, also of what was not put yet."""
         self._next.ended += [giving.wants.key for giving in self._giving.values()]
         self._giving.clear()
         for request_id, taking in self._taking.items():
-            self._lose(request_id, taking, why)
+            self._lose(request_id, taking, loss)

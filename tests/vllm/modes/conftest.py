@@ -1,0 +1,25 @@
+"""Engines of any two modes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kvgrpc.core.policy.values import Mode, OnLoss
+from tests.vllm.cores import Core, Cores
+from tests.vllm.modes.legs import Made
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Engines of these modes, which compute what does not come."""
+    monkeypatch.setenv("KVGRPC_LIMITS_ANNOUNCE_WAIT_S", "2")
+    with ExitStack() as stack:
+
+        def make(p_mode: Mode, d_mode: Mode) -> Cores:
+            pair = Core("P", mode=p_mode), Core("D", OnLoss.RECOMPUTE, mode=d_mode)
+            for core in pair:
+                stack.callback(core.close)
+            return pair
+
+        yield make
