@@ -124,8 +124,9 @@ def granted_firm_ttl(asked_s: float | None, limits: Limits) -> float:
 
 
 def bytes_timeout(nbytes: int, limits: Limits) -> float:
-    """How long a transfer of so many bytes of a rank may take where its caller does not say, clamped to the cap."""
-    return min(limits.transfer_timeout_s + nbytes / limits.least_bytes_per_s, limits.lease_cap_s)
+    """How long a transfer of so many bytes of a rank may take where its caller does not say. It grows up to the cap."""
+    by_bytes = limits.transfer_timeout_s + nbytes / limits.least_bytes_per_s
+    return max(min(by_bytes, limits.lease_cap_s), limits.transfer_timeout_s)
 
 
 def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> float:

@@ -1,6 +1,7 @@
 """TTLs and timeouts: positive, clamped, and what was granted is told."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_bytes_have_time_by_their_number_up_to_the_cap() -> None:
     assert bytes_timeout(0, limits) == 30.0
     assert bytes_timeout(40_000_000, limits) == 70.0
     assert bytes_timeout(10**12, limits) == 600.0
+    assert bytes_timeout(10**12, replace(limits, lease_cap_s=5.0)) == 30.0
 
 
 @pytest.mark.parametrize("asked", [0.0, -0.0, -1.0, -math.inf, math.nan])
