@@ -14,8 +14,8 @@ none of them:
 * What is in the pool stays there. `ticket`, `engine_id` and ranks stay; `incarnation` and `address` are new.
 * Meanwhile every call raises Unavailable (ENGINE_LOST). Handles of before take calls, which then do nothing.
 * Where that fails, or a worker is gone, too, calls raise LeadDied. So they do at once when a lead dies that the engine
-  did not launch (`attach`), or whose pool is SERVER_MANAGED: the lead alone knows its allocations. No event
-  follows then. What remains is `close` on this object and on every Rank, and a new Engine with new Ranks.
+  did not launch (`attach`), or whose pool is SERVER_MANAGED: the lead alone knows its allocations. No event follows
+  then. What remains is `close` here and on every Rank, and new ones.
 """
 
 import time
@@ -38,7 +38,7 @@ from kvgrpc.engine.session.sessions import Sessions
 from kvgrpc.engine.ticket import RankTicket, ticket_of
 from kvgrpc.engine.transfers.events import Event
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, HandOver, Pull, named_blocks
-from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation
+from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation, renewal
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
@@ -291,6 +291,10 @@ class Engine(AbstractContextManager["Engine"]):
         request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key, message=message)
         self._lives.ask(None, cancel_transfer=request)
 
+    def renew_keys(self, address: str, keys: Sequence[bytes], engine_id: str = "") -> None:
+        """The lead at that address is asked, once, to keep what it pushes, or will, under these keys: say it again."""
+        self._lives.ask(None, renew_leases=renewal(address, keys, engine_id))
+
     def step_done(self, step: int, layers: LayerRange | None = None) -> None:
         """All work of steps up to `step` is done, or that of these layers; for engines whose only rank is in this
         process, and reports none.
@@ -356,9 +360,7 @@ class Engine(AbstractContextManager["Engine"]):
         return self._lives.poll(timeout_s)
 
     def take_pushes_wanted(self) -> list[bytes]:
-        """Keys, each once, under which a destination registered for a push of which nothing is handed over yet. What
-        will be handed over says so with `Push.expect`.
-        """
+        """Keys, each once, under which a destination waits for what is not handed over yet; see `Push.expect`."""
         return self._lives.take_pushes_wanted()
 
     def flush(self) -> None:
@@ -389,9 +391,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.close()
 
     def _survive(self, lead: LeadProcess, relaunches: int) -> None:
-        """The lead is this engine's own, and replaced when it dies. One that manages the blocks is not: who has which
-        is known to it alone.
-        """
+        """The lead is this engine's own, and replaced when it dies, unless it alone knows who has which blocks."""
         self._lead = lead
         relaunches *= self._request.kind != POOL_KINDS[PoolKind.SERVER_MANAGED]
         again = attach_again(self._request, self.engine_id, self.ticket, self.pool)

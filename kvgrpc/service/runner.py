@@ -55,6 +55,8 @@ class PeerPort(Protocol):
 
     def renew_leases(self, action: actions.SendRenew) -> None: ...
 
+    def renew_keys(self, action: actions.SendRenewKeys) -> None: ...
+
     def checksum_blocks(self, action: actions.SendChecksums) -> None: ...
 
     def post_send(self, action: actions.SendPostSend) -> None: ...
@@ -131,6 +133,7 @@ class Runner:
             actions.SendParts: peers.parts_ready,
             actions.SendRegister: peers.register_push,
             actions.SendRenew: peers.renew_leases,
+            actions.SendRenewKeys: peers.renew_keys,
             actions.MakeOffer: ranks.offer,
             actions.MapPeer: ranks.map_peer,
             actions.UnmapPeer: ranks.unmap_peer,

@@ -400,7 +400,7 @@ class PullBlocksRequest(_message.Message):
 
     @_builtins.property
     def transfer_timeout(self) -> _duration_pb2.Duration:
-        """How long the bytes may take; unset takes the default."""
+        """How long the bytes may take; unset takes the default, which grows with their number: see Limits."""
 
     @_builtins.property
     def wait(self) -> _transfer_pb2.TransferWait:

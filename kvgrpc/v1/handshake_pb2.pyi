@@ -225,6 +225,7 @@ class Limits(_message.Message):
     TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
+    LEAST_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     request_block_count: _builtins.int
     """Blocks in one request."""
     message_bytes: _builtins.int
@@ -233,6 +234,10 @@ class Limits(_message.Message):
     """Live leases."""
     transfer_count: _builtins.int
     """Transfers that wait or run."""
+    least_bytes_per_second: _builtins.float
+    """A transfer whose caller does not say how long its bytes may take has, beside `transfer_timeout`, as long as they take
+    at so many bytes a second on each rank.
+    """
     @_builtins.property
     def lease_ttl(self) -> _duration_pb2.Duration:
         """Lease duration when a request states none."""
@@ -247,7 +252,7 @@ class Limits(_message.Message):
 
     @_builtins.property
     def transfer_timeout(self) -> _duration_pb2.Duration:
-        """How long the bytes may take."""
+        """How long the bytes may take, beside the time that their number gives them; see `least_bytes_per_second`."""
 
     @_builtins.property
     def settle_timeout(self) -> _duration_pb2.Duration:
@@ -285,10 +290,11 @@ class Limits(_message.Message):
         transfer_count: _builtins.int = ...,
         wait: _duration_pb2.Duration | None = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
+        least_bytes_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["firm_ttl", b"firm_ttl", "lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "least_bytes_per_second", b"least_bytes_per_second", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -197,8 +197,14 @@ class LeaseRef(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """By id; for the owning engine and callers that may see all leases."""
+    transfer_key: _builtins.bytes
+    """By transfer key, in RenewLeases only: what is handed over, or pushed, under it. For a destination that has no grant
+    and no blocks yet. Of a push of which nothing is handed over yet its wait is extended, where the engine has said
+    that it is `expected`, or it has started over: by the registration timeout. LEASE_NOT_FOUND where there is neither.
+    """
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
         """By grant."""
@@ -208,12 +214,13 @@ class LeaseRef(_message.Message):
         *,
         lease_id: _builtins.str = ...,
         grant: _common_pb2.Grant | None = ...,
+        transfer_key: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id", "transfer_key", b"transfer_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "grant", b"grant", "lease_id", b"lease_id", "transfer_key", b"transfer_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["lease_id", "grant"]  # noqa: Y015
+    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["lease_id", "grant", "transfer_key"]  # noqa: Y015
     _WhichOneofArgType_by: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_by) -> _WhichOneofReturnType_by | None: ...
 
@@ -362,6 +369,7 @@ class RenewLeasesRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     FOR_ACCESS_FIELD_NUMBER: _builtins.int
     READING_ACCESS_IDS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     """See common.proto: the rows are those of the leases as they are."""
     for_access: _builtins.bool
@@ -384,6 +392,13 @@ class RenewLeasesRequest(_message.Message):
         now: no other request takes their blocks any more.
         """
 
+    @_builtins.property
+    def source(self) -> _common_pb2.PeerAddress:
+        """The lead that the leases are at, where this is not it: it is asked by this one, once, and the reply has no rows and
+        comes at once. All rows are keys. For an engine whose requests wait for blocks to be pushed into: its lead reaches
+        the source, and a reservation under one of the keys waits for as long as the source says.
+        """
+
     def __init__(
         self,
         *,
@@ -392,10 +407,11 @@ class RenewLeasesRequest(_message.Message):
         validate_only: _builtins.bool = ...,
         for_access: _builtins.bool = ...,
         reading_access_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        source: _common_pb2.PeerAddress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_access", b"for_access", "leases", b"leases", "reading_access_ids", b"reading_access_ids", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_access", b"for_access", "leases", b"leases", "reading_access_ids", b"reading_access_ids", "source", b"source", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

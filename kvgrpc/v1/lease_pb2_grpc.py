@@ -88,8 +88,10 @@ class LeaseServiceServicer:
 
         Errors:
         * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
+        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+        key, or one of another length than keys have; `source` without an address.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,8 +46,10 @@ class LeaseServiceStub:
 
     Errors:
     * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
+    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+      key, or one of another length than keys have; `source` without an address.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
     """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
@@ -97,8 +99,10 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     Errors:
     * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
+    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+      key, or one of another length than keys have; `source` without an address.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
     """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
@@ -157,8 +161,10 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
+        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+          key, or one of another length than keys have; `source` without an address.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
         """
 
     @_abc_1.abstractmethod

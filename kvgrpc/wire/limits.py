@@ -23,6 +23,7 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
         transfer_count=value.transfers,
         wait=duration(value.wait_s),
         firm_ttl=duration(value.firm_ttl_s),
+        least_bytes_per_second=value.least_bytes_per_s,
     )
 
 
@@ -42,6 +43,7 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         transfers=value.transfer_count,
         wait_s=_s(value.wait),
         firm_ttl_s=_s(value.firm_ttl),
+        least_bytes_per_s=value.least_bytes_per_second or Limits.least_bytes_per_s,
     )
 
 

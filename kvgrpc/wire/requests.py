@@ -228,9 +228,11 @@ def _give_destination(
     )
 
 
-def lease_ref(value: lease_pb2.LeaseRef) -> events.LeaseRef:
-    """A lease by id or grant."""
+def lease_ref(value: lease_pb2.LeaseRef, *, keys: bool = False) -> events.LeaseRef:
+    """A lease by id or grant, or, with `keys`, by transfer key."""
     lease_id = value.lease_id
+    if keys and value.transfer_key:
+        return events.LeaseRef(key=value.transfer_key)
     if lease_id:
         return events.LeaseRef(lease_id)
     if not value.HasField("grant"):
@@ -243,15 +245,19 @@ def renew_leases(
 ) -> events.RenewLeases:
     """RenewLeases and KeepAlive, of at most `limit` leases."""
     check_count("leases", len(request.leases), limit)
-    refs = tuple(lease_ref(ref) for ref in request.leases)
+    refs = tuple(lease_ref(ref, keys=True) for ref in request.leases)
     ttl_s = seconds(request, "ttl")
     if isinstance(request, lease_pb2.KeepAliveRequest):
         return events.RenewLeases(call, refs, ttl_s)
     reading = tuple(request.reading_access_ids) if request.for_access else ()
     check_count("reading_access_ids", len(reading), limit)
+    source = push_source("source", request.source) if request.HasField("source") else None
+    if source is not None and not source.address:
+        raise invalid("source.address", "is required where a source is named")
     return events.RenewLeases(
-        call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only, reading=reading
-    )
+        call, refs, ttl_s, for_access=request.for_access, validate_only=request.validate_only, reading=reading,
+        source=source,
+    )  # fmt: skip
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:

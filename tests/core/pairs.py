@@ -204,6 +204,14 @@ class Pair:
                     lambda c: events.RegisterPush(c, token, request_id, access, reverse),
                     lambda a: events.RegisterAnswered(transfer_id, _error(a)),
                 )
+            case actions.SendRenewKeys(keys=keys, ttl_s=ttl_s):
+                refs = tuple(events.LeaseRef(key=key) for key in keys)
+                self._rpc(
+                    lead,
+                    action.peer,
+                    lambda c: events.RenewLeases(c, refs, ttl_s),
+                    lambda a: events.KeysRenewed(action.peer, _left(keys, a)),
+                )
 
     def _rpc(
         self, lead: Lead, peer: str, make: Callable[[Call], events.Event], answered: Callable[[Any], events.Event]
@@ -233,6 +241,12 @@ class Pair:
 
 def _first(answer: Any) -> Any:
     return answer if isinstance(answer, KVGrpcError) else answer.rows[0]
+
+
+def _left(keys: tuple[bytes, ...], answer: Any) -> tuple[tuple[bytes, float], ...]:
+    if isinstance(answer, KVGrpcError):
+        return ()
+    return tuple((key, left_s) for key, (left_s, reason, _) in zip(keys, answer.rows, strict=True) if reason is None)
 
 
 def _error(answer: Any) -> KVGrpcError | None:

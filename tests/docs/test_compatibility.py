@@ -6,7 +6,15 @@ import re
 from tests.docs.pages import DOCS, ROOT, section, tables
 
 PAGE = DOCS / "compatibility.md"
-COMPARED = ("## Pull", "## Push", "## Next turns", "## Failures", "## Named tensors", "## Metrics and traces")
+COMPARED = (
+    "## Pull",
+    "## Push",
+    "## Next turns",
+    "## Failures",
+    "## Named tensors",
+    "## Metrics and traces",
+    "## Lives",
+)
 NOT_OURS = "—"
 
 

@@ -59,6 +59,7 @@ from kvgrpc.core.actions.peers import (
     SendPostSend,
     SendRegister,
     SendRenew,
+    SendRenewKeys,
     SendSettle,
 )
 from kvgrpc.core.actions.ranks import (
@@ -78,6 +79,7 @@ from kvgrpc.core.actions.ranks import (
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
+    | SendRenewKeys
     | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | SendChecksums
     | SendPostSend | Send | AnswerSend | TransferChanged | TellEngine | WeightsUnknown
     | BlocksLacking
@@ -140,6 +142,7 @@ __all__ = [
     "SendPostSend",
     "SendRegister",
     "SendRenew",
+    "SendRenewKeys",
     "SendSettle",
     "SendUnderWay",
     "TellEngine",

@@ -122,3 +122,14 @@ class SendRenew:
     rows: tuple[tuple[str, bytes], ...]
     reading: tuple[bytes, ...] = ()
     """Accesses that were opened without blocks, and under which bytes are read by now."""
+
+
+@dataclass(frozen=True)
+class SendRenewKeys:
+    """RenewLeases at a peer, by transfer keys: answered by KeysRenewed."""
+
+    peer: str
+    keys: tuple[bytes, ...] = field(repr=False)
+    ttl_s: float | None
+    """None: that of each lease."""
+    trace: str

@@ -39,6 +39,7 @@ from kvgrpc.core.events.peers import (
     Closing,
     DialFailed,
     HandshakeReceived,
+    KeysRenewed,
     OpenAccess,
     Opened,
     PartsAnswered,
@@ -79,7 +80,7 @@ Event = (
     | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
     | PostSend | PostSendAnswered | ProofRefused | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided
-    | LifeBegan | MemoryGone | Tick
+    | KeysRenewed | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "GiveAllocation",
     "GiveDestination",
     "HandshakeReceived",
+    "KeysRenewed",
     "LeaseRef",
     "LeasesVoided",
     "LifeBegan",

@@ -175,10 +175,11 @@ class GiveDestination:
 
 
 class LeaseRef(NamedTuple):
-    """A lease by id, or by a grant's token."""
+    """A lease by id, by a grant's token, or by the transfer key that it is under."""
 
     lease_id: str = ""
     token: bytes = b""
+    key: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,8 @@ class RenewLeases:
     """The rows are those of the leases as they are."""
     reading: tuple[bytes, ...] = ()
     """Accesses under which the caller reads by now."""
+    source: PushSource | None = None
+    """The lead that they are at, where that is another one: all are named by keys, and no row is answered."""
 
 
 @dataclass(frozen=True)

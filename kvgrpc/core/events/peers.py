@@ -275,6 +275,14 @@ class RenewAnswered:
     error: KVGrpcError | None
 
 
+@dataclass(frozen=True)
+class KeysRenewed:
+    """The source renewed what it has under keys (key, what is left); those that it knows nothing of are not listed."""
+
+    peer: str
+    rows: tuple[tuple[bytes, float], ...]
+
+
 PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend
 """What a life of a peer asks for."""
 
@@ -289,6 +297,7 @@ __all__ = [
     "Closing",
     "DialFailed",
     "HandshakeReceived",
+    "KeysRenewed",
     "OpenAccess",
     "Opened",
     "PartsAnswered",

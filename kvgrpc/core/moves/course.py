@@ -278,7 +278,13 @@ class Course(ABC, Generic[M]):
         """Parts that both sides know have so long to move; a pull that waits has its queue timeout."""
         timers = self._state.timers
         if move.counts_waiting and timers.when(Timer.TRANSFER, move.name) is None:
-            timers.set(Timer.TRANSFER, move.name, self._state.now + move.transfer_timeout_s)
+            bridge = self._bridge(move)
+            self._set_clock(move, bridge.size_of(move.chunks(bridge)).nbytes)
+
+    def _set_clock(self, move: M, nbytes: int) -> None:
+        """So many bytes of a rank have their time from now on."""
+        state = self._state
+        state.timers.set(Timer.TRANSFER, move.name, state.now + move.bytes_timeout_s(nbytes, state.limits))
 
     def _wait_for(self, move: M, what: str) -> None:
         if self._state.transfers.get(move.transfer_id).waiting_for != what:
@@ -299,7 +305,7 @@ class Course(ABC, Generic[M]):
         self._plan(move)
         state.timers.clear(Timer.QUEUE, move.name)
         state.timers.clear(Timer.REGISTRATION, move.name)
-        state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
+        self._set_clock(move, size.nbytes)
         state.change(
             move.transfer_id,
             state=State.ACTIVE,

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from kvgrpc.core.policy.policy import Policy
 from kvgrpc.core.policy.request import without_backoff
-from kvgrpc.core.policy.spec import RequestSpec
+from kvgrpc.core.policy.spec import RequestSpec, Source
 from kvgrpc.core.policy.values import (
     Admitted,
     Arrival,
@@ -35,6 +35,11 @@ from kvgrpc.core.policy.values import (
     Task,
 )
 from kvgrpc.errors import KVGrpcError, NextStep
+
+RENEW_S = 1.0
+"""So often `renew_awaited` is called: in the firm time of a hand-over, also where a call gets lost."""
+KEYS_MAX = 4_096
+"""Keys of one call to a source."""
 
 Spec = TypeVar("Spec", bound=RequestSpec[Any])
 Name = TypeVar("Name")
@@ -93,6 +98,18 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self.policy.arrived(arrival)
         self._perform_tasks(spec.request_id)
         return admitted
+
+    def renew_awaited(self) -> bool:
+        """The sources of pushes that may still come, or go on, are asked to keep them. Whether there are any."""
+        found: dict[tuple[str, str], list[Driven]] = {}
+        for request in self._known.values():
+            source = request.spec.take
+            if isinstance(source, Source) and source.address and self.policy.awaits(request.id):
+                found.setdefault((source.address, source.engine_id), []).append(request)
+        for requests in found.values():
+            for at in range(0, len(requests), KEYS_MAX):
+                self._renew(requests[at : at + KEYS_MAX])
+        return bool(found)
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
         return self.policy.match(request_id, computed_tokens)
@@ -198,6 +215,10 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
     @abstractmethod
     def _end(self, request: Driven, transfer: Transfer, message: str) -> None:
         """Cancels a transfer; what comes of it is reported."""
+
+    @abstractmethod
+    def _renew(self, requests: list[Driven]) -> None:
+        """Has the source of these, which they have in common, asked. What becomes of that is not waited for."""
 
     def _loss(self, error: KVGrpcError) -> Loss:
         return Loss(error.reason, error.sentence, NextStep.RECOMPUTE)

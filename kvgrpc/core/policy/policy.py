@@ -73,6 +73,11 @@ class Policy:
         request = self._requests.get(request_id)
         return request is not None and request.pushes and request.gives
 
+    def awaits(self, request_id: str) -> bool:
+        """Whether a push that it takes may still come, or go on."""
+        request = self._requests.get(request_id)
+        return request is not None and request.awaits_push
+
     def take_tasks(self) -> list[Task]:
         """What is to be done about transfers, in this order."""
         tasks, self._tasks = self._tasks, []

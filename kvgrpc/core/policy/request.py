@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Rules, Table
+from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Mode, Rules, Table
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.content import UNIT_TOKENS, largest_use
 from kvgrpc.core.values.layout import GroupKind
@@ -51,6 +51,12 @@ class Request:
     @property
     def busy(self) -> bool:
         return self.take in (Stage.BUSY, Stage.LOADING) or self.give is Stage.BUSY
+
+    @property
+    def awaits_push(self) -> bool:
+        """A push that it takes may still come, or go on."""
+        take, wanted = self.arrival.take, self.take_loss is None and not self.over
+        return wanted and take is not None and take.mode is Mode.PUSH and self.take in (Stage.OPEN, Stage.BUSY)
 
     @property
     def gives(self) -> bool:

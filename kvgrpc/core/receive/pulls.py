@@ -42,7 +42,8 @@ class Pulls:
         state.check_open()
         claims, claim = check_pull(state, event)
         queue_s = granted_timeout(event.queue_timeout_s, state.limits.queue_timeout_s, state.limits)
-        transfer_s = granted_timeout(event.transfer_timeout_s, state.limits.transfer_timeout_s, state.limits)
+        asked_s = event.transfer_timeout_s
+        transfer_s = None if asked_s is None else granted_timeout(asked_s, asked_s, state.limits)
         caller = event.call.principal
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
         state.check_room()

@@ -80,6 +80,6 @@ class ReservationCourse(PullCourse[Reservation]):
         state = self._state
         wait_s = move.registration_timeout_s
         if move.writers:  # what it writes is known here when it has moved
-            wait_s += move.transfer_timeout_s
+            wait_s += move.bytes_timeout_s(move.expected, state.limits)
         due = min(state.now + wait_s, move.cap)
         state.timers.set(Timer.REGISTRATION, move.name, max(due, state.now))

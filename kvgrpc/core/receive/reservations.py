@@ -20,6 +20,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.moves.course import RE_PACKED_ON_DEVICE
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.checks import check_destination
+from kvgrpc.core.receive.key_renewals import KeyRenewals
 from kvgrpc.core.receive.reservation_course import ReservationCourse
 from kvgrpc.core.receive.writers import add_writer, drop_writer
 from kvgrpc.core.state import NodeState
@@ -59,6 +60,7 @@ class Reservations:
     def __init__(self, state: NodeState, handshakes: Handshakes, course: ReservationCourse) -> None:
         self._state = state
         self._handshakes = handshakes
+        self.keys = KeyRenewals(state, handshakes)
         self._course = course
         self._ends = course.ends
         self._reserved = 0
@@ -118,7 +120,6 @@ class Reservations:
         reservation = Reservation(
             transfer.id, token, unknown_source(source, event.key), b"", event.call.trace, claim,
             stage=Stage.RENDEZVOUS,
-            transfer_timeout_s=limits.transfer_timeout_s,
             target_id=target_id,
             registration_timeout_s=timeout_s,
             expected=nbytes,

@@ -44,6 +44,7 @@ class Expecting:
         check_transfer_key(event.key)
         push = self._state.pushes.with_key(event.key)
         if push is not None and push.parts is None and not event.validate_only:
+            push.expected = True
             self._await(push, self._state.limits.registration_timeout_s)
         self._state.reply(event.call.id, Expected())
 

@@ -3,7 +3,7 @@
 A lease is firm for its firm time after its hand-over, and for as long after its last claimer has gone; a renewal by
 anybody but the engine makes it firm for the time renewed. It is claimed while an access on it is open or waits to be,
 and a push while it has a destination, or while our own postings read it. A push that still gets parts is not soft: the
-engine is computing them. All other leases are soft. Which claims yield to older requests is said by `weak_claims`.
+engine is computing them. All other leases are soft. Which of them yield to older requests says `weak_claims`.
 """
 
 from kvgrpc.core.state import NodeState
@@ -52,7 +52,7 @@ class Firmness:
         if not lease.pushed:
             return lease.read
         push = self._state.pushes.find(lease.transfer_id)
-        return push is None or push.parts is None or not push.parts.complete or bool(push.live) or push.posting
+        return push is None or push.claimed
 
     def soft_in_s(self, lease: Lease) -> float | None:
         """In how long a live lease is soft, 0 for one that is; None while it is claimed."""

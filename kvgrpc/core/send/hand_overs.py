@@ -6,13 +6,14 @@ ends, in the same step, its pins, the accesses that stand on it, and the transfe
 
 from dataclasses import replace
 
-from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
-from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
+from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released
+from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
 from kvgrpc.core.send import standing
 from kvgrpc.core.send.covering import check_covers
 from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_ids import LEASE_ID_BYTES_MAX, check_lease_id, may_mint
+from kvgrpc.core.send.lease_renewals import LeaseRenewals
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.keeping import weigh_access
@@ -34,7 +35,6 @@ from kvgrpc.errors import (
     Exhausted,
     InvalidRequest,
     KVGrpcError,
-    OutOfRange,
     PreconditionFailed,
     Reason,
     Unavailable,
@@ -47,7 +47,7 @@ class HandOvers:
     def __init__(self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims) -> None:
         self._state = state
         self._firmness = firmness
-        self._weak_claims = weak_claims
+        self.renewals = LeaseRenewals(state, firmness, weak_claims, self.find)
         self._minted = 0
 
     def finish(self, event: FinishedBlocks) -> None:
@@ -142,18 +142,6 @@ class HandOvers:
     def forget_refused(self, lease_id: str) -> None:
         """A refusal was remembered long enough."""
         del self._state.refused_leases[lease_id]
-
-    def renew(self, event: RenewLeases) -> None:
-        """RenewLeases: one row for each lease asked for; a dead one is a row."""
-        state = self._state
-        if len(event.leases) > state.limits.renewals_per_call:
-            most = state.limits.renewals_per_call
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
-        ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
-        if not event.validate_only:
-            self._weak_claims.reading(event.reading)
-        rows = tuple(self._renew_one(ref, ttl_s, event) for ref in event.leases)
-        state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
         """ReleaseLease: it ends a live lease. An end stays as it was."""
@@ -338,22 +326,6 @@ class HandOvers:
         )
         lease.transfer_id = transfer.id
         return transfer
-
-    def _renew_one(
-        self, ref: LeaseRef, ttl_s: float | None, event: RenewLeases
-    ) -> tuple[float, Reason | None, LeaseState | None]:
-        try:
-            lease = self.find(ref)
-        except KVGrpcError as error:
-            return 0.0, error.reason, None
-        if not lease.live:
-            return 0.0, lease.end_reason, lease.state
-        if not event.validate_only:
-            lease.renew(self._state.now, ttl_s)
-            standing.keep(self._state, lease)
-            if not event.for_access and event.call.principal not in ENGINE_SIDE:
-                self._firmness.renewed(lease, lease.last_ttl_s)
-        return lease.deadline - self._state.now, None, lease.state
 
     def _would_free(self, lease: Lease) -> Blocks:
         """The blocks that come free with the lease's end: those that nothing else pins, but what ends with it."""

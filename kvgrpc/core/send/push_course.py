@@ -180,8 +180,10 @@ class PushCourse(Course[Registration]):
 
     def _extend(self, move: Registration) -> None:
         """The lease lasts as long as the bytes of these parts may take."""
-        lease = self._state.leases.get(move.push.lease_id)
-        self._hand_overs.extend(lease, move.transfer_timeout_s + self._state.limits.settle_timeout_s)
+        state = self._state
+        lease = state.leases.get(move.push.lease_id)
+        nbytes = state.bytes_of([len(ids) for ids in lease.blocks])
+        self._hand_overs.extend(lease, move.bytes_timeout_s(nbytes, state.limits) + state.limits.settle_timeout_s)
 
     def _let_read(self, move: Registration, peer: Peer) -> None:
         """Opens a READ access on our own lease, for the destination."""

@@ -255,7 +255,6 @@ class Pushes:
             name=f"{push.transfer_id}#{number}",
             leading=number == 1,
             stage=Stage.RENDEZVOUS,
-            transfer_timeout_s=self._state.limits.transfer_timeout_s,
             push=push,
             reverse_id=event.reverse_access_id,
             payer=event.call.payer,

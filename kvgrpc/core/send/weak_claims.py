@@ -48,7 +48,9 @@ class WeakClaims:
     def _yields(self, lease: Lease) -> RequestTime | None:
         """The oldest request that claims it, if that is weak; None: it yields to nobody, or is soft."""
         state = self._state
-        if lease.pushed or lease.waiting or not lease.request_time_us:
+        if lease.waiting or not lease.request_time_us:
+            return None
+        if lease.pushed and ((push := state.pushes.find(lease.transfer_id)) is None or push.claimed):
             return None
         if lease.kept_until > state.now or lease.id in state.soft_leases:
             return None

@@ -31,6 +31,7 @@ from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Claims
 from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
+from kvgrpc.core.values.limits import Limits, bytes_timeout
 from kvgrpc.core.values.pieces import RankChecksums
 from kvgrpc.core.values.plans import Pair
 from kvgrpc.core.values.slices import Slice
@@ -151,7 +152,8 @@ class Move(ABC):
     counts_waiting: bool = field(default=True, kw_only=True)
     """Its transfer timeout runs also while it waits for its turn."""
     stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
-    transfer_timeout_s: float = field(default=0.0, kw_only=True)
+    transfer_timeout_s: float | None = field(default=None, kw_only=True)
+    """How long its bytes may take, as its caller said; None: by their number."""
     after_step: int = field(default=0, kw_only=True)
     """What is to be posted next waits for this step of the engine."""
     peer: str = field(default="", kw_only=True)
@@ -208,6 +210,10 @@ class Move(ABC):
         else:
             there = kept_bytes(lists_kept(self.opened))
         return MOVE_BYTES + 2 * len(self.token) + there
+
+    def bytes_timeout_s(self, nbytes: int, limits: Limits) -> float:
+        """How long so many bytes of a rank may take."""
+        return bytes_timeout(nbytes, limits) if self.transfer_timeout_s is None else self.transfer_timeout_s
 
     def moved(self, event: PostingEnded) -> None:
         """A posting brought all its bytes."""

@@ -41,6 +41,8 @@ class Push:
     """The lease of the present epoch's parts; empty while there are none."""
     content: Content | None = None
     parts: Parts | None = None
+    expected: bool = False
+    """The engine knows the request that it is of: it will hand parts over, or say that there are none."""
     handed_over: bool = False
     """Its one part was handed over to readers: none replaces it."""
     part_epoch: int = 0
@@ -75,6 +77,11 @@ class Push:
     def live(self) -> "list[Registration]":
         """Destinations for which it is not over, in the order in which they came."""
         return [found for found in self.registrations.values() if found.stage is not Stage.ENDED]
+
+    @property
+    def claimed(self) -> bool:
+        """It still gets parts, or has a destination, or our own postings read its blocks."""
+        return self.parts is None or not self.parts.complete or bool(self.live) or self.posting
 
     @property
     def met(self) -> bool:

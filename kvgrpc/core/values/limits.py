@@ -16,10 +16,17 @@ class Limits:
     """Three renewals fit, so that one lost renewal never ends a lease."""
     firm_ttl_s: float = 3.0
     """While nobody has claimed a lease, it is kept for at least this long after its hand-over."""
-    lease_cap_s: float = 600.0
-    """A lease without a consumer cannot be kept alive for ever."""
+    lease_cap_s: float = 3_600.0
+    """However often it is renewed, a lease is over by then. A client that waits leaves its queue long before; what no
+    request waits for any more is renewed by mistake only.
+    """
     queue_timeout_s: float = 30.0
     transfer_timeout_s: float = 30.0
+    """How long the bytes of a transfer may take, without the time that their number gives them."""
+    least_bytes_per_s: float = 64.0 * 1024 * 1024
+    """Bytes per second of one rank, at which a transfer is given time for its bytes: a path of 10 Gbit/s has as much
+    left for each of sixteen transfers at once.
+    """
     settle_timeout_s: float = 5.0
     registration_timeout_s: float = 120.0
     announce_wait_s: float = 10.0
@@ -114,6 +121,12 @@ def granted_firm_ttl(asked_s: float | None, limits: Limits) -> float:
     if not asked_s >= 0:
         raise InvalidRequest(Reason.TTL_INVALID, f"a firm TTL is not negative; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)
+
+
+def bytes_timeout(nbytes: int, limits: Limits) -> float:
+    """How long a transfer of so many bytes of a rank may take where its caller does not say. It grows up to the cap."""
+    by_bytes = limits.transfer_timeout_s + nbytes / limits.least_bytes_per_s
+    return max(min(by_bytes, limits.lease_cap_s), limits.transfer_timeout_s)
 
 
 def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> float:

@@ -77,7 +77,7 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
     (Kind.ALLOCATION, Verb.RENEW): frozenset({Ground.OWNER}),
     (Kind.LEASE, Verb.MINT): frozenset({Ground.OWNER}),
     (Kind.LEASE, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
-    (Kind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
+    (Kind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT, Ground.KEY}),
     (Kind.LEASE, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
     (Kind.LEASE, Verb.TAKE_BACK): frozenset({Ground.OWNER, Ground.ENGINE}),
     (Kind.TRANSFER, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME}),

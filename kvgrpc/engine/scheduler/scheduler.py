@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvgrpc.core.actions import Reclaimed
-from kvgrpc.core.policy.driver import DrivenRequest, Driver
+from kvgrpc.core.policy.driver import RENEW_S, DrivenRequest, Driver
 from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
     Admitted,
@@ -76,6 +76,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         rules: Rules | None = None,
         *,
         taken_back_s: float = TAKEN_BACK_S,
+        renew_s: float = RENEW_S,
         moved: Callable[[MoveTelemetry], None] = lambda _: None,
     ) -> None:
         """`rules`: the groups are the engine's own in any case. `moved` hears of what this engine's ranks moved, once
@@ -84,6 +85,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self.engine = engine
         self._moved = moved
         self.taken_back_s = taken_back_s
+        self._renew_s, self._renew_at = renew_s, 0.0
         self._news: list[News] = []
         self._awaited: dict[bytes, None] = {}
         """Keys for which destinations have registered, of requests that have not arrived; the latest ones."""
@@ -166,6 +168,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
 
         Raises LeadDied.
         """
+        self._renew_in_time()
         self._poll(0.0 if self._news else timeout_s)
         self._finish_cancels()
         news = self._news.copy()
@@ -286,6 +289,17 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._poll(CANCEL_S)
         self._cancels = [handle for handle in self._cancels if _unnamed(handle)]
         self.engine.flush()
+
+    def _renew_in_time(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + self._renew_s
+            self.renew_awaited()
+
+    def _renew(self, requests: list[_Request]) -> None:
+        source, keys = requests[0].spec.source, [request.spec.transfer_key for request in requests]
+        with suppress(Unavailable):  # a lead that died takes nothing either
+            self.engine.renew_keys(source.address, keys, source.engine_id)
 
     # -- destinations that come before there is anything for them
 

@@ -1,6 +1,6 @@
 """Handles of the two sides of a push: blocks that are reserved for one, and the parts that are handed over to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvgrpc.core.values import grants
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_blocks, take_back
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
-from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire.values import ON_ABORT, duration
 
 LayerRange = tuple[int, int]
@@ -125,3 +125,10 @@ class Push(Handle):
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this push is over")
         if not self.lost:
             self.ask(self, self.traceparent, **request)
+
+
+def renewal(address: str, keys: Sequence[bytes], engine_id: str) -> lease_pb2.RenewLeasesRequest:
+    """What has the lead of the requests that wait for these pushes ask their source to keep them."""
+    source = common_pb2.PeerAddress(address=address, engine_id=engine_id)
+    rows = [lease_pb2.LeaseRef(transfer_key=key) for key in keys]
+    return lease_pb2.RenewLeasesRequest(leases=rows, source=source)

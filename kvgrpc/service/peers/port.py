@@ -6,7 +6,7 @@ list is never dialled.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -121,7 +121,10 @@ class PeerChannels:
             await asyncio.wait(ends, timeout=HANG_UP_GRACE_S)
 
     def renew_leases(self, action: actions.SendRenew) -> None:
-        self._spawn(self._renew(action))
+        self._spawn(self._renew(public.renew_leases(self._channel, action, CALL_TIMEOUT_S)))
+
+    def renew_keys(self, action: actions.SendRenewKeys) -> None:
+        self._spawn(self._renew(public.renew_keys(self._channel, action, CALL_TIMEOUT_S)))
 
     async def stop(self) -> None:
         """Ends all streams and channels."""
@@ -364,8 +367,8 @@ class PeerChannels:
         else:
             answered(reply)
 
-    async def _renew(self, action: actions.SendRenew) -> None:
-        for answered in await public.renew_leases(self._channel, action, CALL_TIMEOUT_S):
+    async def _renew(self, asked: Awaitable[Sequence[events.Event]]) -> None:
+        for answered in await asked:
             self._runner.feed(answered)
 
     # -- channels

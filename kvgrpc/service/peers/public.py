@@ -10,7 +10,7 @@ from kvgrpc.service import telemetry
 from kvgrpc.service.peers.channel import PeerChannel
 from kvgrpc.service.peers.errors import bounded, failure_of, readable
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
-from kvgrpc.wire.values import core_reason, grant
+from kvgrpc.wire.values import core_reason, duration, grant
 
 
 async def register_push(
@@ -48,3 +48,20 @@ async def renew_leases(
         events.RenewAnswered(transfer_id, Aborted(core_reason(row.reason), gone) if row.reason else None)
         for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False)
     ]
+
+
+async def renew_keys(
+    channel: Callable[[str], PeerChannel], action: actions.SendRenewKeys, timeout_s: float
+) -> list[events.KeysRenewed]:
+    """RenewLeases at a source, by transfer keys. No answer: an engine that still wants them says so again."""
+    request = lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(transfer_key=key) for key in action.keys])
+    if action.ttl_s is not None:
+        request.ttl.CopyFrom(duration(action.ttl_s))
+    try:
+        stub = lease_pb2_grpc.LeaseServiceStub(channel(action.peer).channel)
+        reply = await stub.RenewLeases(request, timeout=timeout_s, metadata=telemetry.metadata(action.trace))
+        rows = zip(action.keys, bounded(reply, action.peer).leases, strict=False)
+    except (grpc.aio.AioRpcError, KVGrpcError):
+        return []
+    left = tuple((key, row.remaining.ToNanoseconds() / 1e9) for key, row in rows if not row.reason)
+    return [events.KeysRenewed(action.peer, left)]

@@ -6,12 +6,14 @@ answers before `Runner.submit` returns, because no hook is called while it is bu
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
-from kvgrpc.core.policy.driver import DrivenRequest, Driver
+from kvgrpc.core.policy.driver import RENEW_S, DrivenRequest, Driver
+from kvgrpc.core.policy.spec import Source
 from kvgrpc.core.policy.values import (
     Admitted,
     Arrival,
@@ -59,7 +61,7 @@ BLOCK_BYTES = 40
 """Of a block in a list of the policy's."""
 _Event = (
     events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
-    | events.ReclaimBlocks
+    | events.ReclaimBlocks | events.RenewLeases
 )  # fmt: skip
 
 
@@ -94,6 +96,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         self._runner = lead.runner
         self._heard = Heard()
         self._alarm = Alarm(self._end_silent)
+        self._renewing, self._renewals = False, Alarm(self._renew_again)
         self.news = NewsLog(self._keep_news)
         super().__init__(self._rules(), self.news.add)
         lead.runner.on_transfer.append(self._changed)
@@ -112,6 +115,8 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if known is None and request is not None:
             self._ledger.keep(RowKind.REQUEST, request.id, request.caller, request.kept_bytes)
         self.hear(spec.request_id)
+        if not self._renewing and isinstance(spec.take, Source):
+            self._renew_again()
         return admitted
 
     def allocated(
@@ -222,7 +227,19 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             self.aborted(request_id, f"its scheduler has said nothing for {ttl_s:g} s")
         self._wait_for_silence()
 
+    def _renew_again(self) -> None:
+        self._renewing = self.renew_awaited()
+        self._renewals.set(self._runner.now + RENEW_S if self._renewing else None)
+
     # -- what is asked for
+
+    def _renew(self, requests: list[_Request]) -> None:
+        first = requests[0]
+        source = events.PushSource(first.spec.source.address, first.spec.source.engine_id)
+        refs = tuple(events.LeaseRef(key=request.spec.transfer_key) for request in requests)
+        call = replace(self._call(first), connection=first.caller)  # its dials are counted
+        with suppress(KVGrpcError):
+            self._ask(events.RenewLeases(call, refs, source=source))
 
     def _call(self, request: _Request) -> events.Call:
         return events.Call(

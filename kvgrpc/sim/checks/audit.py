@@ -96,7 +96,7 @@ class Audit:
         self._cancels = CancelAudit(node)
         self.proven = WriterAudit()
         self._waits = Waits(state.limits)
-        self._leases = LeaseTimes(state)
+        self._leases = LeaseTimes(state, self._waits)
         self._overdue = QuarantineAudit(state)
         self._reclaims = ReclaimAudit(state)
         self._asked: dict[bytes, str] = {}
@@ -139,6 +139,7 @@ class Audit:
         self._beliefs.hears(event)
         self._cancels.hears(event, now)
         self._reclaims.hears(event, now)
+        self._waits.hears(event, now)
         self.proven.hears(event, self._node.state)
         self._consumers.time_passes(self._node.state.timers, now)
         hear = None if (strange := of_stranger(event)) else self._ears.get(type(event))

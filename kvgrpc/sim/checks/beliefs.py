@@ -185,7 +185,7 @@ class Beliefs:
             self._check_owned(event, [event.access_id], [True], "widens")
         elif isinstance(event, ChecksumBlocks) and isinstance(answer, Checksums):
             self._check_owned(event, [event.access_id], [True], "sums up what is read under")
-        elif isinstance(event, RenewLeases) and isinstance(answer, Renewed):
+        elif isinstance(event, RenewLeases) and isinstance(answer, Renewed) and event.source is None:
             for ref, (_, refused, _) in zip(event.leases, answer.rows, strict=True):
                 if refused is None and ref.token:
                     self._check_signed(ref.token)

@@ -5,21 +5,26 @@ from functools import lru_cache
 from kvgrpc.core.actions import Renewed
 from kvgrpc.core.events import LeaseRef, RenewLeases
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.transfers import Direction
 from kvgrpc.core.values import grants
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.checks.waits import Waits
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
 class LeaseTimes:
     """The leases of one lead, seen through `state`."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, waits: Waits) -> None:
         self._state = state
+        self._waits = waits
         self._asked: dict[int, tuple[tuple[str, float], ...]] = {}
         """By RenewLeases that is not answered: its leases, and when each ended before; 0 for one that was over."""
 
     def asks(self, event: RenewLeases) -> None:
-        """A renewal wants leases to live longer."""
+        """A renewal wants leases to live longer. One that is passed on says nothing of leases here."""
+        if event.source is not None:
+            return
         self._asked[event.call.id] = tuple(map(self._deadline, event.leases))
 
     def refused(self, call_id: int) -> None:
@@ -29,8 +34,11 @@ class LeaseTimes:
     def renewed(self, call_id: int, answer: Renewed) -> None:
         """A call is answered: what is renewed was live, and ends no earlier than before and no later than its cap."""
         now = self._state.now
-        for (lease_id, deadline), (left_s, refused, _) in zip(self._asked.pop(call_id), answer.rows, strict=True):
-            if refused is not None:
+        asked = self._asked.pop(call_id, ())
+        for (lease_id, deadline), (left_s, refused, state) in zip(asked, answer.rows, strict=True):
+            if refused is None and state is None:
+                self._waits.renewed(lease_id, now + left_s)
+            if refused is not None or state is None:
                 continue
             lease = self._state.leases.find(lease_id)
             if deadline <= now or lease is None:
@@ -54,8 +62,13 @@ class LeaseTimes:
             broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
 
     def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
-        """A lease and when it ends; 0 for one that is over."""
+        """A lease and when it ends; 0 for one that is over. Of a key without one, the push that waits for parts."""
         lease_id = ref.lease_id
+        if ref.key:
+            sends = [found for found in self._state.transfers.with_key(ref.key) if found.direction is Direction.SEND]
+            leases = [self._state.leases.find(found.lease_id) for found in sends]
+            live = [lease.id for lease in leases if lease is not None and lease.live]
+            lease_id = next(iter(live or [found.id for found in sends if not found.over]), "")
         if ref.token:
             claims = claims_of(ref.token)
             lease_id = "" if claims is None else claims.lease_id

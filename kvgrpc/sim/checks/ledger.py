@@ -17,7 +17,7 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.pool.quarantine import ANSWER_S
 from kvgrpc.core.tables.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
-from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.limits import Limits, bytes_timeout
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
@@ -196,4 +196,4 @@ class Ledger:
             registered_first = transfer.phases[:1] and transfer.phases[0].name == "rendezvous"
             return limits.lease_cap_s + (limits.registration_timeout_s if registered_first else 0.0)
         waits = 2 * limits.queue_timeout_s + limits.lease_cap_s
-        return waits + limits.transfer_timeout_s + limits.settle_timeout_s
+        return waits + bytes_timeout(transfer.nbytes, limits) + limits.settle_timeout_s

@@ -3,12 +3,14 @@
 The queue timeout is for handshake, access and queue together; with blocks that were not there from the start it begins
 anew when they are given, which is before the cap of a lease. Then come the transfer timeout, for the bytes and their
 checksums, and the settle timeout. What is pushed waits for the other side at most for the registration timeout: at the
-destination for a source that opens its access, at the source for a part.
+destination for a source that opens its access, at the source for a part; longer where renewals by key say so.
 """
 
-from kvgrpc.core.events import PullBlocks
+from math import isfinite
+
+from kvgrpc.core.events import Event, KeysRenewed, PullBlocks
 from kvgrpc.core.tables.transfers import Direction, Transfer
-from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.limits import Limits, bytes_timeout
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
@@ -25,6 +27,8 @@ class Waits:
         self._last: dict[str, Transfer] = {}
         self._meets: dict[str, float] = {}
         """By when a push has met its other side."""
+        self._keys: dict[str, Transfer] = {}
+        """Of those the ones that wait here for a source."""
 
     def begun(self, transfer: Transfer, event: PullBlocks) -> None:
         """A call has begun a pull, or is answered again."""
@@ -45,12 +49,27 @@ class Waits:
         """Blocks are reserved for a push; also when the call is answered again."""
         if _apart(transfer):
             wait_s = self._limits.registration_timeout_s if timeout_s is None else timeout_s
-            self._meets[transfer.id] = transfer.created + wait_s
+            self._meets[transfer.id] = max(transfer.created + wait_s, self._meets.get(transfer.id, 0.0))
+            self._keys[transfer.id] = transfer
+
+    def hears(self, event: Event, now: float) -> None:
+        """A source says how long it keeps, or expects, what is waited for here."""
+        if not isinstance(event, KeysRenewed):
+            return
+        for key, left_s in event.rows:
+            for transfer in [found for found in self._keys.values() if found.key == key and isfinite(left_s)]:
+                self.renewed(transfer.id, min(now + left_s, transfer.created + self._limits.lease_cap_s))
+
+    def renewed(self, transfer_id: str, until: float) -> None:
+        """A push may wait for its other side until then."""
+        if transfer_id in self._meets:
+            self._meets[transfer_id] = max(self._meets[transfer_id], until)
 
     def changed(self, new: Transfer, now: float) -> None:
         """A transfer changed."""
         if not _apart(new):
             self._meets.pop(new.id, None)
+            self._keys.pop(new.id, None)
         elif new.direction is Direction.SEND:
             self._meets.setdefault(new.id, now + self._limits.registration_timeout_s)
         event, old = self._asked.get(new.id), self._last.get(new.id)
@@ -79,14 +98,14 @@ class Waits:
 
     def life_began(self) -> None:
         """All transfers of the last life are over."""
-        for table in (self._asked, self._due, self._last, self._meets):
+        for table in (self._asked, self._due, self._last, self._meets, self._keys):
             table.clear()
 
     def _entered(self, old: Transfer, new: Transfer, event: PullBlocks) -> None:
         limits, phase = self._limits, new.phases[-1]
         self._left(old, phase.start)
         if phase.name == "wire":
-            self._due[new.id] = phase.start + (event.transfer_timeout_s or limits.transfer_timeout_s)
+            self._due[new.id] = phase.start + (event.transfer_timeout_s or bytes_timeout(new.nbytes, limits))
         elif phase.name == "settle":
             self._due[new.id] = phase.start + limits.settle_timeout_s
 

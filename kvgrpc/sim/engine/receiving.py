@@ -8,8 +8,10 @@ from kvgrpc.core.events import (
     Call,
     Destination,
     GiveDestination,
+    LeaseRef,
     PullBlocks,
     PushSource,
+    RenewLeases,
     ReserveBlocks,
 )
 from kvgrpc.core.values import grants
@@ -29,6 +31,8 @@ USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
 ROOM_S = 0.1
 """How often it looks for room."""
+RENEW_S = 1.0
+"""How often it has the source of a push renew what is to come."""
 
 
 class Fetches:
@@ -98,6 +102,16 @@ class Fetches:
                 relay(result.token)
 
         self._plant.lead.call(ask, ENGINE, give)
+        if source is not None:
+            self._renew(fetch, source)
+
+    def _renew(self, fetch: Fetch, source: PushSource) -> None:
+        """Its source keeps what comes, for as long as it is waited for."""
+        if fetch.over:
+            return
+        refs = (LeaseRef(key=fetch.key),)
+        self._plant.lead.call(lambda call: RenewLeases(call, refs, source=source), ENGINE, lambda _: None)
+        self._plant.lead.later(RENEW_S, lambda: self._renew(fetch, source))
 
     def shares(self, prompt: Prompt) -> Blocks | None:
         """The blocks of a request that was received and is still in use, for the very same prompt."""

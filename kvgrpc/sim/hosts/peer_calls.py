@@ -18,6 +18,7 @@ from kvgrpc.core.actions import (
     SendPostSend,
     SendRegister,
     SendRenew,
+    SendRenewKeys,
     SendSettle,
     SendUnderWay,
     Verdicts,
@@ -31,6 +32,7 @@ from kvgrpc.core.events import (
     CloseAnswered,
     DialFailed,
     HandshakeReceived,
+    KeysRenewed,
     LeaseRef,
     OpenAccess,
     Opened,
@@ -261,6 +263,19 @@ class PeerCalls:
             lambda call: RenewLeases(call, refs, for_access=True, reading=action.reading),
             give,
         )
+
+    def renew_keys(self, action: SendRenewKeys) -> None:
+        """RenewLeases by transfer keys."""
+
+        def give(result: Result) -> None:
+            if isinstance(result, Renewed):
+                rows = zip(action.keys, result.rows, strict=True)
+                left = tuple((key, left_s) for key, (left_s, reason, _) in rows if reason is None)
+                self._host.handle(KeysRenewed(action.peer, left))
+
+        refs = tuple(LeaseRef(key=key) for key in action.keys)
+        where = self._network.where(action.peer)
+        self._network.rpc(self._host, where, lambda call: RenewLeases(call, refs, action.ttl_s), give)
 
 
 def _wants_proof(result: object) -> bool:

@@ -19,6 +19,7 @@ TIGHT = Limits(
     lease_cap_s=10.0,
     queue_timeout_s=3.0,
     transfer_timeout_s=2.0,
+    least_bytes_per_s=100.0,
     settle_timeout_s=1.0,
     registration_timeout_s=5.0,
     peer_grace_s=1.5,

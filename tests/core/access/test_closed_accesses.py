@@ -233,7 +233,7 @@ def test_a_reader_that_never_closes_is_closed_in_the_end(lead: Lead) -> None:
     made = lead.finish(ttl_s=5.0)
     opened(lead, made.token)
     lead.tick(5.0)
-    lead.tick(599.0)
+    lead.tick(Limits().lease_cap_s - 1.0)
     assert lead.state.accesses[access_id()].state is AccessState.STALE
     lead.tick(1.0)
     assert lead.one(Expect) == Expect(f"a-{access_id().hex()}", open=False)

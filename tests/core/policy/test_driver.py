@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.policy.driver import DrivenRequest, Driver
+from kvgrpc.core.policy.driver import KEYS_MAX, DrivenRequest, Driver
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
 from kvgrpc.core.policy.values import (
     Arrival,
@@ -109,6 +109,9 @@ class Shell(Driver[Spec, Request, int]):
     def _end(self, request: Request, transfer: int, message: str) -> None:
         self.asked.append(("end", transfer, message))
 
+    def _renew(self, requests: list[Request]) -> None:
+        self.asked.append(("renew", requests[0].spec.source.address, [request.id for request in requests]))
+
     def take_asked(self) -> list[tuple[Any, ...]]:
         asked, self.asked = self.asked, []
         return asked
@@ -154,6 +157,34 @@ def test_a_push_is_waited_for_in_blocks() -> None:
     (ended,) = shell.take_news()
     assert isinstance(ended, LoadEnded)
     assert ended.loss == LOST
+
+
+def test_what_is_awaited_is_renewed_together_for_each_source_until_it_came_or_left() -> None:
+    shell = Shell()
+    for id_, address in (("a", "p:1"), ("b", "q:1"), ("c", "p:1"), ("d", "p:1"), ("e", "")):
+        shell.arrived(replace(COMING, request_id=id_, take=Source(address)))
+    shell.arrived(replace(OFFER, request_id="pulled"))
+    shell.allocated("c", TABLE, 0, 64)
+    shell.take_asked()
+    assert shell.renew_awaited()
+    assert shell.take_asked() == [("renew", "p:1", ["a", "c", "d"]), ("renew", "q:1", ["b"])]
+    shell.aborted("a")
+    shell.allocated("b", TABLE, 64, 0)
+    shell.failed(2, LOST)
+    shell.take_asked()
+    assert shell.renew_awaited()
+    assert shell.take_asked() == [("renew", "p:1", ["d"])]
+    shell.aborted("d")
+    shell.take_asked()
+    assert not shell.renew_awaited()
+
+
+def test_a_source_is_asked_for_no_more_keys_at_once_than_fit_into_a_call() -> None:
+    shell = Shell()
+    for number in range(KEYS_MAX + 1):
+        shell.arrived(replace(COMING, request_id=str(number)))
+    assert shell.renew_awaited()
+    assert [len(requests) for _, _, requests in shell.take_asked()] == [KEYS_MAX, 1]
 
 
 def test_a_staged_engine_says_when_it_has_copied_what_came() -> None:

@@ -51,7 +51,7 @@ def test_a_broken_posting_fails_the_pull_and_names_the_rank() -> None:
 
 def test_blocks_stay_in_quarantine_until_the_last_posting_ended(lead: Lead) -> None:
     pull = at_stage(lead, "wire")
-    lead.tick(30.0)
+    lead.tick(31.0)
     assert (lead.transfer(pull.id).state, lead.transfer(pull.id).memory) == (State.FAILED, Disposition.QUARANTINED)
     assert lead.state.pins.has(pull.id, PinKind.QUARANTINE)
     with refused(Reason.BLOCK_PINNED):

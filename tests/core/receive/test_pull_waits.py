@@ -1,5 +1,7 @@
 """What a pull waits for, and that every wait ends."""
 
+import math
+
 import pytest
 
 from kvgrpc.core.actions import Post
@@ -14,7 +16,11 @@ from tests.core.receive.pull_stages import TOKEN, P, at_stage, cancel, failure_o
 @pytest.fixture
 def lead() -> Lead:
     """A lead that is connected to P."""
-    made = Lead(describe("d", 2))
+    return connected()
+
+
+def connected(**limits: float) -> Lead:
+    made = Lead(describe("d", 2), Limits(**{"least_bytes_per_s": math.inf, **limits}))  # type: ignore[arg-type]
     made.admit(P)
     return made
 
@@ -37,7 +43,7 @@ def test_waiting_for_its_turn_ends_with_the_queue_timeout_and_names_the_phase() 
     ("opening", 30.0, Reason.QUEUE_TIMEOUT),
     ("wire", 30.0, Reason.TRANSFER_TIMEOUT),
     ("settling", 5.0, Reason.SETTLE_TIMEOUT),
-    ("waiting", 600.0, Reason.QUEUE_TIMEOUT),
+    ("waiting", 3_600.0, Reason.QUEUE_TIMEOUT),
 ])  # fmt: skip
 def test_every_wait_ends(lead: Lead, stage: str, after_s: float, reason: Reason) -> None:
     pull = at_stage(lead, stage)
@@ -49,7 +55,7 @@ def test_every_wait_ends(lead: Lead, stage: str, after_s: float, reason: Reason)
 
 def test_a_timeout_is_clamped_to_the_cap(lead: Lead) -> None:
     pull = lead.pull(TOKEN, 32, (4, 5), queue_timeout_s=1e9)
-    lead.tick(600.0)
+    lead.tick(3_600.0)
     assert failure_of(lead, pull).reason is Reason.QUEUE_TIMEOUT
 
 
@@ -69,6 +75,26 @@ def test_the_bytes_have_the_time_that_was_asked_for(lead: Lead) -> None:
     pull = lead.pull(TOKEN, 32, (4, 5), transfer_timeout_s=2.0)
     opened(lead)
     lead.tick(2.0)
+    assert failure_of(lead, pull).reason is Reason.TRANSFER_TIMEOUT
+
+
+def test_bytes_have_time_by_their_number_where_nobody_says_how_much() -> None:
+    lead = connected(transfer_timeout_s=30.0, least_bytes_per_s=1.0)
+    pull = lead.pull(TOKEN, 32, (4, 5))
+    opened(lead)
+    nbytes = lead.transfer(pull.id).nbytes
+    assert nbytes > 0
+    lead.tick(30.0 + nbytes - 0.5)
+    assert not lead.transfer(pull.id).over
+    lead.tick(0.5)
+    assert failure_of(lead, pull).reason is Reason.TRANSFER_TIMEOUT
+
+
+def test_the_time_of_bytes_ends_with_the_cap() -> None:
+    lead = connected(least_bytes_per_s=0.001, lease_cap_s=100.0)
+    pull = lead.pull(TOKEN, 32, (4, 5))
+    opened(lead)
+    lead.tick(100.0)
     assert failure_of(lead, pull).reason is Reason.TRANSFER_TIMEOUT
 
 

@@ -55,6 +55,20 @@ def test_bytes_that_take_too_long_end_the_push_at_both(writers: Writers) -> None
 
 
 @MODES
+def test_bytes_of_a_push_have_time_by_their_number_at_both(writers: Writers) -> None:
+    """The source holds its blocks, and the destination waits, for as long as the side that moves them may take."""
+    pair = Pair(writers, transfer_timeout_s=30.0, least_bytes_per_s=0.1, registration_timeout_s=20.0)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    nbytes = pair.both()[0].nbytes
+    assert nbytes > 10
+    pair.tick(10 * nbytes - 1.0)
+    assert [t.over for t in pair.both()] == [False, False]
+    pair.moved()
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED, State.SUCCEEDED]
+
+
+@MODES
 def test_a_settling_that_is_not_answered_is_asked_again_and_given_up(writers: Writers) -> None:
     pair = started(writers)
     pair.deaf = {SendSettle}

@@ -19,9 +19,9 @@ R = "r1"
 class At:
     """A scheduler on one side."""
 
-    def __init__(self, side: Side, *, taken_back_s: float = TAKEN_BACK_S, **rules: Any) -> None:
+    def __init__(self, side: Side, *, taken_back_s: float = TAKEN_BACK_S, renew_s: float = 1.0, **rules: Any) -> None:
         self.side = side
-        self.scheduler = Scheduler(side.engine, Rules((), **rules), taken_back_s=taken_back_s)
+        self.scheduler = Scheduler(side.engine, Rules((), **rules), taken_back_s=taken_back_s, renew_s=renew_s)
         self.news: list[News] = []
 
     def until(self, done: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_
 from tests.service.api import read_refusal, refused
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import FAILED, RETURNED, SUCCEEDED, Engine, unchanged, wait_until
-from tests.service.values import content, dur, group, ids_of, prompt, seconds
+from tests.service.values import content, dur, group, ids_of, new_key, prompt, seconds
 
 LIVE = lease_pb2.LEASE_STATE_LIVE
 TOKENS = prompt(16)
@@ -17,6 +17,10 @@ TOKENS = prompt(16)
 
 def by_id(lease_id: str) -> lease_pb2.LeaseRef:
     return lease_pb2.LeaseRef(lease_id=lease_id)
+
+
+def by_key(key: bytes) -> lease_pb2.LeaseRef:
+    return lease_pb2.LeaseRef(transfer_key=key)
 
 
 def by_grant(grant: common_pb2.Grant) -> lease_pb2.LeaseRef:
@@ -48,7 +52,7 @@ def test_a_hand_over_pins_its_blocks_under_a_lease(source: Engine) -> None:
     assert (lease.state, ids_of(lease.blocks), lease.token_count) == (LIVE, blocks, 32)
     assert (lease.consumer_count, lease.request_id) == (3, "r-1")
     assert (lease.transfer_id, seconds(lease.ttl)) == (handed.transfer.transfer_id, 300.0)
-    assert 0 < seconds(lease.remaining) <= 300 < seconds(lease.cap_remaining) <= 600
+    assert 0 < seconds(lease.remaining) <= 300 < seconds(lease.cap_remaining) <= 3600
     (pin,) = source.pins()
     assert (pin.kind, pin.owner, ids_of(pin.blocks)) == (admin_pb2.PIN_KIND_LEASE, lease.lease_id, blocks)
     counts = source.counts()
@@ -93,19 +97,55 @@ def test_a_renewal_extends_and_never_shortens(source: Engine) -> None:
     assert source.lease(lease_id).renewal_count == 3
 
 
+def test_what_was_handed_over_is_renewed_by_its_transfer_key(source: Engine) -> None:
+    key = new_key()
+    made = source.hand_over(TOKENS, transfer_key=key, ttl=dur(100))
+    ((left, reason),) = renew(source, by_key(key), ttl_s=200)
+    assert (reason, left > 190) == ("UNSPECIFIED", True)
+    assert source.lease(made.lease.lease_id).renewal_count == 1
+    assert renew(source, by_key(new_key())) == [(0.0, "LEASE_NOT_FOUND")]
+
+
+def test_a_lead_passes_keys_on_to_the_source_of_what_its_requests_wait_for(source: Engine, destination: Engine) -> None:
+    key = new_key()
+    made = source.hand_over(TOKENS, transfer_key=key)
+
+    def renewed() -> bool:
+        here = common_pb2.PeerAddress(address=source.address, engine_id=source.engine_id)
+        request = lease_pb2.RenewLeasesRequest(leases=[by_key(key), by_key(new_key())], source=here)
+        assert not destination.api.leases.RenewLeases(request).leases
+        return source.lease(made.lease.lease_id).renewal_count > 0
+
+    wait_until(renewed)
+
+
+@pytest.mark.parametrize("source_at", [common_pb2.PeerAddress(), common_pb2.PeerAddress(address="127.0.0.1:9")])
+def test_what_is_passed_on_are_keys_and_goes_to_an_address(source: Engine, source_at: common_pb2.PeerAddress) -> None:
+    rows = [by_key(new_key())] if not source_at.address else [by_id("l-1")]
+    with refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        source.api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=rows, source=source_at))
+
+
+def test_no_lease_is_released_or_read_by_its_transfer_key(source: Engine) -> None:
+    key = new_key()
+    source.hand_over(TOKENS, transfer_key=key)
+    with refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        source.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=by_key(key)))
+
+
 def test_no_renewal_passes_the_cap(source: Engine) -> None:
     lease_id = source.hand_over(TOKENS).lease.lease_id
     ((left, reason),) = renew(source, by_id(lease_id), ttl_s=1_000_000)
     assert reason == "UNSPECIFIED"
-    assert 590 < left <= 600
+    assert 3590 < left <= 3600
     lease = source.lease(lease_id)
     assert seconds(lease.remaining) <= seconds(lease.cap_remaining)
 
 
 def test_a_ttl_above_the_cap_is_clamped_and_the_granted_one_is_told(source: Engine) -> None:
-    for ttl in (dur(601), dur(315_576_000_000)):
-        assert seconds(source.hand_over(TOKENS, ttl=ttl).lease.ttl) == 600
-        assert seconds(grant_lease(source, ttl=ttl).grant.ttl) == 600
+    for ttl in (dur(3601), dur(315_576_000_000)):
+        assert seconds(source.hand_over(TOKENS, ttl=ttl).lease.ttl) == 3600
+        assert seconds(grant_lease(source, ttl=ttl).grant.ttl) == 3600
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1e-9, -1.0, -1e9])

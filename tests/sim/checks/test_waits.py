@@ -1,11 +1,12 @@
 """The simulator's checks of waits and of what is left over: what each finds, and what it accepts."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from kvgrpc.core.actions import Failed
-from kvgrpc.core.events import Call, PullBlocks
+from kvgrpc.core.events import Call, KeysRenewed, PullBlocks
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.transfers import Phase, State
@@ -92,6 +93,20 @@ def test_a_push_waits_for_a_part_for_the_registration_timeout() -> None:
     waits.changed(apart, 3.0)
     with pytest.raises(Violated):
         waits.check(LIMITS.registration_timeout_s + 4.0)
+
+
+def test_a_reservation_waits_longer_where_its_source_keeps_what_it_waits_for_and_never_beyond_the_cap() -> None:
+    waits, reservation = Waits(LIMITS), receive((RENDEZVOUS,))
+    waits.reserved(reservation, 5.0)
+    waits.hears(KeysRenewed("p", ((b"o" * 16, 90.0), (reservation.key, inf))), 4.0)
+    with pytest.raises(Violated):
+        waits.check(6.0)
+    waits.hears(KeysRenewed("p", ((reservation.key, 20.0),)), 4.0)
+    waits.check(24.0)
+    waits.hears(KeysRenewed("p", ((reservation.key, 1e9),)), 24.0)
+    waits.check(LIMITS.lease_cap_s)
+    with pytest.raises(Violated):
+        waits.check(LIMITS.lease_cap_s + 1.0)
 
 
 def late_blocks() -> object:

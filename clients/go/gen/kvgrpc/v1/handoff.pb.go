@@ -659,7 +659,7 @@ type PullBlocksRequest struct {
 	AfterStep uint64 `protobuf:"varint,10,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
 	// How long it may wait for its turn; unset takes the default.
 	QueueTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=queue_timeout,json=queueTimeout,proto3" json:"queue_timeout,omitempty"`
-	// How long the bytes may take; unset takes the default.
+	// How long the bytes may take; unset takes the default, which grows with their number: see Limits.
 	TransferTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=transfer_timeout,json=transferTimeout,proto3" json:"transfer_timeout,omitempty"`
 	// See common.proto. The reply has a transfer only with `transfer_id`: that one, as it is.
 	ValidateOnly bool `protobuf:"varint,13,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

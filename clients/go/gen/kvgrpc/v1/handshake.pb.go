@@ -370,7 +370,7 @@ type Limits struct {
 	LeaseCap *durationpb.Duration `protobuf:"bytes,2,opt,name=lease_cap,json=leaseCap,proto3" json:"lease_cap,omitempty"`
 	// How long a transfer may wait for its turn, once its blocks are known.
 	QueueTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=queue_timeout,json=queueTimeout,proto3" json:"queue_timeout,omitempty"`
-	// How long the bytes may take.
+	// How long the bytes may take, beside the time that their number gives them; see `least_bytes_per_second`.
 	TransferTimeout *durationpb.Duration `protobuf:"bytes,4,opt,name=transfer_timeout,json=transferTimeout,proto3" json:"transfer_timeout,omitempty"`
 	// How long a settle may take, and how long its verdict is kept.
 	SettleTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=settle_timeout,json=settleTimeout,proto3" json:"settle_timeout,omitempty"`
@@ -389,9 +389,12 @@ type Limits struct {
 	// The longest that WaitTransfer, WaitTransfers and PollSchedulerNews wait in one call.
 	Wait *durationpb.Duration `protobuf:"bytes,12,opt,name=wait,proto3" json:"wait,omitempty"`
 	// How long a lease is firm when a request does not say; see Lease.soft_in.
-	FirmTtl       *durationpb.Duration `protobuf:"bytes,13,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FirmTtl *durationpb.Duration `protobuf:"bytes,13,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
+	// A transfer whose caller does not say how long its bytes may take has, beside `transfer_timeout`, as long as they take
+	// at so many bytes a second on each rank.
+	LeastBytesPerSecond float64 `protobuf:"fixed64,14,opt,name=least_bytes_per_second,json=leastBytesPerSecond,proto3" json:"least_bytes_per_second,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
@@ -513,6 +516,13 @@ func (x *Limits) GetFirmTtl() *durationpb.Duration {
 		return x.FirmTtl
 	}
 	return nil
+}
+
+func (x *Limits) GetLeastBytesPerSecond() float64 {
+	if x != nil {
+		return x.LeastBytesPerSecond
+	}
+	return 0
 }
 
 // GetCapabilities has no parameters.
@@ -1772,7 +1782,7 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12.\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\x0e2\x12.kvgrpc.v1.FeatureR\bfeatures\x12?\n" +
-	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xca\x05\n" +
+	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xff\x05\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +
@@ -1789,7 +1799,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"leaseCount\x12%\n" +
 	"\x0etransfer_count\x18\v \x01(\rR\rtransferCount\x12-\n" +
 	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\x124\n" +
-	"\bfirm_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\"\x18\n" +
+	"\bfirm_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x123\n" +
+	"\x16least_bytes_per_second\x18\x0e \x01(\x01R\x13leastBytesPerSecond\"\x18\n" +
 	"\x16GetCapabilitiesRequest\"\xe0\x02\n" +
 	"\x17GetCapabilitiesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +

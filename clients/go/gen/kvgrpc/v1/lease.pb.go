@@ -299,6 +299,7 @@ type LeaseRef struct {
 	//
 	//	*LeaseRef_LeaseId
 	//	*LeaseRef_Grant
+	//	*LeaseRef_TransferKey
 	By            isLeaseRef_By `protobuf_oneof:"by"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -359,6 +360,15 @@ func (x *LeaseRef) GetGrant() *Grant {
 	return nil
 }
 
+func (x *LeaseRef) GetTransferKey() []byte {
+	if x != nil {
+		if x, ok := x.By.(*LeaseRef_TransferKey); ok {
+			return x.TransferKey
+		}
+	}
+	return nil
+}
+
 type isLeaseRef_By interface {
 	isLeaseRef_By()
 }
@@ -373,9 +383,18 @@ type LeaseRef_Grant struct {
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3,oneof"`
 }
 
+type LeaseRef_TransferKey struct {
+	// By transfer key, in RenewLeases only: what is handed over, or pushed, under it. For a destination that has no grant
+	// and no blocks yet. Of a push of which nothing is handed over yet its wait is extended, where the engine has said
+	// that it is `expected`, or it has started over: by the registration timeout. LEASE_NOT_FOUND where there is neither.
+	TransferKey []byte `protobuf:"bytes,3,opt,name=transfer_key,json=transferKey,proto3,oneof"`
+}
+
 func (*LeaseRef_LeaseId) isLeaseRef_By() {}
 
 func (*LeaseRef_Grant) isLeaseRef_By() {}
+
+func (*LeaseRef_TransferKey) isLeaseRef_By() {}
 
 // Blocks to pin.
 type GrantLeaseRequest struct {
@@ -602,8 +621,12 @@ type RenewLeasesRequest struct {
 	// Accesses, of those for which it is said, that were opened with `waits_for_blocks` and under which bytes are read by
 	// now: no other request takes their blocks any more.
 	ReadingAccessIds [][]byte `protobuf:"bytes,5,rep,name=reading_access_ids,json=readingAccessIds,proto3" json:"reading_access_ids,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The lead that the leases are at, where this is not it: it is asked by this one, once, and the reply has no rows and
+	// comes at once. All rows are keys. For an engine whose requests wait for blocks to be pushed into: its lead reaches
+	// the source, and a reservation under one of the keys waits for as long as the source says.
+	Source        *PeerAddress `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RenewLeasesRequest) Reset() {
@@ -667,6 +690,13 @@ func (x *RenewLeasesRequest) GetForAccess() bool {
 func (x *RenewLeasesRequest) GetReadingAccessIds() [][]byte {
 	if x != nil {
 		return x.ReadingAccessIds
+	}
+	return nil
+}
+
+func (x *RenewLeasesRequest) GetSource() *PeerAddress {
+	if x != nil {
+		return x.Source
 	}
 	return nil
 }
@@ -1305,10 +1335,11 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\asoft_in\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
-	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x04\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12(\n" +
+	"\ftransfer_key\x18\x03 \x01(\fB\x03\x80\x01\x01H\x00R\vtransferKeyB\x04\n" +
 	"\x02by\"\xdf\x04\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
@@ -1331,14 +1362,15 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x12GrantLeaseResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xe0\x01\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x90\x02\n" +
 	"\x12RenewLeasesRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
 	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12\x1d\n" +
 	"\n" +
 	"for_access\x18\x04 \x01(\bR\tforAccess\x12,\n" +
-	"\x12reading_access_ids\x18\x05 \x03(\fR\x10readingAccessIds\"\xa6\x01\n" +
+	"\x12reading_access_ids\x18\x05 \x03(\fR\x10readingAccessIds\x12.\n" +
+	"\x06source\x18\x06 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\"\xa6\x01\n" +
 	"\fRenewedLease\x127\n" +
 	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12+\n" +
@@ -1438,7 +1470,8 @@ var file_kvgrpc_v1_lease_proto_goTypes = []any{
 	(*Content)(nil),              // 21: kvgrpc.v1.Content
 	(OnAbort)(0),                 // 22: kvgrpc.v1.OnAbort
 	(*ResponseHeader)(nil),       // 23: kvgrpc.v1.ResponseHeader
-	(FailureReason)(0),           // 24: kvgrpc.v1.FailureReason
+	(*PeerAddress)(nil),          // 24: kvgrpc.v1.PeerAddress
+	(FailureReason)(0),           // 25: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	0,  // 0: kvgrpc.v1.Lease.state:type_name -> kvgrpc.v1.LeaseState
@@ -1461,41 +1494,42 @@ var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	20, // 17: kvgrpc.v1.GrantLeaseResponse.grant:type_name -> kvgrpc.v1.Grant
 	2,  // 18: kvgrpc.v1.RenewLeasesRequest.leases:type_name -> kvgrpc.v1.LeaseRef
 	18, // 19: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
-	18, // 20: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
-	24, // 21: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
-	0,  // 22: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
-	23, // 23: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 24: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	2,  // 25: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 26: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 27: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 28: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
-	2,  // 29: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 30: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 31: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	23, // 32: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 33: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
-	2,  // 34: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 35: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
-	23, // 36: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 37: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	3,  // 38: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
-	5,  // 39: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
-	8,  // 40: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
-	10, // 41: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
-	12, // 42: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
-	14, // 43: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
-	4,  // 44: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
-	7,  // 45: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
-	9,  // 46: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
-	11, // 47: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
-	13, // 48: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
-	15, // 49: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
-	44, // [44:50] is the sub-list for method output_type
-	38, // [38:44] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	24, // 20: kvgrpc.v1.RenewLeasesRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	18, // 21: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
+	25, // 22: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
+	0,  // 23: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
+	23, // 24: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 25: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	2,  // 26: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 27: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 28: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	19, // 29: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	2,  // 30: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 31: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 32: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	23, // 33: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 34: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
+	2,  // 35: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
+	18, // 36: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
+	23, // 37: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 38: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	3,  // 39: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
+	5,  // 40: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
+	8,  // 41: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
+	10, // 42: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
+	12, // 43: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
+	14, // 44: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
+	4,  // 45: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
+	7,  // 46: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
+	9,  // 47: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
+	11, // 48: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
+	13, // 49: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
+	15, // 50: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
+	45, // [45:51] is the sub-list for method output_type
+	39, // [39:45] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_lease_proto_init() }
@@ -1507,6 +1541,7 @@ func file_kvgrpc_v1_lease_proto_init() {
 	file_kvgrpc_v1_lease_proto_msgTypes[1].OneofWrappers = []any{
 		(*LeaseRef_LeaseId)(nil),
 		(*LeaseRef_Grant)(nil),
+		(*LeaseRef_TransferKey)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -44,9 +44,11 @@ type LeaseServiceClient interface {
 	// renewed is a row of the reply, not an error of the call. Safe to repeat.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-	// * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+	//   - INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+	//   - INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+	//     key, or one of another length than keys have; `source` without an address.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
 	RenewLeases(ctx context.Context, in *RenewLeasesRequest, opts ...grpc.CallOption) (*RenewLeasesResponse, error)
 	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
 	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
@@ -161,9 +163,11 @@ type LeaseServiceServer interface {
 	// renewed is a row of the reply, not an error of the call. Safe to repeat.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-	// * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+	//   - INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+	//   - INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
+	//     key, or one of another length than keys have; `source` without an address.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
 	RenewLeases(context.Context, *RenewLeasesRequest) (*RenewLeasesResponse, error)
 	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
 	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to

@@ -1,0 +1,56 @@
+"""Renewing at a source what requests here will take, by their transfer keys: for as long as their engine says so.
+
+A request that waits for blocks to be pushed into has neither a grant nor a reservation, and one that has reserved some
+may wait for its prefill to be scheduled. Their engine says from time to time which keys these are, and its lead asks
+the source. Nothing is kept here: who says nothing more wants nothing more.
+"""
+
+from math import isfinite
+
+from kvgrpc.core.actions import Renewed, SendRenewKeys
+from kvgrpc.core.events import KeysRenewed, RenewLeases
+from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.send.lease_renewals import check_count
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.errors import invalid
+
+
+class KeyRenewals:
+    """Of all keys that this engine names."""
+
+    def __init__(self, state: NodeState, handshakes: Handshakes) -> None:
+        self._state = state
+        self._handshakes = handshakes
+
+    def pass_on(self, event: RenewLeases) -> None:
+        """RenewLeases with a source: it is asked once. One that is not connected is reached for the next time."""
+        if (source := event.source) is None:
+            return
+        state, call = self._state, event.call
+        check_count(event, state.limits.renewals_per_call)
+        for ref in event.leases:
+            if not ref.key:
+                raise invalid("leases", "are transfer keys where they are at another lead")
+            check_transfer_key(ref.key)
+        self._handshakes.check_room(source.address, source.engine_id, 0, call.connection)
+        if not event.validate_only and event.leases:
+            peer = self._handshakes.want(source.address, source.engine_id, 0, call.trace, call.connection)
+            if peer is not None:
+                keys = tuple(ref.key for ref in event.leases)
+                state.emit(SendRenewKeys(peer.key, keys, event.ttl_s, call.trace))
+        state.reply(call.id, Renewed(()))
+
+    def answered(self, event: KeysRenewed) -> None:
+        """What the source still holds, or expects, a reservation waits for as long, up to its cap."""
+        state = self._state
+        for key, left_s in event.rows:
+            for transfer in state.transfers.with_key(key):
+                move = state.receives.get(transfer.id)
+                if isinstance(move, Reservation) and move.peer == event.peer and isfinite(left_s):
+                    due = state.timers.when(Timer.REGISTRATION, move.name)
+                    later = min(state.now + left_s, move.cap)
+                    if due is not None and later > due:
+                        state.timers.set(Timer.REGISTRATION, move.name, later)
