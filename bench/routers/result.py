@@ -124,6 +124,8 @@ def matrix(result: Mapping[str, Any]) -> list[str]:
     for router in ROUTERS:
         shown = [cells.get((router.name, mode), "not run") for mode in MODES]
         lines.append(f"| {router.name} | {router.legs} | {' | '.join(shown)} |")
+    if not result["rows"]:
+        return lines
     asked = max((int(one["sent"]) for one in result["rows"]), default=0)
     versions = ", ".join(f"{name} {result['versions'][name]}" for name in PROGRAMS)
     own = ", ".join(f"`{mode}` {said}" for mode, said in result["edge_cases"].items()) or "not run"
