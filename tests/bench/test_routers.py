@@ -1,4 +1,4 @@
-"""`make router-test`: what it asks, what it makes of the answers, and what it writes. A real one is in tests/vllm."""
+"""`make router-test`: what it asks, what it makes of the answers, and what it writes."""
 
 import http.server
 import json
