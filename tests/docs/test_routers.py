@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
+from bench.routers.kinds import MODES, ROUTERS
 from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import BY_CODE, NextStep, Reason
@@ -45,6 +46,14 @@ def test_pictures_name_rpcs_that_exist_and_are_on_the_page(picture: Path) -> Non
 
 def test_there_is_a_picture_for_each_sequence() -> None:
     assert [picture.stem for picture in PICTURES] == ["router-cancel", "router-failure", "router-pull", "router-push"]
+
+
+def test_the_matrix_has_each_router_and_each_mode_that_is_run() -> None:
+    text = section(PAGE, "## Routers that were run")
+    (rows,) = tables(text)
+    assert [row[:2] for row in rows] == [[router.name, router.legs] for router in ROUTERS]
+    assert {len(row) for row in rows} == {2 + len(MODES)}
+    assert f"| Router | Legs | {' | '.join(f'`{mode}`' for mode in MODES)} |" in text
 
 
 def test_every_next_step_is_explained() -> None:

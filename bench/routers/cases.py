@@ -1,0 +1,91 @@
+"""What each router is asked, and what of it is compared: pure data from a seed.
+
+Prompts are text of a tokenizer whose every token is a word of its own, so that equal texts are equal tokens, whatever a
+router leaves out of an answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.vllm.engines import MAX_TOKENS, prompt_of
+from tests.vllm.servers import MODEL
+
+COMPLETIONS, CHAT, STREAMS, SEVERAL, PROMPTS, REFUSED, HANG_UPS, AFTERWARDS = KINDS = (
+    "completions", "chat", "streams", "several answers", "lists of prompts", "refused", "hang-ups", "afterwards",
+)  # fmt: skip
+AT_ONCE, AFTER_A_PIECE = LEAVES = ("at once", "after a piece")
+"""When a client hangs up: when its request is sent, or when some of the answer has come."""
+COMPLETE, TALK = "/v1/completions", "/v1/chat/completions"
+SEEDS = 40
+"""Of one router's cases: more than there are prompts, and so few that all routers have other ones."""
+ANSWERS = 2
+LONG_ANSWER = 400
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request of a client."""
+
+    kind: str
+    path: str
+    prompts: tuple[str, ...]
+    more: tuple[tuple[str, Any], ...] = ()
+    """Fields of its body beside the usual ones."""
+    leaves: str = ""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What a client sends."""
+        asked: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+        if self.path == TALK:
+            asked["messages"] = [{"role": "user", "content": self.prompts[0]}]
+        else:
+            asked["prompt"] = self.prompts[0] if len(self.prompts) == 1 else list(self.prompts)
+        return asked | dict(self.more)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer comes in pieces."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def alone(self) -> "list[Case]":
+        """Requests with one answer each, in the order of this one's answers."""
+        count = int(self.body.get("n", 1))
+        return [Case(COMPLETIONS, self.path, (prompt,)) for prompt in self.prompts for _ in range(count)]
+
+
+def words(tokens: Sequence[int]) -> str:
+    """The text of these tokens."""
+    return " ".join(map(word, tokens))
+
+
+def word(token: int) -> str:
+    """The text of one token."""
+    return f"w{token}"
+
+
+def cases(number: int) -> list[Case]:
+    """All that one router is asked, in order; `number`: of the router, so that no two share a prompt."""
+    seeds = iter(range(number * SEEDS, (number + 1) * SEEDS))
+
+    def text(length: int) -> str:
+        return words(prompt_of(length, next(seeds)))
+
+    stream = (("stream", True),)
+    greedy = (("n", ANSWERS), ("temperature", 1), ("top_k", 1))
+    long = (("max_tokens", LONG_ANSWER),)
+    return [
+        *(Case(COMPLETIONS, COMPLETE, (text(length),)) for length in (20, 200, 900)),
+        *(Case(CHAT, TALK, (text(length),)) for length in (70, 400)),
+        *(Case(STREAMS, path, (text(length),), stream) for path, length in ((COMPLETE, 120), (TALK, 300))),
+        *(Case(SEVERAL, path, (text(length),), greedy) for path, length in ((COMPLETE, 150), (TALK, 250))),
+        *(Case(PROMPTS, COMPLETE, tuple(text(80 + 40 * n) for n in range(count))) for count in (2, 3)),
+        Case(REFUSED, COMPLETE, (text(100),), (("max_tokens", -1),)),
+        Case(REFUSED, COMPLETE, (text(100),), (("temperature", -1),)),
+        Case(HANG_UPS, COMPLETE, (text(1200),), long, AT_ONCE),
+        Case(HANG_UPS, TALK, (text(1200),), long + stream, AT_ONCE),
+        Case(HANG_UPS, COMPLETE, (text(500),), long + stream, AFTER_A_PIECE),
+        Case(AFTERWARDS, COMPLETE, (text(260),)),
+    ]

