@@ -36,6 +36,8 @@ class Met(KVConnectorHandshakeMetadata):
     """For each group; see `kernels_of`."""
     layout: PoolLayout
     """Of its pipeline stage."""
+    alone: bool = True
+    """Whether it is its engine's one connector: else it stands beside others, in a MultiConnector."""
 
 
 @dataclass
