@@ -34,7 +34,7 @@ class Core:
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
-        devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO,
+        devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO, alone: bool = True,
         cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
         """`marks`: of the device that computes; `devices`: it has a mirror. `states`: its layers have them, and no
@@ -63,16 +63,18 @@ class Core:
         self.side.blocks = SimpleNamespace(
             block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],), free=self._begins_anew
         )
-        self.hooks = Hooks(self.side, on_loss)
+        self.hooks = Hooks(self.side, on_loss, alone=alone)
         self.told = Step()
+        self.anew: list[str] = []
+        """Requests that vLLM is to begin anew."""
 
     def close(self) -> None:
         self.hooks.close()
         self.worker.close()
 
     def _begins_anew(self, request: Any) -> None:
-        """Nothing came for it, and vLLM is to compute it: this counts as failed here, too. Its test has its blocks."""
-        self.told.failed.add(request.request_id)
+        """VLLM's own blocks of it are free: its test has them."""
+        self.anew.append(request.request_id)
 
     def step(self, tokens: Mapping[str, int] | None = None, preempted: Any = None, ended: Any = ()) -> bool:
         """`tokens`: how many of each request are computed in it. `ended`: requests of which vLLM says that they are."""

@@ -87,6 +87,21 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     d.close()
 
 
+def test_beside_other_connectors_a_loss_is_a_load_of_nothing_and_its_request_begins_anew() -> None:
+    """What vLLM does with loads that fail is the same for all connectors then."""
+    p, d = Core("P"), Core("D", OnLoss.RECOMPUTE, alone=False)
+    request = request_of("d", p.prefilled("p"))
+    request.num_computed_tokens = len(PROMPT)
+    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    d.begin(request)
+    d.step()
+    os.kill(p.side.lead_pid, signal.SIGKILL)
+    wait_until(lambda: d.step() and d.told.loaded == {"d"})
+    assert (d.told.failed, d.anew, request.num_computed_tokens) == (set(), ["d"], 0)
+    for core in (p, d):
+        core.close()
+
+
 @pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"prompt_token_ids": None}])
 def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cores, more: dict[str, Any]) -> None:
     p, d = cores

@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import torch
-
 from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
 from kvgrpc.core.tensors.values import Description, TensorId
-from kvgrpc.core.values.layout import PoolKind, PoolLayout
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
-from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, describe, described_as, read, when_computed
+from kvgrpc.engine.tensors.arrays import AnyTensor, describe, described_as, read, when_computed
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut
 from kvgrpc.engine.tensors.saving import Put, Saving, pages_of
 from kvgrpc.engine.tensors.stored import NewTensor, StoredTensor
@@ -25,8 +23,6 @@ from kvgrpc.wire.tensors import described, description_to_proto, name_to_proto
 from kvgrpc.wire.values import duration
 
 TIMEOUT_S = 120.0
-DATA_PATHS = "cma", "nixl", "cuda_vmm", "collective"
-"""Of a store in memory of this process's."""
 NAMES_MAX = 1_024
 """Of one ReleaseTensors."""
 
@@ -34,16 +30,12 @@ NAMES_MAX = 1_024
 class TensorStore:
     """Puts tensors into the stores of other engines, and gets those that come into its own. `with` closes."""
 
-    def __init__(self, engine: Engine, memory: torch.Tensor | None = None, **rank: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Use `attach` or `launch`."""
         self._engine = engine
         self._page_bytes = engine.pool.block_bytes(0)
-        try:
-            self._rank = Rank(engine.ticket, tensors=[] if memory is None else [memory], **rank)
-        except BaseException:
-            engine.close()
-            raise
-        self._memory: Bytes = self._rank.memory if memory is None else memory
+        self._rank = Rank(engine.ticket)
+        self._memory = self._rank.memory
         self._thread = JobThread(engine)
         self._saving = Saving(engine, self._thread, self._memory)
         self._got: dict[TensorId, _Got] = {}
@@ -55,30 +47,18 @@ class TensorStore:
         """There is a job that tells it."""
 
     @classmethod
-    def attach(
-        cls, socket_path: str, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES,
-        memory: torch.Tensor | None = None, data_paths: Sequence[str] = DATA_PATHS, **attach: Any,
-    ) -> Self:  # fmt: skip
-        """Attaches to a running lead with a store of so many bytes of shared memory, or with `memory`, a tensor of
-        bytes on any device, which stays where it is until `close`; then this process moves the bytes, by `data_paths`,
-        best first. `attach`: weights_revision and engine_id, as in Engine.attach. Raises as that does, and
-        InvalidRequest for memory that is no store.
+    def attach(cls, socket_path: str, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **attach: Any) -> Self:
+        """Attaches to a running lead with a store of so many bytes. `attach`: weights_revision and engine_id, as in
+        Engine.attach. Raises as that does.
         """
-        layout, kept = _layout_of(store_bytes, page_bytes, memory)
-        engine = Engine.attach(
-            socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, private_memory=memory is not None, **attach
-        )
-        return cls(engine, kept, data_paths=tuple(data_paths))
+        layout = store_layout(store_bytes, page_bytes)
+        return cls(Engine.attach(socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, **attach))
 
     @classmethod
-    def launch(
-        cls, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES, memory: torch.Tensor | None = None,
-        data_paths: Sequence[str] = DATA_PATHS, **launch: Any,
-    ) -> Self:  # fmt: skip
-        """Starts a lead of the engine's own, as Engine.launch does; it ends with the store. All else as in `attach`."""
-        layout, kept = _layout_of(store_bytes, page_bytes, memory)
-        engine = Engine.launch(pool=layout, kind=PoolKind.SERVER_MANAGED, private_memory=memory is not None, **launch)
-        return cls(engine, kept, data_paths=tuple(data_paths))
+    def launch(cls, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **launch: Any) -> Self:
+        """Starts a lead of the engine's own, as Engine.launch does; it ends with the store."""
+        layout = store_layout(store_bytes, page_bytes)
+        return cls(Engine.launch(pool=layout, kind=PoolKind.SERVER_MANAGED, **launch))
 
     @property
     def address(self) -> str:
@@ -335,20 +315,6 @@ class _Got:
     """Those that were answered, and not released."""
     released: bool = False
     """One was, which the lead is not told yet."""
-
-
-def _layout_of(
-    store_bytes: int, page_bytes: int, memory: torch.Tensor | None
-) -> tuple[PoolLayout, torch.Tensor | None]:
-    """The pool of a store, and its whole pages of that memory. Raises InvalidRequest."""
-    if memory is None:
-        return store_layout(store_bytes, page_bytes), None
-    if store_bytes:
-        raise invalid("store_bytes", "is the size of shared memory: `memory` has its own")
-    if memory.dtype is not torch.uint8 or memory.dim() != 1:
-        raise invalid("memory", "is a tensor of bytes, of one dimension")
-    layout = store_layout(len(memory), page_bytes)
-    return layout, memory[: layout.total_bytes]
 
 
 def _named(name: str | int, layer: int | None) -> tuple[str, int | None]:

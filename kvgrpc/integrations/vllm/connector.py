@@ -6,6 +6,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
@@ -106,7 +107,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
             engine_id, self._options, joined(layouts), identity, overlap=overlap, ranks=len(ranks) * len(stages)
         )
         self._scheduling.blocks = self._blocks
-        self._hooks = Hooks(self._scheduling, self._options.on_loss)
+        self._hooks = Hooks(self._scheduling, self._options.on_loss, alone=met[0][0].alone)
         self._scheduling.meet(
             [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
         )
@@ -172,7 +173,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> Met:
         self._in.attach()
         kernels = [kernels_of(self._vllm_config, names) for names in self._groups]
-        return Met(str(self._in.folder), kernels, self._layout, gethostname())
+        alone = get_kv_transfer_group() is self
+        return Met(str(self._in.folder), kernels, self._layout, gethostname(), alone)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads run beside the steps."""

@@ -36,9 +36,11 @@ T = TypeVar("T")
 class Hooks:
     """Of one engine."""
 
-    def __init__(self, side: SchedulerSide, on_loss: OnLoss) -> None:
+    def __init__(self, side: SchedulerSide, on_loss: OnLoss, *, alone: bool = True) -> None:
+        """`alone`: it is the engine's one connector, which has told vLLM what becomes of loads that fail."""
         self._side = side
         self._on_loss = on_loss
+        self._alone = alone
         self._over = False
         self._wanting: set[str] = set()
         """Requests that were prefilled elsewhere, until they have blocks."""
@@ -118,7 +120,7 @@ class Hooks:
         # Once each: a second report, or one of a request that does not wait, ends the engine.
         step.loaded &= self._loading.keys()
         step.failed &= step.loaded
-        if self._on_loss is OnLoss.RECOMPUTE:
+        if self._on_loss is OnLoss.RECOMPUTE and not self._alone:
             self._begin_anew(step)
         self._loading = {id_: load for id_, load in self._loading.items() if id_ not in step.loaded}
         self._release(step)
@@ -139,7 +141,7 @@ class Hooks:
 
     def _begin_anew(self, step: Step) -> None:
         """To vLLM these are loads that ended, of no tokens. What it does with one that failed is said by a key of its
-        own, which is out of reach where several connectors share an engine.
+        own, for all connectors, which is out of reach where several share an engine.
         """
         for request_id in list(step.failed):
             request, _ = self._loading[request_id]

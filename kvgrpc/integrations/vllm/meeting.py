@@ -39,6 +39,8 @@ class Met(KVConnectorHandshakeMetadata):
     """Of its pipeline stage."""
     host: str = ""
     """Its name, for people."""
+    alone: bool = True
+    """Whether it is its engine's one connector: else it stands beside others, in a MultiConnector."""
 
 
 @dataclass

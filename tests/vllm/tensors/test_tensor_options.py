@@ -38,9 +38,9 @@ def test_every_option_is_documented_with_its_default() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(TensorOptions)}
     said = {
         "send": "put_async", "ttl_s": "the lead's", "serve_flags": "none", "weights_revision": "model and revision",
-        "data_paths": '["shm", "cma", "nixl", "cuda_vmm", "collective"]', "store_bytes": "1 GiB",
-        "waiting_bytes": "4 GiB", "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up",
-        "peers": "none", "proxy_ip": "none", "proxy_port": "none", "http_port": "none",
+        "data_paths": '["shm", "cma", "nixl", "collective"]', "store_bytes": "1 GiB", "waiting_bytes": "4 GiB",
+        "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up", "peers": "none", "proxy_ip": "none",
+        "proxy_port": "none", "http_port": "none",
     }  # fmt: skip
     assert rows == {name: said.get(name, str(default)) for name, default in defaults.items() if name != "on_loss"}
 

@@ -13,13 +13,12 @@ from tests.vllm.engines import wait_until
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
 
 
-@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("layers_per_tensor", [1, 2, 3])
 @pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
 def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
-    worker: Callable[..., Worker], send: Send, layers_per_tensor: int, on_device: bool
+    worker: Callable[..., Worker], send: Send, layers_per_tensor: int
 ) -> None:
-    p, d = (worker(send=send, layers_per_tensor=layers_per_tensor, store_on_device=on_device) for _ in "pd")
+    p, d = (worker(send=send, layers_per_tensor=layers_per_tensor) for _ in "pd")
     key = os.urandom(16)
     for number, cache in enumerate(p.caches.values()):
         cache.copy_(torch.arange(cache.numel()).reshape(cache.shape) % 1000 + number)

@@ -60,8 +60,6 @@ class TensorOptions:
     """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
     store_bytes: int = 1 << 30
     page_bytes: int = PAGE_BYTES
-    store_on_device: bool = False
-    """The store lies in the memory that the engine computes in, beside its cache; else in host memory."""
     queued_bytes: int = 256 << 20
     """Of copies that wait for room in a prefill engine's store, in the memory that it computes in."""
     when_full: WhenFull = WhenFull.GIVE_UP
@@ -82,7 +80,7 @@ class TensorOptions:
     proxy_port: int = 0
     http_port: int = 0
     """Where vLLM serves: what the proxy is told."""
-    data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective")
+    data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective")
     serve_flags: tuple[str, ...] = ()
     weights_revision: str = ""
 
