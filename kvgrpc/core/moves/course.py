@@ -203,12 +203,9 @@ class Course(ABC, Generic[M]):
             state.timers.clear(timer, move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
-            move.transfer_id,
-            state=State.ACTIVE,
-            waiting_for="settle",
-            nbytes_done=move.nbytes,
+            move.transfer_id, state=State.ACTIVE, waiting_for="settle", nbytes_done=move.nbytes,
             phases=self._phase(move, "settle"),
-        )
+        )  # fmt: skip
         self.send_settle(move)
 
     def send_settle(self, move: M) -> None:
@@ -278,13 +275,8 @@ class Course(ABC, Generic[M]):
         """Parts that both sides know have so long to move; a pull that waits has its queue timeout."""
         timers = self._state.timers
         if move.counts_waiting and timers.when(Timer.TRANSFER, move.name) is None:
-            bridge = self._bridge(move)
-            self._set_clock(move, bridge.size_of(move.chunks(bridge)).nbytes)
-
-    def _set_clock(self, move: M, nbytes: int) -> None:
-        """So many bytes of a rank have their time from now on."""
-        state = self._state
-        state.timers.set(Timer.TRANSFER, move.name, state.now + move.bytes_timeout_s(nbytes, state.limits))
+            nbytes = self._bridge(move).size_of(move.chunks(self._bridge(move))).nbytes
+            timers.set(Timer.TRANSFER, move.name, self._state.now + move.bytes_timeout_s(nbytes, self._state.limits))
 
     def _wait_for(self, move: M, what: str) -> None:
         if self._state.transfers.get(move.transfer_id).waiting_for != what:
@@ -305,7 +297,7 @@ class Course(ABC, Generic[M]):
         self._plan(move)
         state.timers.clear(Timer.QUEUE, move.name)
         state.timers.clear(Timer.REGISTRATION, move.name)
-        self._set_clock(move, size.nbytes)
+        state.timers.set(Timer.TRANSFER, move.name, state.now + move.bytes_timeout_s(size.nbytes, state.limits))
         state.change(
             move.transfer_id,
             state=State.ACTIVE,

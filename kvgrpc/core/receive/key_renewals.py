@@ -10,11 +10,11 @@ from math import isfinite
 from kvgrpc.core.actions import Renewed, SendRenewKeys
 from kvgrpc.core.events import KeysRenewed, RenewLeases
 from kvgrpc.core.peers.handshakes import Handshakes
-from kvgrpc.core.send.lease_renewals import check_count
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.limits import check_renewals
 from kvgrpc.errors import invalid
 
 
@@ -30,7 +30,7 @@ class KeyRenewals:
         if (source := event.source) is None:
             return
         state, call = self._state, event.call
-        check_count(event, state.limits.renewals_per_call)
+        check_renewals(len(event.leases), state.limits)
         for ref in event.leases:
             if not ref.key:
                 raise invalid("leases", "are transfer keys where they are at another lead")

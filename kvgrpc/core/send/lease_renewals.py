@@ -15,9 +15,9 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction
-from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.limits import check_renewals, granted_ttl
 from kvgrpc.core.values.owners import ENGINE_SIDE
-from kvgrpc.errors import KVGrpcError, NotFound, OutOfRange, Reason
+from kvgrpc.errors import KVGrpcError, NotFound, Reason
 
 Row = tuple[float, Reason | None, LeaseState | None]
 """What is left, why it was not renewed, and the lease's state."""
@@ -40,7 +40,7 @@ class LeaseRenewals:
         if event.source is not None:
             return
         state = self._state
-        check_count(event, state.limits.renewals_per_call)
+        check_renewals(len(event.leases), state.limits)
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
         if not event.validate_only:
             self._weak_claims.reading(event.reading)
@@ -86,9 +86,3 @@ class LeaseRenewals:
         if leases:
             return next((lease for lease in leases if lease.live), leases[-1])
         raise NotFound(Reason.LEASE_NOT_FOUND, "nothing is handed over under this transfer key")
-
-
-def check_count(event: RenewLeases, most: int) -> None:
-    """Raises OutOfRange (LIMIT_EXCEEDED) for too many rows."""
-    if len(event.leases) > most:
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})

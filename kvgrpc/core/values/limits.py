@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.errors import InvalidRequest, Reason, invalid
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -139,3 +139,10 @@ def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> 
     if not asked_s > 0:
         raise invalid("timeout", f"is positive; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)
+
+
+def check_renewals(count: int, limits: Limits) -> None:
+    """Raises OutOfRange (LIMIT_EXCEEDED) for too many rows of one call."""
+    most = limits.renewals_per_call
+    if count > most:
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})

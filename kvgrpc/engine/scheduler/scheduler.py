@@ -323,8 +323,11 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def _poll(self, timeout_s: float) -> None:
         for event in self.engine.poll(timeout_s):
             self._hear(event)
-        for key in self.engine.take_pushes_wanted():
+        wanted = self.engine.take_pushes_wanted()
+        for key in wanted:
             self._destination_came(key)
+        if wanted:  # the next step may be long in coming
+            self.engine.flush()
 
     def _hear(self, event: Event) -> None:
         match event:

@@ -99,8 +99,7 @@ class PeerChannels:
         self._spawn(self._dial(action, self._runner.node.state.incarnation))
 
     def hang_up(self, peer: str) -> None:
-        channel = self._channels.pop(peer, None)
-        if channel is not None:
+        if (channel := self._channels.pop(peer, None)) is not None:
             self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
 
     def end_life(self, kept: Collection[str]) -> None:

@@ -27,6 +27,7 @@ def waiting(d: At, p: At, key: bytes) -> None:
 
 
 def received(p: At, d: At) -> None:
+    p.scheduler.step()
     assert d.told(LoadEnded).loss is None
     assert p.told(SendEnded).loss is None
     assert same(p, d)

@@ -26,10 +26,10 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
         lead.close()
 
 
-def waiting(p: At, d: At) -> ScheduledRequest:
+def waiting(p: At, d: At, *, keep: bool = False) -> ScheduledRequest:
     """A request that waits at `d` for blocks, for what `p` will push; and the other leg of it."""
     prefill = give(Mode.PUSH)
-    take = Source(p.side.engine.address)
+    take = Source(p.side.engine.address, keep=keep)
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=prefill.transfer_key, take=take))
     return prefill
 
@@ -53,8 +53,7 @@ def test_what_is_pushed_lasts_while_its_request_waits_for_blocks(hasty: Lead, le
 @pytest.mark.parametrize("left", ["finished", "aborted"])
 def test_nothing_is_renewed_for_a_request_that_left(hasty: Lead, leads: Leads, attach: Attach, left: str) -> None:
     p, d = At(attach(hasty)), At(attach(leads[1]), renew_s=LIFE_S / 10)
-    prefill = waiting(p, d)
-    p.prefilled(prefill)
+    p.prefilled(waiting(p, d, keep=True))
     outlives(d, hasty)
     if left == "aborted":
         d.scheduler.aborted(R)

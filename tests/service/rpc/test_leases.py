@@ -119,7 +119,9 @@ def test_a_lead_passes_keys_on_to_the_source_of_what_its_requests_wait_for(sourc
     wait_until(renewed)
 
 
-@pytest.mark.parametrize("source_at", [common_pb2.PeerAddress(), common_pb2.PeerAddress(address="127.0.0.1:9")])
+@pytest.mark.parametrize(
+    "source_at", [common_pb2.PeerAddress(), common_pb2.PeerAddress(address="127.0.0.1:9")], ids=["nowhere", "no keys"]
+)
 def test_what_is_passed_on_are_keys_and_goes_to_an_address(source: Engine, source_at: common_pb2.PeerAddress) -> None:
     rows = [by_key(new_key())] if not source_at.address else [by_id("l-1")]
     with refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
