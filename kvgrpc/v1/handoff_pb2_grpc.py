@@ -84,6 +84,7 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
         was never allocated.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
         * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -116,6 +117,7 @@ class HandoffServiceServicer:
         recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
         * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -146,6 +148,7 @@ class HandoffServiceServicer:
         recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.

@@ -56,6 +56,7 @@ class HandoffServiceStub:
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
       was never allocated.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
     * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -84,6 +85,7 @@ class HandoffServiceStub:
       recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
     * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -110,6 +112,7 @@ class HandoffServiceStub:
       recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
@@ -170,6 +173,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
       was never allocated.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
     * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -198,6 +202,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
       recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
     * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -224,6 +229,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
       recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
@@ -287,6 +293,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
           was never allocated.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
         * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -321,6 +328,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
           recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
         * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -353,6 +361,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
           recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.

@@ -55,6 +55,7 @@ type HandoffServiceClient interface {
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
 	//     was never allocated.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
 	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -82,6 +83,7 @@ type HandoffServiceClient interface {
 	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -108,6 +110,7 @@ type HandoffServiceClient interface {
 	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
@@ -216,6 +219,7 @@ type HandoffServiceServer interface {
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
 	//     was never allocated.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
 	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
@@ -243,6 +247,7 @@ type HandoffServiceServer interface {
 	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
@@ -269,6 +274,7 @@ type HandoffServiceServer interface {
 	//     recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
 	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
