@@ -271,8 +271,7 @@ class NodeState:
     @property
     def pool_owner(self) -> str:
         """Who takes blocks of the pool, and schedules for it: of one whose blocks the server gives out, everyone."""
-        managed = self.attached and self.pool.pool_kind is PoolKind.ENGINE_MANAGED
-        return ENGINE if managed else EVERYONE
+        return ENGINE if self.attached and self.pool.pool_kind is PoolKind.ENGINE_MANAGED else EVERYONE
 
     def check_pool(self, caller: str, verb: Verb) -> None:
         """Raises PermissionDenied (NOT_OWNER) for a caller that does not speak for the engine whose pool this is."""
