@@ -218,7 +218,7 @@ def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
     from kvgrpc.sim import digested, run
 
     parents.close()  # so that it ends when its parent does
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends ^C to all of its processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     gc.disable()

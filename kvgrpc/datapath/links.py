@@ -87,13 +87,20 @@ class Link:
         self.unproved = False
         """A write on it ended, and its bytes may still land in the peer's memory."""
         self._remote = remote
+        # What it can is looked up once: isinstance of a protocol takes longer than a small move.
         self._prompt = remote if isinstance(remote, PromptRemote) else None
+        self._writable = remote if isinstance(remote, WritableRemote) else None
+        self._sent = remote if isinstance(remote, SentRemote) else None
+        self._staging = remote if isinstance(remote, StagingRemote) else None
+        self._strips = remote if isinstance(remote, StripsRemote) else None
+        self._slicing = remote if isinstance(remote, SlicingRemote) else None
+        self._checksumming = remote if isinstance(remote, ChecksummingRemote) else None
         self._process = remote.process
 
     @property
     def writable(self) -> bool:
         """Whether ranks write each other's memory by it: then the peer's end says something of this rank's, too."""
-        return isinstance(self._remote, WritableRemote)
+        return self._writable is not None
 
     def check_offers(self, operation: Operation) -> None:
         """Raises DataPathFailed when its data path does not move bytes that way."""
@@ -108,48 +115,48 @@ class Link:
 
     def start(self, posting_id: str, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
         """Raises as `Remote.read` does."""
-        if isinstance(self._remote, SentRemote):
-            return self._remote.read_sent(posting_id, runs, wake)
+        if self._sent is not None:
+            return self._sent.read_sent(posting_id, runs, wake)
         if operation is Operation.READ:
             return self._remote.read(runs, wake)
-        assert isinstance(self._remote, WritableRemote)  # see check_offers
-        return self._remote.write(runs, wake)
+        assert self._writable is not None  # see check_offers
+        return self._writable.write(runs, wake)
 
     def check_stages(self) -> None:
         """Raises DataPathFailed when its data path reads into no staging buffer."""
-        if not isinstance(self._remote, StagingRemote | SentRemote):
+        if self._staging is None and self._sent is None:
             raise DataPathFailed(f"{self.path.name} reads into no staging buffer: plan this posting without a re-pack")
 
     def read_into(self, posting_id: str, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
         """Raises as `StagingRemote.read_into` does."""
-        if isinstance(self._remote, SentRemote):
-            return self._remote.read_sent(posting_id, runs, wake, buffer)
-        assert isinstance(self._remote, StagingRemote)  # see check_stages
-        return self._remote.read_into(buffer, runs, wake)
+        if self._sent is not None:
+            return self._sent.read_sent(posting_id, runs, wake, buffer)
+        assert self._staging is not None  # see check_stages
+        return self._staging.read_into(buffer, runs, wake)
 
     def strips_of(self, repack: Repack, runs: Runs) -> Sequence[Strip] | None:
         """What is to be copied straight out of the peer's memory; None where it is to be read into a staging buffer."""
-        return repack.at_source(runs) if isinstance(self._remote, StripsRemote) else None
+        return None if self._strips is None else repack.at_source(runs)
 
     def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
         """Does what `strips_of` returned."""
-        assert isinstance(self._remote, StripsRemote)
-        return self._remote.read_strips(strips, wake)
+        assert self._strips is not None
+        return self._strips.read_strips(strips, wake)
 
     def read_slices(self, posting_id: str, slices: Slices, wake: Callable[[], None]) -> Posting:
         """Slice by slice where the data path can; else as one."""
-        if isinstance(self._remote, SlicingRemote):
-            return self._remote.read_slices(slices.runs, slices.ends, slices.arrived, wake)
+        if self._slicing is not None:
+            return self._slicing.read_slices(slices.runs, slices.ends, slices.arrived, wake)
         return self.start(posting_id, slices.runs, Operation.READ, wake)
 
     def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
         """What reads these runs and sums them up; None where they are to be summed up when they are there."""
-        return arrival.together(runs, self._remote.source) if isinstance(self._remote, ChecksummingRemote) else None
+        return None if self._checksumming is None else arrival.together(runs, self._checksumming.source)
 
     def read_and_checksum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
         """Does what `together` returned."""
-        assert isinstance(self._remote, ChecksummingRemote)
-        return self._remote.read_and_checksum(job, works, wake)
+        assert self._checksumming is not None
+        return self._checksumming.read_and_checksum(job, works, wake)
 
     def disconnected(self, error: str) -> Disconnected:
         """Its report, once it was closed."""

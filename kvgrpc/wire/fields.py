@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
@@ -227,12 +227,22 @@ def _plan(field: Field) -> _Plan:
         )
     if kind is not None:
         batch = field.name == "calls"
-        return _Plan(field.name, rows, one=not field.is_repeated, many=field.is_repeated and not batch)
+        inside = _bounded(kind)
+        return _Plan(
+            field.name, rows, one=inside and not field.is_repeated, many=inside and field.is_repeated and not batch
+        )
     element = found.get("text") or found.get("number")
     one = _fits(element) if element is not None else None
     if element is None or one is None:
         return _Plan(field.name, rows)
     return _Plan(field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says)
+
+
+@cache
+def _bounded(kind: Descriptor) -> bool:
+    """Whether a message of that type has anything to look at: a Duration has not."""
+    plans = [_plan(field) for field in kind.fields]
+    return any(plan.rows is not None or plan.fits is not None or plan.one or plan.many for plan in plans)
 
 
 def _fits(row: Bound) -> Callable[[Any], bool] | None:

@@ -67,8 +67,11 @@ _ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.AC
 
 def duration(seconds: float) -> Duration:
     """A Duration of `seconds`; never negative."""
-    nanos = max(round(seconds * 1e9), 0)
-    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+    nanos = round(seconds * 1e9)
+    if nanos <= 0:
+        return Duration()
+    whole, rest = divmod(nanos, 1_000_000_000)
+    return Duration(seconds=whole, nanos=rest)
 
 
 def seconds(request: Message, field: str) -> float | None:

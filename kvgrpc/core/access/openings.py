@@ -19,6 +19,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.content import check
+from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.grants import Access as AccessKind, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
@@ -201,7 +202,9 @@ class AccessOpenings:
             return None
         if access.state is AccessState.WAITING:
             self._check_content(access, lease)
-            self._admit(access, lease)
+            opened = self._opened(access, lease)
+            self._admit(access, lease, opened)
+            return opened
         return self._opened(access, lease)
 
     def _lease_of(self, access: Access) -> Lease | None:
@@ -239,14 +242,13 @@ class AccessOpenings:
         access.tokens = check(lease.content, claim)
         check_prefix(self._state.pool.pool.groups, lease.content.tokens, access.tokens)
 
-    def _admit(self, access: Access, lease: Lease) -> None:
+    def _admit(self, access: Access, lease: Lease, opened: Opened) -> None:
         state = self._state
         access.move(AccessState.OPEN)
         lease.waiting.discard(access.id)
         lease.opened(access.id, access.consumer)
         self._firmness.claimed(lease)
-        blocks = tuple(ids for _, ids in self._opened(access, lease).blocks)
-        state.pins.add(access.owner, PinKind.ACCESS, blocks, state.now)
+        state.pins.add(access.owner, PinKind.ACCESS, tuple([ids for _, ids in opened.blocks]), state.now)
         weigh_access(state, access)
         state.expect(access, open_=True)
         if not lease.transfer_id:
@@ -268,8 +270,13 @@ class AccessOpenings:
         state = self._state
         groups = state.pool.pool.groups
         return Opened(
+<<<<<<< HEAD
             blocks=tuple((i, ids[: groups[i].blocks_of(access.tokens)]) for i, ids in enumerate(lease.blocks)),
             token_count=access.tokens,
+=======
+            blocks=tuple([(i, _first(ids, groups[i].blocks_of(claim.tokens))) for i, ids in enumerate(lease.blocks)]),
+            token_count=claim.tokens,
+>>>>>>> main
             offer_tokens=lease.content.tokens,
             remaining_s=lease.deadline - state.now,
             ttl_s=lease.ttl_s,
@@ -315,6 +322,11 @@ class AccessOpenings:
         if not call.left:
             self._state.ledger.drop(RowKind.OPENING, call.id)
             self._state.reply(call.id, Openings(tuple(row for row in call.rows if row is not None)))
+
+
+def _first(ids: Ids, count: int) -> Ids:
+    """So many of them; all of them are themselves, not a view that would have to be copied to be kept."""
+    return ids if len(ids) == count else ids[:count]
 
 
 def _missing(access: Access) -> tuple[str, str]:

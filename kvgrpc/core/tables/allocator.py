@@ -167,7 +167,9 @@ class Allocator:
             holders = self._holder[group][ids]
             wanted = int(holders[0]) if not allocation_id else number
             right = holders == wanted if self._may_use(wanted, caller) else np.zeros(len(ids), dtype=bool)
-            if not allocation_id and not right.all():
+            if right.all():
+                continue
+            if not allocation_id:
                 usable = [other for other in np.unique(holders).tolist() if self._may_use(other, caller)]
                 right = np.isin(holders, usable)
             missing = ids[~right]

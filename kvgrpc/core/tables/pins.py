@@ -294,18 +294,22 @@ class PinTable:
             self.quarantined[self.spaces[group]] += step * len(ids)
 
     def _count_soft(self, blocks: Blocks, step: int) -> None:
+        # A pin that is not soft stands on the blocks before the step, or after it: then soft pins alone hold none.
         for group, ids in enumerate(blocks):
-            self._count_softly_held(group, ids, -1)
+            if step < 0:
+                self._count_softly_held(group, ids, -1)
             self._soft[group][ids] += step
-            self._count_softly_held(group, ids, 1)
+            if step > 0:
+                self._count_softly_held(group, ids, 1)
 
     def _count_softly_held(self, group: int, ids: Ids, step: int) -> None:
         """Counts those of `ids` that soft pins alone hold, before (-1) and after something changes for them."""
         held = self._shared[group][ids]
         soft = (held > 0) & (held == self._soft[group][ids])
-        space = self.spaces[group]
-        self.soft[space] += step * int(np.count_nonzero(soft))
-        self.soft_given[space] += step * int(np.count_nonzero(soft & self._given[group][ids]))
+        if count := int(np.count_nonzero(soft)):
+            space = self.spaces[group]
+            self.soft[space] += step * count
+            self.soft_given[space] += step * int(np.count_nonzero(soft & self._given[group][ids]))
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
         if kind is PinKind.QUARANTINE:
@@ -318,12 +322,13 @@ class PinTable:
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
             else:
-                if self._softened:
+                # The pin itself is not soft, see `_count_soft`.
+                if self._softened and step > 0:
                     self._count_softly_held(group, ids, -1)
                 pins = self._shared[group][ids]
                 pins += step
                 self._shared[group][ids] = pins
-                if self._softened:
+                if self._softened and step < 0:
                     self._count_softly_held(group, ids, 1)
                 # Those whose first pin this is, or whose last one it was.
                 changed &= pins == (step > 0)

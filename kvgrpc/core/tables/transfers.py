@@ -42,6 +42,9 @@ class State(Enum):
 class Disposition(Enum):
     """Whether this engine's blocks may be reused."""
 
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
     HELD = "held"
     RETURNED = "returned"
     QUARANTINED = "quarantined"

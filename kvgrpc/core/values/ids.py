@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+from functools import lru_cache
 
 from kvgrpc.errors import invalid
 
@@ -19,6 +20,8 @@ PROOFS_MAX = 4
 """Of one life, in a handshake."""
 INCARNATION_MAX = 2**53 - 1
 """Every language can hold it, those whose only number is a double too."""
+_KEYS_KEPT = 256
+"""Keys of peers that are not made anew: every step of a call asks for one."""
 
 
 def format_incarnation(incarnation: int) -> str:
@@ -33,8 +36,8 @@ def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int
     A pure function, so that a scheduler mints a lease id without asking its lead. `minter` ("engine", "lead" or
     "target") keeps counters apart.
     """
-    digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]
-    return f"{kind[0]}-{format_incarnation(incarnation)}-{digest.hex()}"
+    made = hashlib.blake2b(f"{kind}|{minter}|{number}".encode(), digest_size=ID_BYTES, key=secret)
+    return f"{kind[0]}-{format_incarnation(incarnation)}-{made.hexdigest()}"
 
 
 def may_name(kind: str, name: str) -> bool:
@@ -53,6 +56,7 @@ def next_access_ids(secret: bytes, access_id: bytes) -> tuple[bytes, bytes]:
     return digest[:ACCESS_ID_BYTES], digest[ACCESS_ID_BYTES : 2 * ACCESS_ID_BYTES]
 
 
+@lru_cache(_KEYS_KEPT)
 def peer_key(engine_id: str, incarnation: int) -> str:
     """One life of one engine, as a key for ranks and logs."""
     return f"{engine_id}@{format_incarnation(incarnation)}"

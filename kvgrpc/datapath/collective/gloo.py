@@ -154,13 +154,13 @@ class GlooGroup:
     def _prove(self, connected: Any, own: bytes, peers: bytes, give_up_at: float) -> None:
         """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        hearing = connected.recv([heard], self._peer, _TAGS)  # returns when there is a connection
-        sending = connected.send([said], self._peer, _TAGS)
-        self._works.append(sending)
+        self._works.append(hearing := connected.recv([heard], self._peer, _TAGS))  # returns when there is a connection
+        self._works.append(sending := connected.send([said], self._peer, _TAGS))
+        self._works.popleft()
         hearing.wait(_until(give_up_at))
         if not hmac.compare_digest(heard.numpy().tobytes(), own):
             raise RuntimeError("who connected to this rank is not the peer's")
-        self._works.clear()
+        self._works.popleft()
         sending.wait(_until(give_up_at))
 
     def _buffer(self, nbytes: int) -> torch.Tensor:

@@ -80,4 +80,4 @@ class NcclGroup:
         self._group.abort()
 
     def close(self) -> None:
-        """Does nothing: what was under way has ended, or was aborted."""
+        """Adds nothing: `shut_down` aborts what is under way."""

@@ -30,6 +30,9 @@ KERNEL_ROW_BYTES = 16 << 10
 class CopyMethod(Enum):
     """How rows are copied; see the module's docstring."""
 
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
     STREAM = "stream"
     KERNEL = "kernel"
     LOOP = "loop"
