@@ -270,13 +270,8 @@ class AccessOpenings:
         state = self._state
         groups = state.pool.pool.groups
         return Opened(
-<<<<<<< HEAD
-            blocks=tuple((i, ids[: groups[i].blocks_of(access.tokens)]) for i, ids in enumerate(lease.blocks)),
+            blocks=tuple([(i, _first(ids, groups[i].blocks_of(access.tokens))) for i, ids in enumerate(lease.blocks)]),
             token_count=access.tokens,
-=======
-            blocks=tuple([(i, _first(ids, groups[i].blocks_of(claim.tokens))) for i, ids in enumerate(lease.blocks)]),
-            token_count=claim.tokens,
->>>>>>> main
             offer_tokens=lease.content.tokens,
             remaining_s=lease.deadline - state.now,
             ttl_s=lease.ttl_s,
