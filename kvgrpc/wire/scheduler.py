@@ -130,7 +130,7 @@ def arrived(
     intent = request.intent
     give, take, key = _give(request), _take(request), intent.transfer_key
     if give is not None or isinstance(take, Source):
-        check_transfer_key(key)
+        check_transfer_key(key, "intent.transfer_key")
     elif isinstance(take, Offer):
         check_key(key, grants.read_claims(take.grant).transfer_key, "this grant")
     request_id = required_id(request.request_id)

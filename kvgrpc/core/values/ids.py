@@ -62,7 +62,7 @@ def peer_key(engine_id: str, incarnation: int) -> str:
     return f"{engine_id}@{format_incarnation(incarnation)}"
 
 
-def check_transfer_key(key: bytes) -> None:
-    """Raises InvalidRequest (INVALID_FIELD) for a key of another length than the API allows."""
+def check_transfer_key(key: bytes, field: str = "transfer_key") -> None:
+    """Raises InvalidRequest (INVALID_FIELD) for a key of another length than the API allows. `field` is its path."""
     if not TRANSFER_KEY_BYTES_MIN <= len(key) <= TRANSFER_KEY_BYTES_MAX:
-        raise invalid("transfer_key", f"has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes")
+        raise invalid(field, f"has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes")

@@ -32,6 +32,15 @@ def test_the_lowest_ids_are_taken_first() -> None:
     assert (allocator.allocated(0), allocator.free_count(0)) == (5, 3)
 
 
+def test_allocations_are_listed_oldest_first_and_found_by_their_blocks() -> None:
+    allocator, _ = make(8, 4)
+    take(allocator, "a", {0: 3, 1: 1})
+    take(allocator, "b", {0: 2})
+    assert list(allocator.rows()) == [("a", Terms(ENGINE)), ("b", Terms(ENGINE))]
+    assert [allocator.holders(0, block) for block in (0, 4, 5, 8)] == [{"a"}, {"b"}, set(), set()]
+    assert allocator.holders(1, 0) == {"a"}
+
+
 def test_a_run_is_preferred_to_scattered_blocks() -> None:
     allocator, _ = make(8)
     take(allocator, "a", {0: 8})
