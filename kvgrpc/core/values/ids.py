@@ -36,8 +36,8 @@ def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int
     A pure function, so that a scheduler mints a lease id without asking its lead. `minter` ("engine", "lead" or
     "target") keeps counters apart.
     """
-    made = hashlib.blake2b(f"{kind}|{minter}|{number}".encode(), digest_size=ID_BYTES, key=secret)
-    return f"{kind[0]}-{format_incarnation(incarnation)}-{made.hexdigest()}"
+    digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]
+    return f"{kind[0]}-{format_incarnation(incarnation)}-{digest.hex()}"
 
 
 def may_name(kind: str, name: str) -> bool:
