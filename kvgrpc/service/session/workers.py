@@ -209,7 +209,8 @@ class Workers:
         """
         if isinstance(event, events.EndpointOffered):
             if event.endpoint.rank != event.rank:
-                raise invalid("offer.endpoint.rank", f"is {event.endpoint.rank}, of the worker of rank {event.rank}")
+                other = event.endpoint.rank
+                raise invalid("reports.offer.endpoint.rank", f"is {other}, of the worker of rank {event.rank}")
             return replace(event, endpoint=event.endpoint.only(self._data_paths))
         return event
 

@@ -38,6 +38,7 @@ NAMES = {
     "v1.ScheduleStepRequest.after_seq": SCHEDULER,
     "v1.ScheduleRequest.after_seq": SCHEDULER,
     "v1.LeaseRef.lease_id": ID,
+    "v1.LeaseRef.transfer_key": KEY,
     "v1.GetTransferRequest.transfer_id": ID,
     "v1.WaitTransferRequest.transfer_id": ID,
     "v1.WaitTransfersRequest.transfer_ids": ID,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2
 from tests.fuzz import inside
 from tests.fuzz.inside import State
 from tests.fuzz.messages import Known, Maker
@@ -19,6 +19,7 @@ from tests.service.conftest import starting
 from tests.service.engines import Engine, wait_until
 from tests.service.footprint import footprint, resident_bytes
 from tests.service.services import SERVICES
+from tests.service.values import new_key
 
 FEW = 100
 MANY = 1_000
@@ -40,8 +41,16 @@ METHODS = {
 def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, State]]:
     with starting(tmp_path_factory.mktemp("many")) as start:
         (engine,) = start(("--listen", "127.0.0.9:0"), settings=LIMITS, **inside.ENVIRONMENT)
+        first_dial(engine)
         with closing(State(engine.process.pid)) as state:
             yield engine, state
+
+
+def first_dial(engine: Engine) -> None:
+    """Makes the server dial: gRPC keeps what its first channel needs, a thread and sockets, as long as the process."""
+    nowhere = common_pb2.PeerAddress(address="127.0.0.9:9")
+    rows = [lease_pb2.LeaseRef(transfer_key=new_key())]
+    engine.api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=rows, source=nowhere))
 
 
 def flood(engine: Engine, method: MethodDescriptor, count: int) -> None:
