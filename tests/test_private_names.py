@@ -12,7 +12,8 @@ EXCEPTIONS = {
     "kvgrpc/datapath/collective/gloo.py": "options of the library, which has no public name for them",
     "kvgrpc/datapath/collective/nccl.py": "groups of calls, for which the library has no public name",
     "kvgrpc/datapath/nixl/agent.py": "a handle of the library, which has no public name for it",
-    "kvgrpc/integrations/vllm/scheduling.py": "vLLM's request has no public way to become shorter",
+    "kvgrpc/integrations/vllm/prompts.py": "vLLM's request has no public way to become shorter",
+    "kvgrpc/integrations/vllm/waking.py": "vLLM's engine has no public call before it sleeps",
 }
 """Files, and why they read one."""
 DOCUMENTED = {"_replace", "_exit"}

@@ -19,6 +19,8 @@ LOOKED_AT_MAX = 1_000
 """Messages of a request: one that is deeper has its error by the shorter path."""
 ABOUT_ENGINES = frozenset({Reason.INCOMPATIBLE_POOLS, Reason.PROTOCOL_UNSUPPORTED, Reason.WEIGHTS_MISMATCH})
 """Reasons whose fields are those of EngineDescription."""
+_USUAL = {"content": "Content", "tensor": "TensorName"}
+"""Messages that are called by their usual field where they are checked, whatever they are called in the request."""
 _STEP = re.compile(r"([a-z0-9_]+)(?:\[\d+\])?")
 _Error = TypeVar("_Error", bound=KVGrpcError)
 
@@ -56,6 +58,10 @@ def _from_root(path: str, request: Message) -> str:
     for prefix, message in _messages(request):
         if is_field(path, message.DESCRIPTOR):
             return prefix + path
+    usual, _, rest = path.partition(".")
+    for prefix, message in _messages(request) if usual in _USUAL else ():
+        if message.DESCRIPTOR.name == _USUAL[usual] and is_field(rest, message.DESCRIPTOR):
+            return prefix + rest
     return path
 
 

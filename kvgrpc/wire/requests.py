@@ -236,7 +236,7 @@ def lease_ref(value: lease_pb2.LeaseRef, *, keys: bool = False) -> events.LeaseR
     if lease_id:
         return events.LeaseRef(lease_id)
     if not value.HasField("grant"):
-        raise invalid("lease", "name a lease_id or a grant")
+        raise invalid("leases" if keys else "lease", f"name a lease_id{', a transfer_key' if keys else ''} or a grant")
     return events.LeaseRef("", value.grant.token)
 
 

@@ -62,6 +62,11 @@ def always(answer: object) -> Make:
     return lambda _: lambda *_, **__: answer
 
 
+def claimed(_: Any) -> Any:
+    """A reader gets what it says it wants, whatever the lease holds."""
+    return lambda content, claim: min(content.tokens, claim.tokens)
+
+
 def never(*timers: Timer) -> Make:
     """Deadlines of these kinds never come."""
     return lambda set_: lambda self, kind, name, when: None if kind in timers else set_(self, kind, name, when)
@@ -130,7 +135,7 @@ def revived(renew_one: Any) -> Any:
     """A renewal that comes too late makes the lease, and what was read under it, good again."""
 
     def _renew_one(self: Any, ref: Any, ttl_s: float | None, event: Any) -> Any:
-        lease = self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
+        lease = None if ref.key else self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
         if lease is None or lease.state is not LeaseState.EXPIRED:
             return renew_one(self, ref, ttl_s, event)
         for access in self._state.accesses.values():
@@ -141,9 +146,9 @@ def revived(renew_one: Any) -> Any:
     return _renew_one
 
 
-def _find(hand_over: Any, ref: Any) -> Any:
+def _find(renewals: Any, ref: Any) -> Any:
     try:
-        return hand_over.find(ref)
+        return renewals._find(ref)  # noqa: SLF001 - a planted bug is in there
     except Exception:  # noqa: BLE001 - a grant that is none
         return None
 

@@ -30,6 +30,7 @@ from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import encode
 from kvgrpc.wire.limits import limits_to_proto
+from kvgrpc.wire.paths import placed
 from kvgrpc.wire.values import reason
 
 _log = logging.getLogger(__name__)
@@ -334,7 +335,10 @@ class Sessions:
         for report in batch:
             if self._session is not session:
                 return
-            event = wire.report_to_event(rank, report)
+            try:
+                event = wire.report_to_event(rank, report)
+            except KVGrpcError as error:
+                raise placed(error, session_pb2.RankReportBatch(reports=[report])) from None
             session.workers.reports_steps |= isinstance(event, events.StepDone)
             if event is not None:
                 self._lead.runner.feed(session.workers.allowed(event))

@@ -15,7 +15,7 @@ from kvgrpc.sim.world.memory import layout, split_layout
 from kvgrpc.sim.world.network import Network
 from kvgrpc.sim.world.surroundings import Surroundings, Watcher
 
-IDLE_AFTER_S = 3_600.0
+IDLE_AFTER_S = 7_200.0
 """By then every bound of the protocol is over."""
 EPOCH_US = 1_700_000_000 * 10**6
 AUDIT_STEPS = 100

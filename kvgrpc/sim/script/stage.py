@@ -17,7 +17,7 @@ from kvgrpc.sim.world.surroundings import Surroundings
 
 TOKENS = 1 << 20
 """Between the first tokens of two prompts."""
-IDLE_AFTER_S = 3_600.0
+IDLE_AFTER_S = 7_200.0
 """By then every bound of the protocol is over."""
 
 
