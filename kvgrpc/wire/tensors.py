@@ -6,6 +6,7 @@ from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, Wanted
 from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
 from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named, TensorId
+from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
@@ -77,9 +78,8 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
 def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
     """ReleaseTensors. Raises InvalidRequest."""
     key = request.transfer_key
+    check_transfer_key(key)
     names = [_of_request(f"names[{i}]", key, name) for i, name in enumerate(request.names)]
-    if not names:
-        TensorId(key, "any")  # checks the key
     source = lead_address("source", request.source) if request.HasField("source") else None
     return Release(key, tuple(names), source)
 

@@ -50,6 +50,7 @@ READS: dict[str, Callable[[Client], Invoke]] = {
     "handshake": lambda c: lambda **o: c.handshake(EngineDescription(), **o),
     "describe_pools": lambda c: c.describe_pools,
     "pool_status": lambda c: c.pool_status,
+    "allocations": lambda c: c.allocations,
     "read_blocks": lambda c: lambda **o: c.read_blocks([1], **o),
     "get_transfer": lambda c: lambda **o: c.get_transfer("t", **o),
     "list_transfers": lambda c: c.list_transfers,

@@ -39,6 +39,9 @@ class Answers:
     def clients(self) -> dict[str, str]:
         return {}
 
+    def is_real(self, name: str) -> bool:
+        return False
+
     def addresses(self) -> Json:
         return {"address": {}, "clients": {}}
 

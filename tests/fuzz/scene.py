@@ -268,6 +268,7 @@ def _pool_requests(made: _Made) -> Iterator[Request]:
     yield "ReclaimBlocks", pool_pb2.ReclaimBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)])
     yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=made.named(made.blocks[14:]))
     yield "GetPoolStatus", pool_pb2.GetPoolStatusRequest()
+    yield "ListAllocations", pool_pb2.ListAllocationsRequest(block=made.blocks[0], page_size=3)
     yield (
         "ReadBlocks",
         pool_pb2.ReadBlocksRequest(blocks=made.named(made.blocks[:2]), layers=common_pb2.LayerRange(count=2)),

@@ -46,7 +46,7 @@ class TensorId:
     """Of a tensor that comes in several, as the chunks of a prompt."""
 
     def __post_init__(self) -> None:
-        check_transfer_key(self.key)
+        check_transfer_key(self.key, "tensor.transfer_key")
         if not self.name or len(self.name) > NAME_BYTES_MAX or len(self.name.encode()) > NAME_BYTES_MAX:
             raise invalid("tensor.name", f"is required, and has at most {NAME_BYTES_MAX} bytes")
         if not 0 <= self.part < _UINT32_END:
