@@ -19,10 +19,13 @@ within() {
   multiarch=$(dpkg-architecture -q DEB_HOST_MULTIARCH 2>/dev/null || echo "$(uname -m)-linux-gnu")
   PATH=$root/usr/bin:$PATH
   LD_LIBRARY_PATH=$root/usr/lib/$multiarch${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  # Those that are unpacked first, then the machine's own. The headers and libraries that these name are found anyway.
+  # gRPC's own file names another folder of libraries than the one of this architecture.
+  CMAKE_LIBRARY_PATH=$root/usr/lib/$multiarch
+  LIBRARY_PATH=$root/usr/lib/$multiarch
+  # Those that are unpacked first, then the machine's own. The headers that these name are found anyway.
   PKG_CONFIG_PATH=$root/usr/lib/$multiarch/pkgconfig:$root/usr/share/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
   PKG_CONFIG_SYSROOT_DIR=$root
-  export PATH LD_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
+  export PATH LD_LIBRARY_PATH LIBRARY_PATH CMAKE_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
 }
 
 # With lists of packages of its own, which also a user who is not root may fetch.
