@@ -148,7 +148,7 @@ def revived(renew_one: Any) -> Any:
 
 def _find(renewals: Any, ref: Any) -> Any:
     try:
-        return renewals._find(ref)  # noqa: SLF001 - a planted bug is in there
+        return renewals._find(ref)
     except Exception:  # noqa: BLE001 - a grant that is none
         return None
 

@@ -32,7 +32,7 @@ def introduced(known: Peer | None, event: HandshakeReceived) -> Told:
     """By a life that introduces itself. Raises PreconditionFailed (NOT_PROVED) where it is known, and shows nothing."""
     if known is None:
         return Told((event.asks,), (event.shows,))
-    elder = any([is_one_of(proof, known.elder) for proof in event.proofs])
+    elder = any(is_one_of(proof, known.elder) for proof in event.proofs)
     if is_one_of(event.shows, known.shows) or any(known.proves(proof) for proof in event.proofs):
         shows = _join((event.shows,), known.shows)
         # Who shows what both were told is both: the life that was readmitted without a proof was this one.
