@@ -87,7 +87,7 @@ class Link:
         self.unproved = False
         """A write on it ended, and its bytes may still land in the peer's memory."""
         self._remote = remote
-        # What it can is looked up once: isinstance of a protocol takes longer than a small move.
+        # The abilities of the remote are looked up once: isinstance of a protocol costs as much as a small copy.
         self._prompt = remote if isinstance(remote, PromptRemote) else None
         self._writable = remote if isinstance(remote, WritableRemote) else None
         self._sent = remote if isinstance(remote, SentRemote) else None

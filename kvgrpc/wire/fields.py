@@ -240,7 +240,7 @@ def _plan(field: Field) -> _Plan:
 
 @cache
 def _bounded(kind: Descriptor) -> bool:
-    """Whether a message of that type has anything to look at: a Duration has not."""
+    """Whether a field of that type, at any depth, has a bound. A Duration has none."""
     plans = [_plan(field) for field in kind.fields]
     return any(plan.rows is not None or plan.fits is not None or plan.one or plan.many for plan in plans)
 

@@ -320,7 +320,7 @@ class AccessOpenings:
 
 
 def _first(ids: Ids, count: int) -> Ids:
-    """So many of them; all of them are themselves, not a view that would have to be copied to be kept."""
+    """The first `count` ids. Where these are all, no view is made: a view is copied when it is kept."""
     return ids if len(ids) == count else ids[:count]
 
 

@@ -294,7 +294,7 @@ class PinTable:
             self.quarantined[self.spaces[group]] += step * len(ids)
 
     def _count_soft(self, blocks: Blocks, step: int) -> None:
-        # A pin that is not soft stands on the blocks before the step, or after it: then soft pins alone hold none.
+        # While this pin is hard, soft pins alone hold none of its blocks. It is hard before +1, and after -1.
         for group, ids in enumerate(blocks):
             if step < 0:
                 self._count_softly_held(group, ids, -1)
@@ -322,7 +322,7 @@ class PinTable:
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
             else:
-                # The pin itself is not soft, see `_count_soft`.
+                # This pin is hard, so that soft pins alone hold none of its blocks while it is there.
                 if self._softened and step > 0:
                     self._count_softly_held(group, ids, -1)
                 pins = self._shared[group][ids]

@@ -21,7 +21,7 @@ PROOFS_MAX = 4
 INCARNATION_MAX = 2**53 - 1
 """Every language can hold it, those whose only number is a double too."""
 _KEYS_KEPT = 256
-"""Keys of peers that are not made anew: every step of a call asks for one."""
+"""Keys of peers that this process remembers, since every step of a call asks for one. An engine id is a short text."""
 
 
 def format_incarnation(incarnation: int) -> str:

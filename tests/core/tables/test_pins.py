@@ -50,6 +50,28 @@ def test_a_conflict_names_the_block_its_group_and_its_holder() -> None:
         pins.check_free_for(PinKind.LEASE, (ids(5), ids(1, 2)))
 
 
+def test_blocks_can_be_had_back_while_soft_pins_alone_hold_them() -> None:
+    pins = PinTable((8,))
+    pins.add("soft", PinKind.LEASE, (ids(0, 1, 2),), 0.0)
+    pins.soften("soft", PinKind.LEASE)
+    assert pins.reclaimable(0) == 3
+    pins.add("hard", PinKind.ACCESS, (ids(1, 2, 3),), 0.0)
+    assert pins.reclaimable(0) == 1
+    pins.check()
+    pins.drop("hard", PinKind.ACCESS)
+    assert pins.reclaimable(0) == 3
+    pins.check()
+    pins.add("too", PinKind.LEASE, (ids(2, 4),), 0.0)
+    pins.soften("too", PinKind.LEASE)
+    assert pins.reclaimable(0) == 4
+    pins.harden("soft", PinKind.LEASE)
+    assert pins.reclaimable(0) == 1
+    pins.check()
+    pins.drop("soft", PinKind.LEASE)
+    assert pins.reclaimable(0) == 2
+    pins.check()
+
+
 def test_the_same_block_of_another_group_is_another_block() -> None:
     pins = table()
     pins.add("a", PinKind.TARGET, (ids(1), ids()), 0.0)
