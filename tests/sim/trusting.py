@@ -128,9 +128,10 @@ def any_life_at_rest(take_proofs: Any) -> Any:
         take_proofs(self, event, at_rest)
         for access_id in at_rest:
             reservation = self._state.open_writes.get(access_id)
-            writer = "" if reservation is None else reservation.writers[access_id]
-            if engine_of(writer) == event.engine_id:
-                self._reservations.quiesced(writer, access_id)
+            if reservation is None or reservation.stage is not Stage.ENDED:
+                continue
+            if engine_of(reservation.writers[access_id].life) == event.engine_id:
+                self._reservations._ends.proved(access_id, reservation)
 
     return taken
 

@@ -152,14 +152,11 @@ class Serving:
                 self._state.expect(access, open_=False)
 
     def _take_proofs(self, event: SettleAccess | CloseAccess, at_rest: list[bytes]) -> None:
-        """A life says that it writes nothing any more under these accesses, though it may be declared dead. Not who has
-        taken its name since.
-        """
-        life = peer_key(event.engine_id, event.incarnation)
-        peer = self._state.peers.get(life)
-        if peer is not None and peer.proves(event.call.proof) and not peer.elder:
+        """A life says that it writes nothing any more under these accesses, though it may be declared dead."""
+        peer = self._state.peers.get(peer_key(event.engine_id, event.incarnation))
+        if peer is not None and peer.proves(event.call.proof):
             for access_id in at_rest:
-                self._reservations.quiesced(life, access_id)
+                self._reservations.quiesced(peer, access_id)
 
     def _await_turn(self) -> None:
         self._state.timers.set(Timer.CLOSED_IDS, "", self._state.now + self._state.limits.registration_timeout_s)

@@ -238,7 +238,7 @@ class Reservations:
             state.ledger.keep(RowKind.PARTS, reservation.name, PEER + peer.key, parts.kept_bytes)
             state.moves.index_access(reservation, reverse)
         else:
-            add_writer(state, reservation, access.id, peer.key)
+            add_writer(state, reservation, access.id, peer)
             reservation.access_id = access.id
         reservation.move(Stage.OPEN)
         state.timers.clear(Timer.OPEN_RETRY, reservation.name)
@@ -320,8 +320,9 @@ class Reservations:
         if reservation is None:
             return
         if row.quiesced:
-            for access_id in [id_ for id_, life in reservation.writers.items() if life == peer.key]:
-                drop_writer(self._state, access_id)
+            for access_id, writer in list(reservation.writers.items()):
+                if writer.life == peer.key and peer.was_told(writer.told):
+                    drop_writer(self._state, access_id)
         mine = not reservation.write_access or reservation.peer == peer.key
         if reservation.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
@@ -335,12 +336,15 @@ class Reservations:
 
     # -- proofs
 
-    def quiesced(self, life: str, access_id: bytes) -> None:
-        """The life of a source that may write says that its movers are at rest, though this lead may have declared it
-        dead, or have been.
+    def quiesced(self, peer: Peer, access_id: bytes) -> None:
+        """A source that may write says that its movers are at rest, though this lead may have declared it dead, or have
+        been. Who opened the access is believed, and not who has taken its name since.
         """
         reservation = self._state.open_writes.get(access_id)
-        if reservation is not None and reservation.stage is Stage.ENDED and reservation.writers[access_id] == life:
+        if reservation is None or reservation.stage is not Stage.ENDED:
+            return
+        writer = reservation.writers[access_id]
+        if writer.life == peer.key and peer.was_told(writer.told):
             self._ends.proved(access_id, reservation)
 
     def peer_at_rest(self, peer: str) -> None:
@@ -348,7 +352,7 @@ class Reservations:
         writes = [
             (id_, reservation)
             for id_, reservation in self._state.open_writes.items()
-            if reservation.writers[id_] == peer
+            if reservation.writers[id_].life == peer
         ]
         for access_id, reservation in writes:
             assert reservation.stage is Stage.ENDED, "what gives the proof has ended the moves"

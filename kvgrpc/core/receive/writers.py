@@ -2,12 +2,13 @@
 
 from kvgrpc.core.actions import Expect
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.reservation import Reservation, Writer
+from kvgrpc.core.tables.peers import Peer
 
 
-def add_writer(state: NodeState, reservation: Reservation, access_id: bytes, life: str) -> None:
-    """That life of a source may write. The ranks know it too: they outlive a lead that dies."""
-    reservation.writers[access_id] = life
+def add_writer(state: NodeState, reservation: Reservation, access_id: bytes, peer: Peer) -> None:
+    """That source may write. The ranks know it too: they outlive a lead that dies."""
+    reservation.writers[access_id] = Writer(peer.key, peer.asks)
     state.open_writes[access_id] = reservation
     state.emit(Expect(_name(access_id), open=True, writes=True))
 

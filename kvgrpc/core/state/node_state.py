@@ -351,16 +351,16 @@ class NodeState:
             raise Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0)
 
     def caller(self, engine_id: str, incarnation: int, proof: bytes) -> Peer:
-        """The life of a peer that calls. Raises PreconditionFailed: NO_HANDSHAKE for one that is unknown, or dead;
-        NOT_PROVED for who does not show that it speaks for it.
+        """The life of a peer that calls. Raises PreconditionFailed: NO_HANDSHAKE for one that is unknown, or proved and
+        dead; NOT_PROVED for who does not show that it speaks for it. A dead life that hears NO_HANDSHAKE was believed.
         """
         peer = self.peers.get(peer_key(engine_id, incarnation))
+        if peer is not None and not peer.proves(proof):
+            why = f"the caller does not show what engine {engine_id} was told: shake hands again"
+            raise PreconditionFailed(Reason.NOT_PROVED, why)
         if peer is None or peer.state is PeerState.DEAD:
             why = f"engine {engine_id} has no handshake with this incarnation; Handshake first"
             raise PreconditionFailed(Reason.NO_HANDSHAKE, why)
-        if not peer.proves(proof):
-            why = f"the caller does not show what engine {engine_id} was told: shake hands again"
-            raise PreconditionFailed(Reason.NOT_PROVED, why)
         return peer
 
     def lives_on(self, life: str) -> bool:
@@ -370,7 +370,7 @@ class NodeState:
 
     def writing_lives(self) -> dict[str, None]:
         """Lives of sources that may write here, in the order in which they came: the same in every process."""
-        return dict.fromkeys(reservation.writers[id_] for id_, reservation in self.open_writes.items())
+        return dict.fromkeys(reservation.writers[id_].life for id_, reservation in self.open_writes.items())
 
     def raise_generation(self) -> None:
         """The memory was registered again."""

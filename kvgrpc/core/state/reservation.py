@@ -30,6 +30,14 @@ class Refusal(NamedTuple):
     reason: Reason
 
 
+class Writer(NamedTuple):
+    """Who opened an access under which it may write."""
+
+    life: str
+    told: tuple[bytes, ...]
+    """What that life was to show here then, of which it has shown one."""
+
+
 @dataclass(eq=False)
 class Reservation(Pull):
     """One push at its destination. Before the source opened its access, `claims` name what is known of it."""
@@ -43,8 +51,8 @@ class Reservation(Pull):
     """No part is waited for longer than this."""
     write_access: bytes = b""
     """The access that the source opened here last."""
-    writers: dict[bytes, str] = field(default_factory=dict)
-    """Accesses under which a source may write, until that is proved to be over, and its life."""
+    writers: dict[bytes, Writer] = field(default_factory=dict)
+    """Accesses under which a source may write, until that is proved to be over."""
     refused: Refusal | None = None
     """A source that came with other KV than was asked for, and why it was refused."""
     part_epoch: int = 0
@@ -83,7 +91,7 @@ class Reservation(Pull):
 
     @property
     def missing_proof(self) -> str:
-        writes = [f"that {life} writes no more under access {id_.hex()}" for id_, life in self.writers.items()]
+        writes = [f"that {who.life} writes no more under access {id_.hex()}" for id_, who in self.writers.items()]
         return "; ".join(filter(None, [super().missing_proof, *writes]))
 
     @property

@@ -92,6 +92,12 @@ class Peer:
         """Whether who shows that speaks for this life."""
         return is_one_of(proof, self.asks)
 
+    def was_told(self, told: Iterable[bytes]) -> bool:
+        """Whether who speaks for this life now is who was told that in its name. One that was readmitted without a
+        proof is not known to be the one before it.
+        """
+        return not self.elder or any(self.proves(proof) for proof in told)
+
     @property
     def data_paths(self) -> set[str]:
         """Those by which ranks of both reach each other; empty text for what is not reached."""

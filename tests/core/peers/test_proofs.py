@@ -19,7 +19,7 @@ from tests.core.shown import secret
 
 P = describe("p", 1)
 KEY = key_of(P)
-A, B, C, LIE = (secret("s", name) for name in "abcd")
+A, B, C, D, LIE = (secret("s", name) for name in "abcde")
 UINT32 = 2**32 - 1
 
 
@@ -186,6 +186,15 @@ def test_a_dead_life_that_answers_without_its_proof_is_told_anew(met: Lead) -> N
     begin(met)
     met.feed(PeerAnswered("p:1", P, endpoints(P), A, C))
     assert (met.state.peers[KEY].proves(C), met.state.peers[KEY].elder) == (True, (B,))
+
+
+def test_a_life_that_shows_what_it_was_told_before_it_died_and_since_is_known_to_be_both(met: Lead) -> None:
+    met.feed(PeerSilent(KEY))
+    met.tick(10.0)
+    introduced(met, shows=D, asks=C)
+    assert (met.state.peers[KEY].asks, met.state.peers[KEY].elder) == ((C,), (B,))
+    introduced(met, C, B, shows=D)
+    assert (met.state.peers[KEY].asks, met.state.peers[KEY].elder) == ((C, B), ())
 
 
 def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) -> None:

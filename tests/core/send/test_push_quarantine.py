@@ -127,6 +127,59 @@ def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
     assert pair.both()[1].memory is Disposition.RETURNED
 
 
+def test_a_dead_source_that_is_not_believed_is_told_to_show_its_proof_and_says_it_again() -> None:
+    """It may show what it was told in a handshake whose answer never came here."""
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
+    pair.feed(pair.d, events.Tick(), 11.0)
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    unknown = secret("told", "in a handshake that is lost")
+    number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer", proof=unknown)
+    with refused(Reason.NOT_PROVED):
+        pair.d.answer(number)
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+def readmitted(pair: Pair) -> None:
+    """The source was declared dead at the destination, and shows nothing of what it was told before."""
+    me, d = pair.p.me, pair.d
+    pair.feed(d, events.PeerSilent(key_of(me)))
+    pair.feed(d, events.Tick(), 11.0)
+    shows, asks = secret("shown", "anew"), secret("asked", "anew")
+    d.ask(lambda c: events.HandshakeReceived(c, me, endpoints(me), "", shows, asks), "peer")
+    d._offer()
+    d.map(me)
+    assert d.state.peers[key_of(me)].elder
+
+
+def test_a_source_that_was_readmitted_without_its_proof_proves_at_rest_what_it_has_opened_since() -> None:
+    pair = Pair(WRITING)
+    pair.feed(pair.d, events.PeerAlive(key_of(pair.p.me)))
+    readmitted(pair)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_who_took_the_name_of_a_dead_source_frees_nothing_by_its_grant_either() -> None:
+    pair = Pair(WRITING)
+    token = pair.reserve(32, (3, 4)).token
+    pair.feed(pair.d, events.PeerAlive(key_of(pair.p.me)))
+    pair.register(token)
+    pair.finish(32, (1, 2))
+    pair.deaf = {SendClose}
+    readmitted(pair)
+    row = events.Closing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
 def test_a_close_under_way_is_followed_by_the_one_that_proves_rest() -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
