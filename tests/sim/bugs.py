@@ -62,11 +62,6 @@ def always(answer: object) -> Make:
     return lambda _: lambda *_, **__: answer
 
 
-def claimed(_: Any) -> Any:
-    """A reader gets what it says it wants, whatever the lease holds."""
-    return lambda content, claim: min(content.tokens, claim.tokens)
-
-
 def never(*timers: Timer) -> Make:
     """Deadlines of these kinds never come."""
     return lambda set_: lambda self, kind, name, when: None if kind in timers else set_(self, kind, name, when)

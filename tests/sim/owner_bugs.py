@@ -1,4 +1,4 @@
-"""Bugs about owners: whoever calls is taken for the engine."""
+"""Bugs about owners and contents: whoever calls is taken for the engine, or for who may have the content."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,3 +18,8 @@ def handed_over_by_anybody(check: Any) -> Any:
 def filled_for_anybody(check_destination: Any) -> Any:
     """Blocks are filled for whoever names them."""
     return lambda state, where, tokens, _, **fields: check_destination(state, where, tokens, ENGINE, **fields)
+
+
+def claimed(_: Any) -> Any:
+    """A reader gets what it says it wants, whatever the lease holds."""
+    return lambda content, claim: min(content.tokens, claim.tokens)
