@@ -205,11 +205,13 @@ class Reservations:
             if access.tokens < wanted.tokens and access.tokens <= have:
                 what = f"only {access.tokens} tokens are the same, and {have} are held"
                 raise PreconditionFailed(Reason.CONTENT_MISMATCH, what)
+            for tokens in (offered.tokens, wanted.tokens):
+                check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
+            # The source's lists begin where its own blocks of all that it offers do.
+            check_prefix(self._state.peers[access.peer].description.pool.groups, offered.tokens, access.tokens)
         except KVGrpcError as error:
             reservation.refused = Refusal(access.peer, error.reason)
             raise
-        for tokens in (offered.tokens, wanted.tokens):
-            check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
 
     def open(self, access: Access, parts: Parts | None) -> None:
         """Opens a WAITING access that was checked. It replaces what came under an earlier one."""

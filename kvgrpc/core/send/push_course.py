@@ -27,8 +27,9 @@ from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.compatibility import READS_PUSHES
 from kvgrpc.core.values.ids import next_access_ids
 from kvgrpc.core.values.kept_blocks import no_blocks
+from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.parts import Progress
-from kvgrpc.errors import Reason
+from kvgrpc.errors import OutOfRange, Reason
 
 
 class PushCourse(Course[Registration]):
@@ -132,6 +133,10 @@ class PushCourse(Course[Registration]):
         offered = move.push.content.tokens
         if not 0 < opened.token_count <= offered:
             return f"it takes {opened.token_count} of {offered} tokens"
+        try:
+            check_prefix(self._state.pool.pool.groups, offered, opened.token_count)
+        except OutOfRange as error:
+            return error.message
         return wrong_blocks(peer.description, opened, exact=False)
 
     def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:

@@ -10,7 +10,7 @@ from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.content import Content, chain
-from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides, uniform_layout
 from kvgrpc.errors import Reason
 from tests.core.access.openings import opening, reason
 from tests.core.nodes import Lead, access_id, aliased, answer_of, claim, content, describe, grant, hybrid, lists
@@ -217,6 +217,45 @@ def test_a_push_that_would_bring_nothing_is_refused_by_its_destination(at: int, 
     pair, transfer_id = pushed(READING, at, tuple(blocks), have_tokens=have)
     assert pair.posts == []
     assert failure_of(pair.d, pair.d.transfer(transfer_id)).reason is Reason.CONTENT_MISMATCH
+
+
+def window(block_tokens: int) -> PoolLayout:
+    """One group that keeps the last 32 tokens, with a byte for the key of each token and one for its value."""
+    group = Group("window", GroupKind.SLIDING_WINDOW, 2, block_tokens, 64, 1, 1, "uint8", window_tokens=32)
+    strides = Strides(2 * block_tokens, block_tokens, block_tokens, 1)
+    return uniform_layout(group, 2 * block_tokens, strides=strides)
+
+
+def windows(writers: Any) -> Pair:
+    """Blocks of 64 tokens begin at token 64 for 128 tokens and for 112; the source's, of 16, at 96 and at 80."""
+    pair = Pair(writers, describe("p", 1, pool=window(16)))
+    pair.d = pair.e = pair._lead(describe("x", 9, pool=window(64)), writers)
+    pair.leads, pair.told["x"] = [pair.p, pair.d], []
+    pair.meet()
+    return pair
+
+
+@MODES
+def test_a_push_whose_source_keeps_other_blocks_of_a_prefix_is_refused(writers: Any) -> None:
+    pair = windows(writers)
+    made = pair.reserve(128, (1,), content=parting(112, 128), allow_prefix=True)
+    pair.register(made.token)
+    pair.finish(128, (5, 6))
+    assert pair.posts == []
+    failure = failure_of(pair.d, made.transfer)
+    assert (failure.reason, "not the first 112" in failure.message) == (Reason.CONTENT_RANGE, True)
+
+
+@MODES
+def test_a_source_does_not_push_a_prefix_that_its_blocks_do_not_serve(writers: Any) -> None:
+    pair = windows(writers)
+    pair.deaf = {SendOpen}
+    made = pair.reserve(128, (1,), content=parting(112, 128), allow_prefix=True)
+    pair.register(made.token)
+    pair.finish(128, (5, 6))
+    pair.feed(pair.p, events.AccessAnswered(access_id(10), answer_of(pair.d.me, 112, (1,))))
+    assert (pair.posts, made.transfer.over) == ([], False)
+    assert "not the first 112" in pair.p.state.leases.get(pair.both()[0].lease_id).trouble
 
 
 def test_a_prefill_that_starts_over_brings_the_same_beginning() -> None:
