@@ -91,7 +91,8 @@ class LeaseServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
         key, or one of another length than keys have; `source` without an address.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+        renewals, of which every 64 keys count as one. Retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,8 @@ class LeaseServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
       key, or one of another length than keys have; `source` without an address.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+      renewals, of which every 64 keys count as one. Retry after the delay.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
     """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
@@ -102,7 +103,8 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
       key, or one of another length than keys have; `source` without an address.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+      renewals, of which every 64 keys count as one. Retry after the delay.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
     """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
@@ -164,7 +166,8 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
           key, or one of another length than keys have; `source` without an address.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+          renewals, of which every 64 keys count as one. Retry after the delay.
         """
 
     @_abc_1.abstractmethod

@@ -1,4 +1,5 @@
-"""How many handshakes callers may cause: so many in a while from one connection, and so many from all.
+"""How many handshakes callers may cause: so many in a while from one connection, and so many from all. Renewals at
+another lead, for which no caller waits, count as well, in pieces of some keys.
 
 A while is the longest that one takes, so that this bounds those under way as well. What the engine itself asks for, and
 moves that go on, are not bounded by what callers do.
@@ -29,17 +30,17 @@ class DialBudget:
             if connection and count >= most:
                 raise Exhausted(
                     Reason.LIMIT_EXCEEDED,
-                    f"{what} caused {most} handshakes within {limits.connect_timeout_s:g} s: come back later, or name "
-                    "a peer that is connected",
+                    f"{what} caused {most} handshakes, or renewals at other leads, within "
+                    f"{limits.connect_timeout_s:g} s: come back later, or name a peer that is connected",
                     retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - now),
                     metadata={"limit": str(most)},
                 )
 
-    def begin(self, connection: str, now: float) -> None:
-        """A connection caused one; empty: it was no caller."""
+    def begin(self, connection: str, now: float, count: int = 1) -> None:
+        """A connection caused so many; empty: it was no caller."""
         if connection:
-            self._begun.append((now, connection))
-            self._counts[connection] += 1
+            self._begun.extend([(now, connection)] * count)
+            self._counts[connection] += count
 
     def left(self) -> dict[str, int]:
         """How many rows each table still has."""

@@ -1,16 +1,18 @@
 """Requests that wait for blocks at their destination: what they will take is renewed at its source by transfer keys."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.events import LeaseRef, PushSource, ReclaimBlocks, RenewLeases
+from kvgrpc.core.events import Call, LeaseRef, PushSource, ReclaimBlocks, RenewLeases
+from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.request_times import RequestTime
-from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
-from tests.core.nodes import KEY, key_of
+from kvgrpc.errors import Exhausted, InvalidRequest, OutOfRange, Reason, Unavailable
+from tests.core.nodes import KEY, Lead, describe, key_of
 from tests.core.pairs import MODES, Pair, Writers
 
 OTHER = b"k" * 16
@@ -174,6 +176,42 @@ def test_a_source_that_is_not_connected_is_reached_and_asked_the_next_time() -> 
     pair.d.call(lambda c: RenewLeases(c, (LeaseRef(key=KEY),), source=source))
     assert not pair.d.seen(actions.SendRenewKeys)
     assert "far:1" in pair.d.state.dials
+
+
+def test_what_a_caller_has_renewed_elsewhere_is_bounded_as_handshakes_are() -> None:
+    """No caller waits for the answer, so that nothing else bounds how many calls are under way."""
+    pair = Pair(dials_per_connection=2)
+    source, keys = PushSource(pair.p.me.address), tuple(LeaseRef(key=bytes([i]) * 16) for i in range(65))
+
+    def made(call: Call) -> RenewLeases:
+        return RenewLeases(replace(call, connection="router"), keys, source=source)
+
+    pair.call(pair.d, made)
+    with pytest.raises(Exhausted, match="2 handshakes, or renewals at other leads"):
+        pair.call(pair.d, made)
+    assert len(asked(pair)) == 1
+    say(pair)
+    assert len(asked(pair)) == 2, "what the engine asks for is not bounded by what callers do"
+    pair.tick(10.0)
+    pair.call(pair.d, made)
+    assert len(asked(pair)) == 3
+
+
+def test_a_lead_without_a_pool_reaches_no_source() -> None:
+    lead = Lead(describe("d", 2))
+    lead.node = Node()
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            lead.call(lambda c: RenewLeases(c, (LeaseRef(key=KEY),), source=PushSource("p:1")))
+    assert not lead.state.dials
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, math.nan])
+def test_a_ttl_of_no_time_is_refused_where_it_is_said(ttl_s: float) -> None:
+    pair = Pair()
+    with pytest.raises(InvalidRequest):
+        say(pair, ttl_s=ttl_s)
+    assert not asked(pair)
 
 
 @pytest.mark.parametrize(("refs", "kind"), [

@@ -48,7 +48,8 @@ type LeaseServiceClient interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
 	//     key, or one of another length than keys have; `source` without an address.
 	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+	//     renewals, of which every 64 keys count as one. Retry after the delay.
 	RenewLeases(ctx context.Context, in *RenewLeasesRequest, opts ...grpc.CallOption) (*RenewLeasesResponse, error)
 	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
 	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
@@ -167,7 +168,8 @@ type LeaseServiceServer interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
 	//     key, or one of another length than keys have; `source` without an address.
 	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
+	//     renewals, of which every 64 keys count as one. Retry after the delay.
 	RenewLeases(context.Context, *RenewLeasesRequest) (*RenewLeasesResponse, error)
 	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
 	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
