@@ -4,6 +4,7 @@ from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.push import Push
 from kvgrpc.core.tables.leases import Lease
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.transfers import Direction
 from kvgrpc.core.values.parts import Parts
 from kvgrpc.errors import AlreadyExists, Reason
@@ -27,8 +28,9 @@ def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) ->
     """From now on it is the one part of a push. Raises what refuses that part, and then nothing has changed."""
     parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
     parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
+    payer = state.ledger.payer(RowKind.LEASE, lease.id)
     push = Push(
-        lease.transfer_id, key, lease.owner, lease.cap, lease_id=lease.id, content=lease.content, parts=parts,
+        lease.transfer_id, key, payer, lease.cap, lease_id=lease.id, content=lease.content, parts=parts,
         handed_over=True, consumers=lease.consumers, finished=lease.finished, received=lease.received,
         cancelled_by=lease.cancelled_by, trouble=lease.trouble,
     )  # fmt: skip

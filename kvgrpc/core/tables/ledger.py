@@ -131,6 +131,10 @@ class Ledger:
             self.by_payer[payer] += nbytes - before
             self.by_share[self._shares[payer]] += nbytes - before
 
+    def payer(self, kind: RowKind, name: Hashable) -> str:
+        """In whose share a row is that is kept."""
+        return self._rows[kind][name][0]
+
     def drop(self, kind: RowKind, name: Hashable) -> None:
         """A row is kept no more, if it was."""
         row = self._rows[kind].pop(name, None)

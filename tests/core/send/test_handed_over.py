@@ -7,6 +7,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
 from tests.core.nodes import KEY, access_id, claim, content, refused
@@ -44,6 +45,17 @@ def test_a_hand_over_goes_to_who_registers_for_it_whatever_comes_first(writers: 
         assert (transfer.state, transfer.memory) == (State.SUCCEEDED, Disposition.RETURNED)
     assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturned]
     assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+
+
+def test_what_is_kept_of_a_hand_over_stays_in_the_share_of_who_made_it() -> None:
+    pair = Pair()
+    handed_over(pair, call={"connection": "ipv4:1", "on_behalf_of": "ipv4:1"})
+    before = dict(pair.p.state.ledger.by_payer)
+    pair.deaf = {actions.SendOpen}
+    pair.register(pair.reserve(40, range(10, 13)).token)
+    ledger = pair.p.state.ledger
+    assert ledger.payer(RowKind.PUSH, pair.both()[0].id) == "ipv4:1"
+    assert ledger.by_payer["ipv4:1"] >= before["ipv4:1"]
 
 
 def test_a_soft_hand_over_is_claimed_by_who_registers_for_it() -> None:
