@@ -363,7 +363,9 @@ class Transfer(_message.Message):
 
     @_builtins.property
     def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
-        """Layers whose KV may be used provisionally (layer-wise push)."""
+        """Layers whose KV may be used provisionally (layer-wise push). None of a push of which fewer tokens come than were
+        asked for.
+        """
 
     @_builtins.property
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTiming]:

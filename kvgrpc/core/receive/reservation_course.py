@@ -51,9 +51,12 @@ class ReservationCourse(PullCourse[Reservation]):
             super().stale(move, reason, message)
 
     def parts_arrived(self, move: Reservation, layers_done: tuple[LayerRange, ...]) -> None:
-        """More of a push is there: its layers may be used provisionally, and the next part has its time."""
+        """More of a push is there: its layers may be used provisionally, and the next part has its time. Not where the
+        first tokens alone come: a step that counts on the others would compute from what is in their blocks now.
+        """
         state = self._state
         self.await_part(move)
+        layers_done = () if move.unfilled else layers_done
         epoch = move.part_epoch
         if state.transfers.get(move.transfer_id).layers_done != layers_done:
             transfer = state.change(move.transfer_id, layers_done=layers_done, part_epoch=epoch)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import Post, PullOpened, Received, SendOpen, SendSettle
+from kvgrpc.core.actions import LayersReceived, Post, PullOpened, Received, SendOpen, SendSettle
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values import content as contents
@@ -200,6 +200,23 @@ def test_of_a_push_the_units_come_that_both_have(writers: Any) -> None:
     assert (done.state, done.use_tokens, done.nbytes, done.nbytes_done) == (State.SUCCEEDED, 32, 32, 32)
     assert pair.told["d"][-1] == Received(transfer_id, "", 32)
     assert len(pair.d.state.pins) == len(pair.p.state.pins) == 0
+
+
+@MODES
+@pytest.mark.parametrize(("at", "provisional"), [(40, False), (64, True)])
+def test_no_layers_are_told_of_a_push_of_which_the_first_tokens_alone_come(
+    writers: Any, at: int, provisional: bool
+) -> None:
+    pair = Pair(writers)
+    made = pair.reserve(64, (1, 2, 3, 4), content=parting(at), allow_prefix=True)
+    pair.register(made.token)
+    pair.finish(64, (5, 6, 7, 8), last=False, layers=(0, 1))
+    pair.moved()
+    told = [news for news in pair.told["d"] if isinstance(news, LayersReceived)]
+    assert (bool(told), bool(pair.d.transfer(made.transfer.id).layers_done)) == (provisional, provisional)
+    pair.finish(64, (5, 6, 7, 8), last=True, layers=(1, 1))
+    pair.moved()
+    assert pair.told["d"][-1] == Received(made.transfer.id, "", at // 16 * 16)
 
 
 @MODES

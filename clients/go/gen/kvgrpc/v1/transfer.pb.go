@@ -544,7 +544,8 @@ type Transfer struct {
 	TotalBytes uint64 `protobuf:"varint,12,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Bytes that have moved.
 	MovedBytes uint64 `protobuf:"varint,13,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
-	// Layers whose KV may be used provisionally (layer-wise push).
+	// Layers whose KV may be used provisionally (layer-wise push). None of a push of which fewer tokens come than were
+	// asked for.
 	LayersDone []*LayerRange `protobuf:"bytes,14,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
 	// The phases so far, in order.
 	Phases []*PhaseTiming `protobuf:"bytes,15,rep,name=phases,proto3" json:"phases,omitempty"`
