@@ -147,12 +147,17 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._await_blocks(request.withdrawn)
             request.withdrawn = None
 
-    def blocks_needed(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "") -> Reclaimed:
+    def blocks_needed(
+        self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Reclaimed:  # fmt: skip
         """The scheduler lacks blocks, for a request that waits, or for one that it would have to preempt: see
         `Engine.reclaim`, whose errors it raises. The next `step` tells SendEnded of the requests whose blocks are its
         own again. Better than a preemption: nobody waits for what is lost, or only requests that are younger.
         """
-        return self.engine.reclaim(count, group, request_time_us=request_time_us, request_id=request_id)
+        return self.engine.reclaim(
+            count, group, request_time_us=request_time_us, request_id=request_id, timeout_s=timeout_s
+        )
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
