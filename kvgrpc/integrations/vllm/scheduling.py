@@ -29,6 +29,7 @@ from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, Preconditi
 from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.block_tables import without_null
+from kvgrpc.integrations.vllm.geometry import fits_part
 from kvgrpc.integrations.vllm.meeting import MEET_S, MIRROR_S, Step, give_tickets
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
@@ -105,7 +106,7 @@ class SchedulerSide:
             (), options.on_loss, options.recompute_threshold_tokens, backoff_tokens=int(self._states),
             layer_ranges=ranges,
         )  # fmt: skip
-        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved)
+        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved, takes_parts=fits_part(layout))
         self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
