@@ -79,30 +79,31 @@ def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def result_of(rows: Sequence[Row], missing: Mapping[str, str], ran: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--json` prints: `rows`, the routers that could not be had, and what ran."""
-    return {"rows": [asdict(one) for one in rows], "missing": dict(missing), **ran}
+def result_of(rows: Sequence[Row], missing: Mapping[tuple[str, str], str], ran: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--json` prints: `rows`, the routers that could not be had, by router and mode, and what ran."""
+    left = [{"router": router, "mode": mode, "why": why} for (router, mode), why in missing.items()]
+    return {"rows": [asdict(one) for one in rows], "missing": left, **ran}
 
 
 def merged(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Of several runs; a row of a later one goes first."""
     rows: dict[tuple[str, str], Any] = {}
-    missing: dict[str, str] = {}
+    missing: dict[tuple[str, str], Any] = {}
     edge_cases: dict[str, str] = {}
     found: dict[str, Any] = {}
     for result in results:
         edge_cases |= result["edge_cases"]
         rows |= {(one["router"], one["mode"]): one for one in result["rows"]}
-        missing |= result["missing"]
+        missing |= {(one["router"], one["mode"]): one for one in result["missing"]}
         found |= result
-    had = {name for name, _ in rows}
-    ordered = [rows[name, mode] for name in NAMES for mode in MODES if (name, mode) in rows]
-    left = {name: why for name, why in missing.items() if name not in had}
+    places = [(name, mode) for name in NAMES for mode in MODES]
+    ordered = [rows[place] for place in places if place in rows]
+    left = [missing[place] for place in places if place in missing and place not in rows]
     return found | {"rows": ordered, "missing": left, "edge_cases": edge_cases}
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """A line for each row, and for each router that could not be had."""
+    """A line for each row, and for each router that could not be had, with the modes in which it could not."""
     lines = [f"{'router':<31}{'mode':<9}{'answers':>9}{'wrong':>7}{'errors':>8}{'loaded':>8}  refused  held"]
     for one in result["rows"]:
         held = sum(one["held"].values())
@@ -111,7 +112,10 @@ def table(result: Mapping[str, Any]) -> list[str]:
             f"{one['errors']:>8}{one['loaded']:>8.0%}  {one['refused']:<7}  {held}"
         )
     own = [f"vLLM's own edge cases: {mode} {said}" for mode, said in result["edge_cases"].items()]
-    return [*lines, *own, *(f"{name}: not run: {why}" for name, why in result["missing"].items())]
+    modes: dict[tuple[str, str], list[str]] = {}
+    for one in result["missing"]:
+        modes.setdefault((one["router"], one["why"]), []).append(one["mode"])
+    return [*lines, *own, *(f"{name}, {', '.join(of)}: not run: {why}" for (name, why), of in modes.items())]
 
 
 def matrix(result: Mapping[str, Any]) -> list[str]:

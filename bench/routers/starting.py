@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ proxy.app.run("127.0.0.1", int(port))
 
 
 class Missing(Exception):
-    """The program of a router is not here; the message says what was looked for."""
+    """A router could not be had: its program is not here, or it did not start; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,15 @@ class Front:
     """Of every request."""
 
 
-def start(name: str, site: Site, programs: Programs) -> AbstractContextManager[Front]:
-    """It answers requests. Raises Missing on entry."""
-    return _STARTS[name](site, programs)
+@contextmanager
+def start(name: str, site: Site, programs: Programs) -> Iterator[Front]:
+    """It answers requests. Raises Missing on entry, and only then."""
+    with ExitStack() as stack:
+        try:
+            front = stack.enter_context(_STARTS[name](site, programs))
+        except AssertionError as why:  # it was waited for in vain
+            raise Missing(str(why)) from why
+        yield front
 
 
 @contextmanager

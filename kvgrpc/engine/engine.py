@@ -322,19 +322,19 @@ class Engine(AbstractContextManager["Engine"]):
         """
         self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=named_blocks(blocks, self.incarnation)))
 
-    def reclaim(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "") -> Reclaimed:
+    def reclaim(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "",
+                timeout_s: float | None = None) -> Reclaimed:  # fmt: skip
         """Takes `count` blocks back from hand-overs that nobody has claimed in their firm time, all or none; waits for
         the answer. Failed (LEASE_RECLAIMED) and BlocksReturned of what ended come with the next `poll`.
 
         `request_time_us`, `request_id`: the oldest request that waits for them, to which hand-overs yield whose readers
         are younger and wait for blocks of their own; 0: none do. An engine that hands over and takes says it always:
-        else two of them may wait for each other until the leases end.
-
-        Raises InvalidRequest, or OutOfRange for more than the pool has.
+        else two of them may wait for each other until the leases end. `timeout_s`: see `Session.wait`. Raises
+        InvalidRequest, OutOfRange for more than the pool has, Unavailable between leads, DeadlineExceeded.
         """
         request = pool_pb2.ReclaimBlocksRequest(request_time_us=request_time_us, request_id=request_id)
         request.group_block_counts.add(group=group, block_count=count)
-        answer = self._lives.wait(reclaim_blocks=request).reclaim_blocks
+        answer = self._lives.wait(timeout_s, reclaim_blocks=request).reclaim_blocks
         return reclaimed_from_proto(answer.reclaimed, len(self.pool.groups))
 
     def call(self, traceparent: str = "", **request: Any) -> int:

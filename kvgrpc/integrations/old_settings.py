@@ -37,18 +37,26 @@ class OldSetting:
     """What does it here."""
     default: object = None
     """Of a field: what vLLM has in it where nothing is stated."""
+    blocks_only: bool = False
+    """What does it here is no key where tensors are moved in place of blocks."""
+
+    def ours_in(self, mode: str) -> str:
+        """What does it in that mode."""
+        return "nothing in this mode" if self.blocks_only and mode == TENSORS else self.ours
 
 
+TENSORS = "tensors"
+"""The mode that moves no blocks."""
 _SPILL = "`KVGRPC_TENSORS_SPILL_BYTES` in the environment"
 _REGISTRATION = "`KVGRPC_LIMITS_REGISTRATION_TIMEOUT_S` in the environment"
 OLD_SETTINGS = (
     OldSetting("kv_lease_duration", Place.KEY, Fate.REFUSED, "`ttl_s`"),
-    OldSetting("kv_recompute_threshold", Place.KEY, Fate.REFUSED, "`recompute_threshold_tokens`"),
-    OldSetting("bidirectional_kv_xfer", Place.KEY, Fate.REFUSED, "`offer_ttl_s`, above 0"),
-    OldSetting("decoder_kv_blocks_ttl", Place.KEY, Fate.REFUSED, "`offer_ttl_s`"),
+    OldSetting("kv_recompute_threshold", Place.KEY, Fate.REFUSED, "`recompute_threshold_tokens`", blocks_only=True),
+    OldSetting("bidirectional_kv_xfer", Place.KEY, Fate.REFUSED, "`offer_ttl_s`, above 0", blocks_only=True),
+    OldSetting("decoder_kv_blocks_ttl", Place.KEY, Fate.REFUSED, "`offer_ttl_s`", blocks_only=True),
     OldSetting("push_registration_timeout", Place.KEY, Fate.REFUSED, _REGISTRATION),
     OldSetting("backends", Place.KEY, Fate.REFUSED, "`data_paths`"),
-    OldSetting("num_threads", Place.KEY, Fate.REFUSED, "`copy_threads`"),
+    OldSetting("num_threads", Place.KEY, Fate.REFUSED, "`copy_threads`", blocks_only=True),
     OldSetting("engine_ttl", Place.KEY, Fate.REFUSED, "nothing: what is kept of a peer ends with it"),
     OldSetting(
         "enforce_handshake_compat", Place.KEY, Fate.REFUSED, "`weights_revision`, the same at engines that fit together"
@@ -91,7 +99,7 @@ def check_keys(unknown: Collection[str], mode: str) -> None:
     if not unknown:
         return
     old = {row.name: row for row in OLD_SETTINGS if row.place is Place.KEY and row.fate is Fate.REFUSED}
-    to_do = "".join(f". In place of {name} set {old[name].ours}" for name in sorted(unknown) if name in old)
+    to_do = "".join(f". In place of {name} set {old[name].ours_in(mode)}" for name in sorted(unknown) if name in old)
     names = ", ".join(sorted(unknown))
     raise ValueError(f'{Place.KEY.value}: with "mode": "{mode}" kvgrpc knows no {names}{to_do}')
 

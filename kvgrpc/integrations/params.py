@@ -165,15 +165,13 @@ def answered_push(key: bytes, engine_id: str, address: str, tokens: int, tracepa
     """The object of a prefill that is pushed, for a decode engine that comes later: under which key, and whose it is.
     The fields beside the intent have the names that routers look at.
     """
-    host, _, port = address.rpartition(":")
     intent = {
         "transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH",
         "peer": {"address": address, "engineId": engine_id},
     }  # fmt: skip
     return {
-        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine_id, "remote_host": host,
-        "remote_port": int(port), "remote_block_ids": [], "remote_num_tokens": tokens, "kvgrpc_intent": intent,
-        **_traced(traceparent),
+        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine_id, **_remote(address),
+        "remote_block_ids": [], "remote_num_tokens": tokens, "kvgrpc_intent": intent, **_traced(traceparent),
     }  # fmt: skip
 
 
@@ -220,10 +218,14 @@ def answered_named(key: bytes, address: str, *, puts: bool, traceparent: str = "
     """
     mode = "TRANSFER_MODE_PUSH" if puts else "TRANSFER_MODE_PULL"
     intent = {"transferKey": base64.b64encode(key).decode(), "mode": mode, "peer": {"address": address}}
-    host, _, port = address.rpartition(":")
-    where = {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
     flags = {"do_remote_prefill": True, "do_remote_decode": False}
-    return {**flags, "kvgrpc_intent": intent, **where, **_traced(traceparent)}
+    return {**flags, "kvgrpc_intent": intent, **_remote(address), **_traced(traceparent)}
+
+
+def _remote(address: str) -> dict[str, Any]:
+    """An address in the fields that routers look at; of IPv6 without the brackets."""
+    host, _, port = address.rpartition(":")
+    return {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
 
 
 def _flags(params: Params) -> tuple[bool, bool]:

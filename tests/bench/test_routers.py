@@ -4,7 +4,7 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from bench.routers.client import CUT, NO_ANSWER, OK, UNREACHED, Said, ask
 from bench.routers.kinds import MODES, NAMES, ROUTERS, Router
 from bench.routers.options import parsed
 from bench.routers.result import BEGIN, END, Outcome, matrix, merged, outcome, put, result_of, row, table
-from bench.routers.starting import _STARTS
+from bench.routers.starting import _STARTS, Front, Missing, start
 
 ASKED = Case(COMPLETIONS, COMPLETE, ("w5 w6",))
 STREAMED = Case(COMPLETIONS, TALK, ("w5 w6",), (("stream", True),))
@@ -142,13 +142,32 @@ def test_a_row_counts_answers_and_what_of_them_came() -> None:
     assert found.by_kind == {COMPLETIONS: {"answers": 3, "wrong": 1, "errors": 1, "loaded": 0.667}}
 
 
+@contextmanager
+def silent(*_: object) -> Iterator[Front]:
+    """A router that is waited for in vain."""
+    raise AssertionError("it did not answer")
+    yield
+
+
+def test_only_a_router_that_does_not_start_could_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    monkeypatch.setitem(_STARTS, "vllm-router", silent)
+    with pytest.raises(Missing, match="it did not answer"), start("vllm-router", nothing, nothing):
+        pass
+    monkeypatch.setitem(_STARTS, "vllm-router", lambda *_: nullcontext(Front("there")))
+    router = start("vllm-router", nothing, nothing)
+    assert router.__enter__().url == "there"
+    assert not router.__exit__(AssertionError, AssertionError("in the middle"), None), "it goes on as it is"
+
+
 # -- what is written
 
 
 def result(mode: str, loaded: float, **more: Any) -> dict[str, Any]:
     outcomes = [outcome(ASKED, Said(OK, ("a",)), ["a"], came=bool(loaded))]
     ran = RAN | {"edge_cases": {mode: "passed"}}
-    found = result_of([row("vllm-router", mode, outcomes, {})], {"production-stack": "no program"}, ran)
+    missing = {("production-stack", mode): "no program"}
+    found = result_of([row("vllm-router", mode, outcomes, {})], missing, ran)
     found["rows"][0] |= {"loaded": loaded, **more}
     return found
 
@@ -165,8 +184,19 @@ def test_the_matrix_has_a_line_for_each_router_and_says_what_is_wrong() -> None:
 def test_of_one_router_and_mode_the_later_result_counts() -> None:
     both = merged([result("auto", 0.5), result("auto", 1.0)])
     assert [one["loaded"] for one in both["rows"]] == [1.0]
-    assert both["missing"] == {"production-stack": "no program"}
-    assert table(both)[-1] == "production-stack: not run: no program"
+    assert both["missing"] == [{"router": "production-stack", "mode": "auto", "why": "no program"}]
+    assert table(both)[-1] == "production-stack, auto: not run: no program"
+
+
+def test_of_a_router_that_could_be_had_in_one_mode_the_reason_of_the_other_is_kept() -> None:
+    lost = result_of([], {("vllm-router", "auto"): "old", ("vllm-router", "push"): "no answer"}, RAN)
+    both = merged([lost | {"edge_cases": {}}, result("auto", 1.0), result("push", 1.0) | {"rows": []}])
+    assert {"router": "vllm-router", "mode": "push", "why": "no answer"} in both["missing"]
+    assert [one["mode"] for one in both["missing"] if one["router"] == "vllm-router"] == ["push"]
+    assert table(both)[-2:] == [
+        "vllm-router, push: not run: no answer",
+        "production-stack, auto, push: not run: no program",
+    ]
 
 
 def test_only_what_is_between_its_marks_is_replaced() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import BlocksReturned, Failed, content
-from kvgrpc.errors import InvalidRequest, NextStep, OutOfRange, Reason
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, NextStep, OutOfRange, Reason
 from tests.engine.conftest import Attach, Leads
 from tests.engine.made import BLOCKS
 from tests.engine.support import Side, failure, refused, tokens
@@ -31,6 +31,20 @@ def test_blocks_come_back_with_the_answer_and_readers_learn_it(pair: tuple[Side,
     pull.start(TARGET)
     destination.finish(pull)
     assert source.finish(wanted) == [BlocksReturned(wanted)]
+
+
+def test_a_lead_that_hangs_is_waited_for_as_said_and_asked_again_once_it_has_answered(
+    leads: Leads, attach: Attach
+) -> None:
+    side = attach(leads[0])
+    left = [side.hand_over(ids, PROMPT, firm_ttl_s=0.0) for ids in (SOURCE, [11, 12, 13])]
+    side.engine.poll()
+    with leads[0].process.stopped():
+        for said in ("within 0.1 s", "an earlier call"):
+            with pytest.raises(DeadlineExceeded, match=said):
+                side.engine.reclaim(2, timeout_s=0.1)
+    assert side.finish(left[0])[-1] == BlocksReturned(left[0])
+    assert side.engine.reclaim(2, timeout_s=5.0).leases[0].lease_id == left[1].lease_id
 
 
 def test_what_is_firm_stays_and_the_answer_says_until_when(pair: tuple[Side, Side]) -> None:

@@ -5,18 +5,34 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.integrations.old_settings import OLD_SETTINGS, Fate, Place, check_fields, check_keys, not_read, passes_host
+from kvgrpc.core.policy.values import Mode
+from kvgrpc.integrations.old_settings import (
+    OLD_SETTINGS,
+    TENSORS,
+    Fate,
+    Place,
+    check_fields,
+    check_keys,
+    not_read,
+    passes_host,
+)
+
+MODES = [*(mode.value for mode in Mode), TENSORS]
+NOT_OF_TENSORS = {"kv_recompute_threshold", "bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "num_threads"}
+"""Settings in whose place there is no key where tensors are moved."""
 
 
 def refused(place: Place) -> list[Any]:
     return [pytest.param(row, id=row.name) for row in OLD_SETTINGS if (row.place, row.fate) == (place, Fate.REFUSED)]
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("row", refused(Place.KEY))
-def test_a_key_of_another_connector_stops_the_start_and_names_ours(row: Any) -> None:
+def test_a_key_of_another_connector_stops_the_start_and_names_ours_where_the_mode_has_it(row: Any, mode: str) -> None:
     with pytest.raises(ValueError, match=row.name) as stop:
-        check_keys([row.name, "typo"], "pull")
-    assert row.ours in str(stop.value)
+        check_keys([row.name, "typo"], mode)
+    has_it = mode != TENSORS or row.name not in NOT_OF_TENSORS
+    assert f"In place of {row.name} set {row.ours if has_it else 'nothing in this mode'}" in str(stop.value)
     assert "no " + ", ".join(sorted([row.name, "typo"])) in str(stop.value)
 
 

@@ -162,6 +162,13 @@ def test_what_a_prefill_answers_decides_how_decode_takes_it_whatever_its_mode(mo
     assert found.take == Source("10.0.0.1:50051")
 
 
+def test_an_address_of_ipv6_has_no_brackets_where_its_host_stands_alone() -> None:
+    for answer in (answered_push(KEY, "p", "[::1]:50051", 3), answered_named(KEY, "[::1]:50051", puts=False)):
+        assert (answer["remote_host"], answer["remote_port"]) == ("::1", 50051)
+        where = {"remote_host": answer["remote_host"], "remote_port": answer["remote_port"]}
+        assert read({"do_remote_prefill": True, **where}, mode=Mode.PUSH).take == Source("[::1]:50051")
+
+
 def shared(request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, **more: Any) -> bytes:
     """The key of a request of that id, which its router gave no name of its own."""
     found = wanted(request_id, prompt, {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode), **more)

@@ -173,6 +173,7 @@ class Policy:
         request = self._requests.get(request_id)
         if request is None or request.over or request.give is not Stage.OPEN:
             return False
+        request.awaited = True
         request.pushes = request.pushes or request.arrival.give == Give(Mode.AUTO)
         return request.pushes
 
@@ -287,6 +288,7 @@ class Policy:
         if arrival.give is not None and arrival.prompt_tokens:
             request.give = Stage.OPEN
             request.pushes = arrival.give.mode is Mode.PUSH
+            request.awaited = arrival.give.mode is not Mode.PULL
         if arrival.take is None:
             return
         request.take, request.use_tokens = Stage.OPEN, usable(self.rules, arrival)
@@ -378,12 +380,10 @@ class Policy:
 
     def _give_up(self, request: Request, message: str) -> None:
         """The destination that waits for a push learns that none comes."""
-        arrival = request.arrival
         if not request.gives:
             return
-        assert arrival.give is not None
-        if arrival.give.mode is not Mode.PULL:
-            self._tasks.append(GiveUp(arrival.request_id, message))
+        if request.awaited:
+            self._tasks.append(GiveUp(request.arrival.request_id, message))
             request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
         if request.give is Stage.OPEN:
             request.give = Stage.OVER

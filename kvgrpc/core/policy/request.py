@@ -40,6 +40,8 @@ class Request:
     """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
+    awaited: bool = False
+    """A destination may wait for what goes: it has registered, or the mode says that one will."""
     pushes: bool = False
     """What goes, goes by parts of a push."""
     sent: list[int] = field(default_factory=list)

@@ -78,12 +78,14 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         taken_back_s: float = TAKEN_BACK_S,
         renew_s: float = RENEW_S,
         moved: Callable[[MoveTelemetry], None] = lambda _: None,
+        takes_parts: bool = True,
     ) -> None:
         """`rules`: the groups are the engine's own in any case. `moved` hears of what this engine's ranks moved, once
-        for each transfer, before the news of that.
+        for each transfer, before the news of that. `takes_parts`: where a source has other tokens from somewhere on,
+        what is before them will do; else nothing of it comes.
         """
         self.engine = engine
-        self._moved = moved
+        self._moved, self._takes_parts = moved, takes_parts
         self.taken_back_s = taken_back_s
         self._renew_s, self._renew_at = renew_s, 0.0
         self._news: list[News] = []
@@ -147,12 +149,17 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._await_blocks(request.withdrawn)
             request.withdrawn = None
 
-    def blocks_needed(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "") -> Reclaimed:
+    def blocks_needed(
+        self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> Reclaimed:  # fmt: skip
         """The scheduler lacks blocks, for a request that waits, or for one that it would have to preempt: see
         `Engine.reclaim`, whose errors it raises. The next `step` tells SendEnded of the requests whose blocks are its
         own again. Better than a preemption: nobody waits for what is lost, or only requests that are younger.
         """
-        return self.engine.reclaim(count, group, request_time_us=request_time_us, request_id=request_id)
+        return self.engine.reclaim(
+            count, group, request_time_us=request_time_us, request_id=request_id, timeout_s=timeout_s
+        )
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
@@ -202,7 +209,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         return self.engine.pull(
             spec.offer.grant, spec.content(spec.prompt),
             use_tokens=task.use_tokens, priority=spec.priority, request_time_us=spec.request_time_us,
-            allow_prefix=True, **spec.labels,
+            allow_prefix=self._takes_parts, **spec.labels,
         )  # fmt: skip
 
     def _start(self, _: _Request, transfer: Handle, task: Start) -> None:
@@ -215,7 +222,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             task.blocks, spec.content(spec.prompt[: task.use_tokens]), transfer_key=spec.transfer_key,
             have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=spec.source.address,
             source_engine_id=spec.source.engine_id, priority=spec.priority, after_step=task.after_step,
-            allow_prefix=True, **spec.labels,
+            allow_prefix=self._takes_parts, **spec.labels,
         )  # fmt: skip
 
     def _hand_over(self, request: _Request, task: HandOver) -> Handle:

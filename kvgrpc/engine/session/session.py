@@ -72,20 +72,25 @@ class Session:
         self._leases += 1
         return mint_lease_id(self._secret, self._incarnation, "engine", self._leases)
 
-    def wait(self, **request: Any) -> session_pb2.CallAnswer:
-        """Makes one call and waits for its answer; events that come meanwhile are kept. Raises what it is refused
-        with, DeadlineExceeded, LeadDied.
+    def wait(self, timeout_s: float | None = None, **request: Any) -> session_pb2.CallAnswer:
+        """Makes one call and waits for its answer; events that come meanwhile are kept. `timeout_s`: no longer than
+        that, and a lead that has not answered an earlier call in time is not asked. Raises what it is refused with,
+        DeadlineExceeded, LeadDied.
         """
+        if timeout_s is not None and self._abandoned:
+            self.read(0.0)
+            if self._abandoned:
+                raise _unanswered("an earlier call in time")
+        timeout_s = CALL_TIMEOUT_S if timeout_s is None else timeout_s
         call_id = self.ask(None, **request).call_id
         self._answers[call_id] = None
         self.flush()
-        deadline = time.monotonic() + CALL_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         try:
             while (answer := self._answers[call_id]) is None:
                 if not self.read(deadline - time.monotonic()):
                     self._abandoned.add(call_id)
-                    what = f"the lead did not answer within {CALL_TIMEOUT_S:g} s"
-                    raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "session"})
+                    raise _unanswered(f"within {timeout_s:g} s")
         finally:
             del self._answers[call_id]
         return _unrefused(answer)
@@ -181,6 +186,10 @@ def _unrefused(answer: session_pb2.CallAnswer) -> session_pb2.CallAnswer:
     if answer.HasField("failure"):
         raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
     return answer
+
+
+def _unanswered(what: str) -> DeadlineExceeded:
+    return DeadlineExceeded(Reason.DEADLINE, f"the lead did not answer {what}", metadata={"phase": "session"})
 
 
 def _refusal(call: session_pb2.Call, error: KVGrpcError) -> session_pb2.Event:

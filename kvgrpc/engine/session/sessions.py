@@ -67,10 +67,10 @@ class Sessions:
         if not self._between():
             self._session.say(step_done=step_report(step, layers))
 
-    def wait(self, **request: Any) -> session_pb2.CallAnswer:
+    def wait(self, timeout_s: float | None = None, **request: Any) -> session_pb2.CallAnswer:
         """As `Session.wait`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         try:
-            return self._now().wait(**request)
+            return self._now().wait(timeout_s, **request)
         except LeadDied as error:
             self._lose(error)
             raise _between_leads() from error

@@ -80,6 +80,13 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     return PoolLayout(tuple(groups), tuple(regions), cache.kv_cache_tensors[0].size)
 
 
+def fits_part(layout: PoolLayout) -> bool:
+    """Whether the beginning of what is loaded will do. Where groups have other types, vLLM zeroes blocks before use: in
+    another type their bytes may be no numbers. It does not zero those of a load, so that none may be left out.
+    """
+    return len({group.dtype for group in layout.groups if group.kind is not GroupKind.STATE}) <= 1
+
+
 def retain_windows(cache: "KVCacheConfig") -> None:
     """Makes vLLM keep what the last token reads of each window, as it does for drafts that compute it once more. To be
     called before it makes its block manager.

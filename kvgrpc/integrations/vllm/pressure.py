@@ -12,9 +12,11 @@ blocks give way to the oldest request of all, wherever it stands.
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.errors import DeadlineExceeded, Unavailable
 from kvgrpc.integrations.vllm.prompts import arrived_us
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 AGAIN_S = 0.005
 """After an answer that there is nothing to take back, the lead is not asked for so long, unless it said longer."""
 LONGEST_S = 0.1
+ANSWER_S = 0.5
+"""A step waits so long for the answer, and once for a lead that hangs. One that does not answers in a millisecond."""
 STATES = 3
 """Where vLLM caches states, a request has the last one, the one that is computed from it, and one that is cached."""
 
@@ -84,12 +88,15 @@ class Pressure:
             return
         grows = self._of_next_step(output) > free
         request_id, began_us = self._oldest(output.num_scheduled_tokens if grows else ())
-        found = self._scheduler.blocks_needed(
-            min(lacking, pool.num_gpu_blocks), request_time_us=began_us, request_id=request_id
-        )
-        if not found.enough:
+        soon_s = LONGEST_S
+        with suppress(Unavailable, DeadlineExceeded):  # a lead that died, or hangs, takes nothing back
+            found = self._scheduler.blocks_needed(
+                min(lacking, pool.num_gpu_blocks), request_time_us=began_us, request_id=request_id, timeout_s=ANSWER_S
+            )
+            if found.enough:
+                return
             soon_s = found.later[0].in_s if found.later else LONGEST_S
-            self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
+        self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
 
     def _oldest(self, computing: Collection[str]) -> tuple[str, int]:
         """Of those that wait for blocks, or compute and lack one; without any: none."""

@@ -49,12 +49,10 @@ class PromMetrics(KVConnectorPromMetrics):
         self._series = {name: [self._histogram(f"vllm:kvgrpc_{name}", name)] for name in SERIES}
         about = "Requests whose KV did not come or go, by direction and reason; those that were cancelled among them."
         self._failures = self._counter_cls("vllm:kvgrpc_failures", about, [*labels, "direction", "reason"])
-        self._failed: list[_PerEngine] = []
-        if not beside_nixl(vllm_config):
-            for name, theirs in NIXL_SERIES.items():
-                self._series[name].append(self._histogram(theirs, name))
-            self._counters["expired"].append(self._counter(NIXL_EXPIRED, COUNTERS["expired"]))
-            self._failed.append(self._counter(NIXL_FAILED, "Transfers that failed on the way."))
+        for name, theirs in NIXL_SERIES.items():
+            self._series[name].append(self._histogram(theirs, name))
+        self._counters["expired"].append(self._counter(NIXL_EXPIRED, COUNTERS["expired"]))
+        self._failed = self._counter(NIXL_FAILED, "Transfers that failed on the way.")
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, metrics in self._counters.items():
@@ -66,9 +64,8 @@ class PromMetrics(KVConnectorPromMetrics):
                     metric[engine_idx].observe(value)
         for direction, reason, count in _rows(transfer_stats_data.get("failures", {})):
             self._failures.labels(*self._values[engine_idx], direction, reason).inc(count)
-            for metric in self._failed:
-                if direction == RECEIVE and reason in ON_THE_WAY:
-                    metric[engine_idx].inc(count)
+            if direction == RECEIVE and reason in ON_THE_WAY:
+                self._failed[engine_idx].inc(count)
 
     def _counter(self, name: str, about: str) -> _PerEngine:
         made = self._counter_cls(name, about, self._labelnames)
@@ -77,14 +74,6 @@ class PromMetrics(KVConnectorPromMetrics):
     def _histogram(self, name: str, of: str) -> _PerEngine:
         made = self._histogram_cls(name, SERIES[of], self._labelnames, buckets=BUCKETS[of])
         return {engine: made.labels(*of) for engine, of in self._values.items()}
-
-
-def beside_nixl(vllm_config: Any) -> bool:
-    """Whether a NixlConnector of vLLM's own has these names: connectors of one MultiConnector share a registry."""
-    transfer = vllm_config.kv_transfer_config
-    others = (getattr(transfer, "kv_connector_extra_config", None) or {}).get("connectors", ())
-    names = (str(other.get("kv_connector", "")) for other in others if not other.get("kv_connector_module_path"))
-    return any(name.startswith("Nixl") for name in names)
 
 
 def _rows(failures: dict[str, dict[str, int]]) -> Iterator[tuple[str, str, int]]:

@@ -1,6 +1,7 @@
 """The connector in vLLM's engine core: its hooks, on a Scheduler with a lead of its own."""
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from kvgrpc.core.policy.values import (
     SendEnded,
     TakeLost,
 )
+from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
@@ -27,6 +29,7 @@ from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, Preconditi
 from kvgrpc.integrations.params import RecentKeys, answered, answered_push, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.block_tables import without_null
+from kvgrpc.integrations.vllm.geometry import fits_part
 from kvgrpc.integrations.vllm.meeting import MEET_S, MIRROR_S, Step, give_tickets
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.pressure import Pressure
@@ -103,7 +106,7 @@ class SchedulerSide:
             (), options.on_loss, options.recompute_threshold_tokens, backoff_tokens=int(self._states),
             layer_ranges=ranges,
         )  # fmt: skip
-        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved)
+        self.scheduler = Scheduler(self._engine, rules, moved=self.stats.moved, takes_parts=fits_part(layout))
         self.pressure = Pressure(self.scheduler, layout.groups, options.step_tokens)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
@@ -201,7 +204,8 @@ class SchedulerSide:
         """What is left to it of what the request wants that vLLM made it of."""
         if found.give is not None and not self._siblings.gives(found.request_id):
             self._unshown.add(found.request_id)
-            found = replace(found, give=Give(Mode.PULL), target=b"")
+            # Under a key of its own: a destination of what the other one gives does not wait for this one.
+            found = replace(found, give=Give(Mode.PULL), target=b"", transfer_key=os.urandom(TRANSFER_KEY_BYTES_MIN))
         if found.take is not None and not self._siblings.takes(found, cached=self.blocks.block_pool.enable_caching):
             found = replace(found, take=None)
         return found

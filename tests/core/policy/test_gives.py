@@ -125,6 +125,16 @@ def test_what_did_not_finish_is_not_handed_over_and_a_waiting_destination_is_tol
     assert R not in made
 
 
+@pytest.mark.parametrize("end", ["does not finish", "is aborted"])
+def test_a_destination_that_came_hears_that_what_would_be_pulled_is_not_there(end: str) -> None:
+    made = policy()
+    made.arrived(prefill(PULL))
+    assert not made.wanted(R), "it is pulled when it has finished"
+    assert (made.aborted(R) if end == "is aborted" else made.finished(R, TABLE, 64, ABORTED)) == FREE
+    assert [type(task) for task in made.take_tasks()] == [GiveUp]
+    assert R not in made
+
+
 def test_a_push_that_is_given_up_after_its_first_parts_keeps_their_blocks_until_they_are_at_rest() -> None:
     made = policy()
     made.arrived(prefill(PUSH))

@@ -19,9 +19,14 @@ R = "r1"
 class At:
     """A scheduler on one side."""
 
-    def __init__(self, side: Side, *, taken_back_s: float = TAKEN_BACK_S, renew_s: float = 1.0, **rules: Any) -> None:
+    def __init__(
+        self, side: Side, *, taken_back_s: float = TAKEN_BACK_S, renew_s: float = 1.0, takes_parts: bool = True,
+        **rules: Any,
+    ) -> None:  # fmt: skip
         self.side = side
-        self.scheduler = Scheduler(side.engine, Rules((), **rules), taken_back_s=taken_back_s, renew_s=renew_s)
+        self.scheduler = Scheduler(
+            side.engine, Rules((), **rules), taken_back_s=taken_back_s, renew_s=renew_s, takes_parts=takes_parts
+        )
         self.news: list[News] = []
 
     def until(self, done: Callable[[], bool]) -> None:

@@ -94,6 +94,45 @@ def test_a_destination_hears_that_the_prefill_did_not_finish(sides: Sides) -> No
     assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
 
 
+@pytest.mark.parametrize("end", ["does not finish", "is reset"])
+def test_a_destination_that_was_told_to_wait_hears_that_what_would_be_pulled_is_not_there(
+    sides: Sides, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, d = sides
+    request, asked = give(Mode.PULL), list[str]()
+    known = p.scheduler.wanted
+
+    def wanted(request_id: str) -> bool:
+        asked.append(request_id)
+        return known(request_id)
+
+    monkeypatch.setattr(p.scheduler, "wanted", wanted)
+    p.scheduler.arrived(request)
+    waiting(d, p, request.transfer_key)
+    p.until(lambda: asked == [R])
+    p.scheduler.step()
+    if end == "is reset":
+        p.scheduler.aborted(R, "the engine's cache was reset")
+    else:
+        p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED)
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
+
+
+@pytest.mark.parametrize("by", ["grant", "address"])
+def test_who_takes_no_parts_gets_nothing_of_a_prompt_that_goes_on_otherwise(
+    leads: Leads, attach: Attach, by: str
+) -> None:
+    p, d = At(attach(leads[0], expects_pushes=True)), At(attach(leads[1]), takes_parts=False)
+    request, prompt = give(Mode.AUTO), [*PROMPT[:37], 1, 2, 3]
+    grant, source = p.prefilled(request), Source(p.side.engine.address)
+    take = Offer(grant) if by == "grant" else source
+    d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=request.transfer_key, take=take))
+    d.load()
+    assert d.told(LoadEnded).loss.reason is Reason.CONTENT_MISMATCH
+
+
 def test_a_destination_hears_that_no_such_request_came(sides: Sides) -> None:
     p, d = sides
     waiting(d, p, new_key())

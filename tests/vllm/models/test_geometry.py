@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.config.model_arch import ModelArchitectureConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -16,7 +17,7 @@ from vllm.v1.kv_cache_interface import (
 from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
 from kvgrpc.core.values.obstacles import differences
-from kvgrpc.integrations.vllm.geometry import ORDERS, retain_windows
+from kvgrpc.integrations.vllm.geometry import ORDERS, fits_part, retain_windows
 from kvgrpc.integrations.vllm.stages import first_layers, joined
 from tests.vllm.models.caches import (
     BLOCKS,
@@ -47,6 +48,18 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
     assert two == replace(laid_out(FULL), groups=(replace(group, total_kv_heads=8),))
     assert group.order == "head_major"
     assert (group.layers, group.blocks, group.block_tokens, group.dtype) == (LAYERS, BLOCKS, 32, "bfloat16")
+
+
+def test_layers_of_two_precisions_are_served_and_take_no_parts_of_a_prompt() -> None:
+    """As with --kv-cache-dtype-skip-layers. Blocks that vLLM would zero before they are used it does not zero where
+    they are loaded.
+    """
+    narrow = replace(FULL, dtype=torch.float8_e4m3fn, block_size=64)
+    cache = cache_of(narrow, WINDOW)
+    assert [group.dtype for group in laid_out_as(cache).groups] == ["float8_e4m3fn", "bfloat16"]
+    assert [cache.needs_kv_cache_zeroing, fits_part(laid_out_as(cache))] == [True, False]
+    alike = cache_of(FULL, WINDOW)
+    assert [alike.needs_kv_cache_zeroing, fits_part(laid_out_as(alike))] == [False, True]
 
 
 def test_of_fewer_heads_than_ranks_several_ranks_have_the_same() -> None:

@@ -8,7 +8,6 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvgrpc.integrations.vllm import KVGrpcConnector
-from kvgrpc.integrations.vllm.prometheus import beside_nixl
 from tests.vllm.cores import Cores, request_of
 from tests.vllm.engines import wait_until
 
@@ -27,17 +26,6 @@ def configured(name: str) -> Any:
 def test_the_plugin_stands_under_the_name_that_other_programs_know() -> None:
     config = configured(UNDER_THEIR_NAME).kv_transfer_config
     assert KVConnectorFactory.get_connector_class(config) is KVGrpcConnector
-
-
-@pytest.mark.parametrize("module", [None, "kvgrpc.integrations.vllm"])
-def test_under_their_name_the_plugin_is_not_taken_for_the_connector_that_vllm_has(module: str | None) -> None:
-    """Among several connectors of one engine, whose metrics would have the same names."""
-    transfer = SimpleNamespace(
-        kv_connector_extra_config={
-            "connectors": [{"kv_connector": UNDER_THEIR_NAME, "kv_connector_module_path": module}]
-        }
-    )
-    assert beside_nixl(SimpleNamespace(kv_transfer_config=transfer)) is (module is None)
 
 
 def test_dynamo_refuses_a_connector_whose_name_is_not_in_its_table() -> None:

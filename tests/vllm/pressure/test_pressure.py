@@ -1,17 +1,23 @@
 """vLLM without blocks takes back what was handed over and nobody came for."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.vllm.pressure import LONGEST_S
 from kvgrpc.v1.lease_pb2 import Lease
 from tests.vllm.cores import BLOCKS, Core, request_of
 from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, Engines, Pair, prompt_of, wait_until
 
 TTL_S = 600.0
 """Far longer than anything is waited for here."""
+HELD_UP_S = 2.0
+"""Far more than steps take, and far less than calls to a lead may."""
 SMALL_POOL = 24
 LONG = 10 * BLOCK_TOKENS
 """Two of them leave too few blocks for a third one."""
@@ -68,6 +74,33 @@ def test_nothing_that_is_firm_is_taken_back() -> None:
         core.hooks.match(request_of("new", None), 0)
         core.step()
         assert core.used() == BLOCKS - 1
+
+
+def test_a_lead_that_dies_while_blocks_lack_is_replaced_and_serves(core: Core) -> None:
+    full(core)
+    os.kill(core.side.lead_pid, signal.SIGKILL)
+    core.hooks.match(request_of("new", None), 0)
+    core.step()
+    wait_until(lambda: core.step() and core.used() == 0)
+    assert core.prefilled("next").get("kvgrpc_grant"), "its next lead honours grants"
+
+
+def test_a_lead_that_hangs_while_blocks_lack_holds_up_no_step(core: Core) -> None:
+    """It is not asked again until it has answered: else it would take back more than is needed then."""
+    full(core)
+    lead = core.side.lead_pid
+    os.kill(lead, signal.SIGSTOP)
+    began = time.monotonic()
+    for _ in range(3):
+        core.hooks.match(request_of("new", None), 0)
+        core.step()
+        time.sleep(LONGEST_S)
+    took = time.monotonic() - began - 3 * LONGEST_S
+    os.kill(lead, signal.SIGCONT)
+    assert took < HELD_UP_S
+    wait_until(lambda: core.step() and core.used() < BLOCKS - 1)
+    core.step()
+    assert core.used() == BLOCKS - 1 - 3
 
 
 # ---- with real engines

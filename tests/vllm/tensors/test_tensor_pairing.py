@@ -21,6 +21,8 @@ from tests.vllm.tensors.sides import KEY, PEER, giving, intent, side_of, taking
 OWN = "127.0.0.1:5000"
 """Of each side of these tests."""
 OTHER = "127.0.0.1:7000"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+DECODE = {"do_remote_prefill": True}
 PROXY: dict[str, Any] = {"proxy_ip": "127.0.0.1", "proxy_port": 30001}
 
 
@@ -142,6 +144,27 @@ def test_prompts_of_one_request_have_keys_of_their_own_and_answers_to_one_have_n
     assert (found.key == other.key) is (number == 0)
     chat = [named_by_id(f"chatcmpl-{base}{end}", "[::1]:5000") for end in ("", "-12345678", "-0a1b2c3d")]
     assert len({wants.key for wants in chat if wants is not None}) == 1
+
+
+@pytest.mark.parametrize("stated", ["headers", "params"])
+@pytest.mark.parametrize("by", ["params", "id"])
+def test_what_a_request_gives_and_takes_is_in_its_trace(stated: str, by: str) -> None:
+    """Of one whose id says what it wants, too, and in the answer, by which the other engine goes on with it."""
+    trace = {"traceparent": TRACE}
+    more: dict[str, Any] = {"trace_headers": trace} if stated == "headers" else {}
+    params = [
+        {**flag, **(intent() if by == "params" else {}), **(trace if stated == "params" else {})}
+        for flag in ((PREFILL, DECODE) if by == "params" else ({}, {}))
+    ]
+    given = request_of("a" if by == "params" else id_of(OWN, OTHER), params[0], **more)
+    side = side_of(**PROXY)
+    assert {put.traceparent for put in puts_of(side, given).puts} == {TRACE}
+    given.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    answered = side.finished(given)
+    assert answered is not None
+    assert answered["traceparent"] == TRACE
+    taken = request_of("b" if by == "params" else id_of(OTHER, OWN), params[1], **more)
+    assert expected_of(side_of(**PROXY), taken).traceparent == TRACE
 
 
 def test_a_request_that_takes_by_its_id_and_is_refused_is_lost() -> None:

@@ -13,7 +13,7 @@ from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
+from kvgrpc.integrations.old_settings import TENSORS, check_fields, check_keys, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.registering import Proxy
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _log = logging.getLogger(__name__)
-MODE = "tensors"
+MODE = TENSORS
 SERVED = {GroupKind.FULL_ATTENTION, GroupKind.MLA}
 OTHER_MODE = 'set "mode" to "pull" or "push"'
 SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "replicas"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import InvalidRequest, PermissionDenied, Reason
 from kvgrpc.integrations.params import Named, named
+from kvgrpc.integrations.vllm.prompts import trace_of
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.request_ids import named_by_id
 
@@ -30,11 +31,12 @@ class Pairing:
         """What a request wants; None: nothing. What its params say goes before what its id says. Raises InvalidRequest
         as `named` does.
         """
-        own, params = self._address if self._reads_ids else "", request.kv_transfer_params
-        by_id = named_by_id(request.request_id, own, self._options.ttl_s)
-        wants = named(params, self._options.ttl_s) if isinstance(params, dict) else None
+        own = self._address if self._reads_ids else ""
+        params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
+        trace, by_id = trace_of(request, params), named_by_id(request.request_id, own, self._options.ttl_s)
+        wants = named(params, self._options.ttl_s, trace)
         if wants is None:
-            return by_id
+            return None if by_id is None else replace(by_id, traceparent=trace)
         if by_id is not None and by_id.gives and wants.gives and not wants.peer:
             return replace(wants, peer=by_id.peer)
         return wants
