@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.integrations.derived_keys import derived_key
 from kvgrpc.v1.common_pb2 import (
     ON_ABORT_KEEP,
     TRANSFER_MODE_PULL,
@@ -60,6 +61,8 @@ class Defaults:
     """How long the blocks of a hand-over are kept though nobody has come for them; None: the lead's default."""
     offer_ttl_s: float = 0.0
     """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
+    pairing_secret: bytes = field(default=b"", repr=False)
+    """What both engines know and nobody else does: keys that they derive are made with it. Empty: without."""
 
 
 class RecentKeys:
@@ -123,7 +126,7 @@ def wanted(
         fields["take"] = _source(params, intent, token, mode)
     key, shared = _key(intent, params), isinstance(fields.get("take"), Source) or (prefills and mode is not Mode.PULL)
     if not key and shared:
-        key = _shared_key(request_id, prompt, more.get("cache_salt", ""))
+        key = _shared_key(request_id, prompt, more.get("cache_salt", ""), defaults.pairing_secret)
     if prefills and key in used_keys:  # its lead refuses it: whoever comes by the answer is served
         key = b""
     fields["transfer_key"] = key or os.urandom(TRANSFER_KEY_BYTES_MIN)
@@ -250,15 +253,13 @@ def _key(intent: Intent, params: Params) -> bytes:
     return hashlib.sha256(b"transfer_id:" + name.encode()).digest() if isinstance(name, str) and name else b""
 
 
-def _shared_key(request_id: str, prompt: Sequence[int], cache_salt: str) -> bytes:
+def _shared_key(request_id: str, prompt: Sequence[int], cache_salt: str, secret: bytes) -> bytes:
     """What both engines call the transfer of a request that came to both under one id. An id may be any client's
     choice: with the prompt in the key, requests of others that have the same id do not meet this one.
     """
-    digest = hashlib.sha256(b"request_id:")
-    for part in (_ADDED.sub("", request_id).encode(), cache_salt.encode()):
-        digest.update(len(part).to_bytes(4, "little") + part)
-    digest.update(np.asarray(prompt, dtype="<i8").tobytes())
-    return digest.digest()
+    texts = (_ADDED.sub("", request_id).encode(), cache_salt.encode())
+    named = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return derived_key(secret, b"request_id:" + named + np.asarray(prompt, dtype="<i8").tobytes())
 
 
 def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer | Source:

@@ -961,7 +961,9 @@ class Intent(_message.Message):
     FIRM_TTL_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
-    """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel."""
+    """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel.
+    One that can be guessed is none: RenewLeases and CancelTransfer tell whether there is something under it.
+    """
     request_id: _builtins.str
     """The LLM request's id: a label to search by, never matched."""
     mode: Global___TransferMode.ValueType

@@ -1,6 +1,8 @@
 """`kv_transfer_params` as routers write and relay them, and what they ask an engine for."""
 
+import hmac
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.params import (
     Defaults,
     Named,
@@ -24,6 +27,7 @@ from kvgrpc.integrations.params import (
 from tests.engine.support import refused
 
 KEY = b"k" * 16
+SECRET = b"s" * 32
 INTENT = {"transferKey": "a2tra2tra2tra2tra2traw==", "mode": "TRANSFER_MODE_PUSH"}
 PROMPT = [1, 2, 3]
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -169,9 +173,12 @@ def test_an_address_of_ipv6_has_no_brackets_where_its_host_stands_alone() -> Non
         assert read({"do_remote_prefill": True, **where}, mode=Mode.PUSH).take == Source("[::1]:50051")
 
 
-def shared(request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, **more: Any) -> bytes:
+def shared(
+    request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, secret: bytes = b"", **more: Any
+) -> bytes:
     """The key of a request of that id, which its router gave no name of its own."""
-    found = wanted(request_id, prompt, {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode), **more)
+    params, defaults = {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode, pairing_secret=secret)
+    found = wanted(request_id, prompt, params, defaults, **more)
     assert found is not None
     return found.transfer_key
 
@@ -190,6 +197,53 @@ def test_a_transfer_without_a_name_has_one_key_on_both_sides_by_request_id_and_p
         shared(f"{id_}-0123abcd", "do_remote_prefill", PROMPT, cache_salt="of another tenant"),
     }
     assert len(others | {prefill}) == 5
+
+
+def test_a_key_that_engines_derive_by_a_secret_nobody_else_derives() -> None:
+    keys = [
+        {shared("a", flag, PROMPT, secret=secret) for flag in ("do_remote_decode", "do_remote_prefill")}
+        for secret in (b"", SECRET, b"t" * 32)
+    ]
+    assert [len(both_sides) for both_sides in keys] == [1, 1, 1]
+    assert len(set.union(*keys)) == 3
+    assert {len(key) for key in set.union(*keys)} == {32}
+    (key,) = keys[1]
+    said = b"request_id:" + b"".join(_said("a", PROMPT))
+    assert key == hmac.digest(SECRET, said, "sha256")
+
+
+def test_what_a_router_names_has_its_name_whatever_secret_engines_share() -> None:
+    sides = [{flag: True, "transfer_id": "abc"} for flag in ("do_remote_decode", "do_remote_prefill")]
+    with_secret = {read(side, mode=Mode.PUSH, pairing_secret=SECRET).transfer_key for side in sides}
+    assert with_secret == {read(sides[0], mode=Mode.PUSH).transfer_key}
+
+
+def test_a_secret_is_in_no_text_of_what_an_engine_is_told() -> None:
+    assert "s" * 32 not in repr(Defaults(pairing_secret=SECRET))
+    assert "pairing_secret" not in repr(Defaults(pairing_secret=SECRET))
+
+
+def test_a_secret_is_read_from_its_file_without_the_end_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET + b"\n")
+    assert read_secret(str(file)) == SECRET
+    assert read_secret("") == b""
+
+
+def test_a_secret_that_is_none_stops_the_start_and_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    with pytest.raises(ValueError, match=r"pairing_secret_file: .*No such file"):
+        read_secret(str(file))
+    file.write_bytes(b"hunter2\n")
+    with pytest.raises(ValueError, match=r"pairing_secret_file: .* has 7 bytes; write 16") as raised:
+        read_secret(str(file))
+    assert "hunter2" not in str(raised.value)
+
+
+def _said(request_id: str, prompt: list[int]) -> list[bytes]:
+    """What both engines know, as bytes that no other request has."""
+    name = request_id.encode()
+    return [len(name).to_bytes(4, "little"), name, bytes(4), *(token.to_bytes(8, "little") for token in prompt)]
 
 
 def test_a_request_id_that_comes_again_to_prefill_gets_another_key() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,11 +39,11 @@ def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> Options:
 def test_every_option_is_documented_with_its_default() -> None:
     rows = {plain(row[0]): plain(row[1]) for row in tables(section(DOCS / "integrating.md", "## vLLM"))[0]}
     defaults = {field.name: field.default for field in dataclasses.fields(Options)} | vars(Defaults())
-    of_vllm = {"defaults", "step_tokens"}
-    assert rows.keys() == defaults.keys() - of_vllm
+    elsewhere = {"defaults", "step_tokens", "pairing_secret"}
+    assert rows.keys() == defaults.keys() - elsewhere
     said = {"mode": "auto", "on_loss": "recompute",
                 "ttl_s": "the lead's", "firm_ttl_s": "the lead's", "offer_ttl_s": "0",
-                "serve_flags": "none", "limits": "none",
+                "serve_flags": "none", "limits": "none", "pairing_secret_file": "none",
             "weights_revision": "model and revision", "proxy_ip": "none", "proxy_port": "none", "http_port": "none",
             "data_paths": '["cma", "nixl", "cuda_vmm", "collective"]'}  # fmt: skip
     assert rows == {name: said.get(name, str(defaults[name])) for name in rows}
@@ -53,6 +54,18 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
     assert (found.defaults.mode, found.defaults.offer_ttl_s) == (Mode.PUSH, 9.0)
     assert (found.on_loss, found.data_paths) == (OnLoss.RECOMPUTE, ("nixl",))
     assert (found.weights_revision, found.step_tokens) == ("llama@", 4096)
+
+
+def test_the_secret_that_engines_share_is_in_a_file_and_in_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hunter2" * 5)
+    found = options_of(pairing_secret_file=str(file))
+    assert found.defaults.pairing_secret == b"hunter2" * 5
+    assert "hunter2" not in repr(found)
+    assert not any("hunter2" in flag for flag in found.lead_flags)
+    assert options_of().defaults.pairing_secret == b""
+    with pytest.raises(ValueError, match="pairing_secret_file"):
+        options_of(pairing_secret_file=str(tmp_path / "none"))
 
 
 def test_limits_of_the_lead_are_flags_of_its_own() -> None:

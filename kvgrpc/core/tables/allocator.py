@@ -48,8 +48,10 @@ class Allocator:
         self._ids: dict[int, str] = {}
         self._left: dict[int, int] = {}
         """How many blocks each allocation still holds: at least 1."""
-        self._whole: dict[int, Kept] = {}
-        """The blocks of each of which none was given back by itself: whoever frees them all looks at those alone."""
+        self._kept: dict[int, tuple[Kept, int]] = {}
+        """The blocks of each and how many these are, some of which were given back since, but less than half: whoever
+        wants to know what it holds looks at those alone, and not at the pool.
+        """
         self._terms: dict[int, Terms] = {}
         self._last = 0
 
@@ -83,7 +85,7 @@ class Allocator:
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
         self._left[self._last] = sum(len(ids) for ids in blocks)
-        self._whole[self._last] = pack(blocks)
+        self._kept[self._last] = pack(blocks), self._left[self._last]
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last
             self._pins.give_out(group, ids)
@@ -100,18 +102,22 @@ class Allocator:
 
     def free(self, blocks: Blocks) -> list[str]:
         """Gives blocks back, all of which are allocated; returns the allocations that hold none any more."""
-        ended = []
+        ended: list[str] = []
+        touched = set[int]()
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             numbers, counts = np.unique(holder[ids], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                 self._left[number] -= count
-                if self._whole.pop(number, None) is not None:
-                    self._ledger.weigh(RowKind.ALLOCATION, self._ids[number], self._kept_bytes(number))
+                touched.add(number)
                 if not self._left[number]:
                     ended.append(self._ids[number])
                     self._forget(number)
             holder[ids] = 0
             self._pins.take_back(group, ids)
+        for number in touched & self._left.keys():
+            if 2 * self._left[number] <= self._kept[number][1]:
+                self._kept[number] = pack(self._of(number)), self._left[number]
+                self._ledger.weigh(RowKind.ALLOCATION, self._ids[number], self._kept_bytes(number))
         return ended
 
     def free_allocation(self, allocation_id: str) -> None:
@@ -140,10 +146,7 @@ class Allocator:
     def find(self, allocation_id: str) -> Blocks | None:
         """The blocks that an allocation still holds; None when it does not exist."""
         number = self._numbers.get(allocation_id)
-        if number is None:
-            return None
-        whole = self._whole.get(number)
-        return unpack(whole) if whole else tuple(np.flatnonzero(holder == number) for holder in self._holder)
+        return None if number is None else self._of(number)
 
     def rows(self) -> Iterator[tuple[str, Terms]]:
         """All allocations, oldest first."""
@@ -193,17 +196,23 @@ class Allocator:
         terms = self._terms.get(number)
         return terms is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, terms.owner))
 
+    def _of(self, number: int) -> Blocks:
+        kept, count = self._kept[number]
+        blocks = unpack(kept)
+        if count == self._left[number]:
+            return blocks
+        return tuple(ids[holder[ids] == number] for holder, ids in zip(self._holder, blocks, strict=True))
+
     def _forget(self, number: int) -> None:
         allocation_id = self._ids.pop(number)
         del self._numbers[allocation_id]
         self._ledger.drop(RowKind.ALLOCATION, allocation_id)
-        del self._left[number], self._terms[number]
-        self._whole.pop(number, None)
+        del self._left[number], self._terms[number], self._kept[number]
 
     def _kept_bytes(self, number: int) -> int:
         terms = self._terms[number]
         texts = len(self._ids[number]) + len(terms.request_id) + len(terms.label)
-        return ALLOCATION_BYTES + texts + kept_bytes(self._whole.get(number, ()))
+        return ALLOCATION_BYTES + texts + kept_bytes(self._kept[number][0])
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:

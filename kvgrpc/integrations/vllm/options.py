@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.platforms import current_platform
 
 from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.registering import Proxy
@@ -46,6 +47,8 @@ class Options:
     """No data path reaches the cache: each worker keeps a mirror of it in host memory."""
     copy_threads: int = 1
     weights_revision: str = ""
+    pairing_secret_file: str = ""
+    """Where the secret is that both engines share: command lines are shown, and vLLM logs its own. Empty: nowhere."""
     proxy_ip: str = ""
     """With `proxy_port`: where a proxy listens for engines, with which this one registers. Empty: it does not."""
     proxy_port: int = 0
@@ -70,6 +73,7 @@ class Options:
             stated.pop("ttl_s", None),
             stated.pop("firm_ttl_s", None),
             float(stated.pop("offer_ttl_s", 0.0)),
+            read_secret(stated.get("pairing_secret_file", "")),
         )
         fields: dict[str, Any] = {
             "on_loss": OnLoss(transfer.kv_load_failure_policy),

@@ -128,14 +128,15 @@ class Staging:
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         fetches = get.source is not None
         number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=fetches, caller=caller)
-        if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
-            store.pages.hurry(tensor)
-        if get.source is not None:
-            store.fetching.add(number, get, until, trace)
         try:
+            if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
+                store.pages.hurry(tensor)
+            if get.source is not None:
+                store.fetching.add(number, get, until, trace)
             found = await store.waiting.end_of(number)
         finally:
             store.fetching.end(number)
+            store.waiting.leave(number)
         if isinstance(found, Offer):
             return Got((found,), token=found.token)
         store.table.check_held(found)
@@ -198,7 +199,12 @@ class Staging:
             tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
         finally:
             self._perform()
-        numbers = [store.waiting.begin(tensor.id, Purpose.STORED, until) for tensor in put.tensors]
+        try:
+            numbers = store.waiting.begin_all((tensor.id for tensor in put.tensors), Purpose.STORED, until)
+        except KVGrpcError as error:
+            store.table.failed(tensors, error.untraced(), fetched=False)
+            self._perform()
+            raise
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace, until))
         return await store.waiting.end_of_all(numbers)
@@ -292,15 +298,20 @@ class Staging:
     # -- what the table wants done
 
     def _perform(self) -> None:
-        """Everything, and sets the alarm."""
-        store = self._store
+        """Everything, and sets the alarm. Raises the first error when all else is done."""
+        store, failed = self._store, list[Exception]()
         if store is None:
             return
         while store.table.effects:
             effects, store.table.effects = store.table.effects, []
             for effect in effects:
-                self._do(store, effect)
+                try:
+                    self._do(store, effect)
+                except Exception as error:  # noqa: BLE001 - calls wait for what is behind it
+                    failed.append(error)
         self._alarm.set(store.table.next_deadline())
+        if failed:
+            raise failed[0]
 
     def _do(self, store: _Store, effect: Effect) -> None:
         match effect:

@@ -155,8 +155,10 @@ class StoreTransfers:
             transfer = self.find(offer.transfer_id)
             if transfer is not None and not transfer.over:
                 by_ttl.setdefault(offer.ttl_s, []).append(events.LeaseRef(transfer.lease_id))
+        most = self._lead.node.state.limits.renewals_per_call
         for ttl_s, leases in by_ttl.items():
-            self._ask(events.RenewLeases(self._call(""), tuple(leases), ttl_s))
+            for at in range(0, len(leases), most):
+                self._ask(events.RenewLeases(self._call(""), tuple(leases[at : at + most]), ttl_s))
 
     def find(self, transfer_id: str) -> Transfer | None:
         """The transfer as it is now."""

@@ -1,7 +1,7 @@
 """Calls that wait for tensors, and what each is answered with."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from kvgrpc.core.tensors.rows import Offer, Purpose, Tensor, Wait
@@ -28,18 +28,38 @@ class Waiting:
         self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False,
         caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
-        """A call that waits; its number. Raises what refuses it."""
+        """A call that waits; its number. Raises what refuses it, and nothing is left of it then."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            wait = Wait(number, id_, purpose, until, expected, fetches, caller, payer())
-            self._life.table.ask(wait, self._life.now)
-        except KVGrpcError:
-            del self._answers[number]
+            try:
+                wait = Wait(number, id_, purpose, until, expected, fetches, caller, payer())
+                self._life.table.ask(wait, self._life.now)
+            finally:
+                self._life.perform()
+        except BaseException:
+            self.leave(number)
             raise
-        finally:
-            self._life.perform()
         return number
+
+    def begin_all(self, ids: Iterable[TensorId], purpose: Purpose, until: float) -> list[int]:
+        """As many calls. Raises what refuses one of them, and nothing is left of any then."""
+        numbers: list[int] = []
+        try:
+            for id_ in ids:
+                numbers.append(self.begin(id_, purpose, until))
+        except BaseException:
+            for number in numbers:
+                self.leave(number)
+            raise
+        return numbers
+
+    def leave(self, number: int) -> None:
+        """The call waits no more, if it did, and takes nothing that it was given."""
+        answer = self._answers.get(number)
+        if answer is not None:
+            self._forget(number)
+            self._not_taken(answer)
 
     def answer(self, number: int, result: Result | KVGrpcError) -> None:
         """The call has it, if it still waits."""
@@ -55,9 +75,7 @@ class Waiting:
         try:
             result = await answer
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and isinstance(given := answer.result(), Tensor):
-                self._life.table.not_taken(given, self._life.now)
-                self._life.perform()
+            self._not_taken(answer)
             raise
         finally:
             self._forget(number)
@@ -85,6 +103,11 @@ class Waiting:
         for future in self._answers.values():
             if not future.done():
                 future.set_result(gone(self._life.lead))
+
+    def _not_taken(self, answer: "asyncio.Future[Result | KVGrpcError]") -> None:
+        if answer.done() and not answer.cancelled() and isinstance(given := answer.result(), Tensor):
+            self._life.table.not_taken(given, self._life.now)
+            self._life.perform()
 
     def _forget(self, number: int) -> None:
         self._life.table.waits.forget(number)

@@ -1,12 +1,17 @@
 """Allocation in a pool that the server manages: a block is given out when it is neither allocated nor pinned."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator, Terms
+from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S, Allocator, Terms
+from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.kept_blocks import kept_bytes
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
@@ -154,6 +159,68 @@ def test_an_allocation_keeps_the_memory_of_its_own_blocks_alone() -> None:
     assert found is not None
     whole = found[0] if found[0].base is None else found[0].base
     assert whole.nbytes == 2 * found[0].itemsize
+
+
+class Looked(np.ndarray[Any, Any]):
+    """An array that counts how many of its numbers are looked at."""
+
+    count = 0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **fields: Any) -> Any:
+        Looked.count += self.size
+        return getattr(ufunc, method)(*(np.asarray(each) for each in inputs), **fields)
+
+    def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        Looked.count += self.size
+        return func(*(np.asarray(each) if each is self else each for each in args), **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = np.asarray(self)[key]
+        Looked.count += np.size(found)
+        return found
+
+
+@pytest.mark.parametrize("freed", [1, 2, 64, 127])
+def test_all_allocations_that_are_partly_free_are_found_by_less_than_two_looks_at_the_pool(freed: int) -> None:
+    pool, each = 1 << 14, 128
+    allocator, _ = make(pool)
+    taken = [take(allocator, str(number), {0: each})[0] for number in range(pool // each)]
+    rest = np.random.default_rng(freed).permutation(each)[freed:]
+    for blocks in taken:
+        allocator.free((np.delete(blocks, rest),))
+    allocator._holder = [holder.view(Looked) for holder in allocator._holder]
+    Looked.count = 0
+    for number, blocks in enumerate(taken):
+        found = allocator.find(str(number))
+        assert found is not None
+        assert found[0].tolist() == blocks[np.sort(rest)].tolist()
+    assert Looked.count <= 2 * len(taken) * (each - freed)
+
+
+def test_what_is_freed_block_by_block_is_looked_at_a_few_times() -> None:
+    count = 1 << 10
+    allocator, _ = make(count)
+    take(allocator, "a", {0: count})
+    allocator._holder = [holder.view(Looked) for holder in allocator._holder]
+    Looked.count = 0
+    for block in range(count):
+        allocator.free((ids(block),))
+    assert not allocator.known("a")
+    assert Looked.count <= 4 * count
+
+
+@pytest.mark.parametrize("parts", [[range(0, 1 << 16, 2)], [range(1 << 15), range(1 << 15, (1 << 16) - 1)]])
+def test_what_is_left_of_an_allocation_weighs_what_it_takes(parts: list[range]) -> None:
+    """A run that is freed here and there is a run no more."""
+    ledger = Ledger()
+    allocator = Allocator((1 << 16,), PinTable((1 << 16,)), ledger)
+    take(allocator, "a", {0: 1 << 16})
+    for part in parts:
+        allocator.free((np.arange(part.start, part.stop, part.step),))
+    found = allocator.find("a")
+    assert found is not None
+    assert ledger.rows(RowKind.ALLOCATION) == allocator.kept_bytes
+    assert allocator.kept_bytes["a"] - ALLOCATION_BYTES - 1 == kept_bytes(found)
 
 
 class Allocations(RuleBasedStateMachine):

@@ -40,7 +40,7 @@ def test_every_option_is_documented_with_its_default() -> None:
         "send": "put_async", "ttl_s": "the lead's", "serve_flags": "none", "weights_revision": "model and revision",
         "data_paths": '["shm", "cma", "nixl", "collective"]', "store_bytes": "1 GiB", "waiting_bytes": "4 GiB",
         "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up", "peers": "none", "proxy_ip": "none",
-        "proxy_port": "none", "http_port": "none",
+        "proxy_port": "none", "http_port": "none", "pairing_secret_file": "none",
     }  # fmt: skip
     assert rows == {name: said.get(name, str(default)) for name, default in defaults.items() if name != "on_loss"}
 
@@ -54,7 +54,8 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
 @pytest.mark.parametrize(
     "extra", [{"sned": "put"}, {"send": "psuh"}, {"layers_per_part": 1}, {"mirror": True},
               {"offer_ttl_s": 3}, {"store_bytes": 5}, {"page_bytes": 1000}, {"timeout_s": 0}, {"queued_bytes": -1},
-              {"when_full": "drop"}, {"proxy_ip": "10.0.0.1"}, {"send_type": "PUT"}, {"kv_lease_duration": 30}],
+              {"when_full": "drop"}, {"proxy_ip": "10.0.0.1"}, {"send_type": "PUT"}, {"kv_lease_duration": 30},
+              {"pairing_secret_file": "/nowhere"}],
     ids=str,
 )  # fmt: skip
 def test_what_is_unknown_or_wrong_stops_the_start(extra: dict[str, Any]) -> None:

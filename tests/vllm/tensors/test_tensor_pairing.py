@@ -4,6 +4,7 @@ of these names it.
 
 import os
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_the_id_that_a_proxy_gives_both_legs_pairs_them(options: dict[str, Any])
     of = [named_by_id(first, OWN), named_by_id(second, OTHER), named_by_id(id_of(OWN, OTHER), OWN)]
     keys = [wants.key for wants in of if wants is not None]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_engines_that_share_a_secret_pair_ids_by_it(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in "ab"]
+    for file in files:
+        file.write_text(file.name * 32)
+    request_id = id_of(OWN, OTHER, uuid.uuid4().hex)
+    texts = ["", *map(str, files)]
+    gives = [puts_of(side_of(**PROXY, pairing_secret_file=text), request_of(request_id, None)) for text in texts]
+    keys = [step.puts[0].key for step in gives]
+    assert len(set(keys)) == 3
+    takes = named_by_id(request_id, OTHER, secret=b"a" * 32)
+    assert takes is not None
+    assert keys[1] == takes.key
 
 
 def test_what_params_say_goes_before_what_the_id_says() -> None:

@@ -13,6 +13,7 @@ from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import TENSORS, check_fields, check_keys, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.registering import Proxy
@@ -83,6 +84,8 @@ class TensorOptions:
     data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective")
     serve_flags: tuple[str, ...] = ()
     weights_revision: str = ""
+    pairing_secret_file: str = ""
+    """Where the secret is that both engines share, for keys that are made of ids. Empty: nowhere."""
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "TensorOptions":
@@ -111,6 +114,7 @@ class TensorOptions:
             raise ValueError(f"timeout_s: {made.timeout_s} is no time to wait")
         if made.queued_bytes < 0:
             raise ValueError(f"queued_bytes: {made.queued_bytes} is no number of bytes")
+        read_secret(made.pairing_secret_file)
         for peer in made.peers:
             address_of(peer, 0)
         made.proxy_of(config)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import InvalidRequest, PermissionDenied, Reason
+from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.params import Named, named
 from kvgrpc.integrations.vllm.prompts import trace_of
 from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
@@ -26,6 +27,7 @@ class Pairing:
         self._options, self._address, self._ranks = options, address, ranks
         self._reads_ids = bool(options.proxy_ip or options.peers)
         """Whoever may send a request chooses its id: so an operator says that ids are a proxy's."""
+        self._secret = read_secret(options.pairing_secret_file)
 
     def wanted(self, request: "Request") -> Named | None:
         """What a request wants; None: nothing. What its params say goes before what its id says. Raises InvalidRequest
@@ -33,7 +35,8 @@ class Pairing:
         """
         own = self._address if self._reads_ids else ""
         params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
-        trace, by_id = trace_of(request, params), named_by_id(request.request_id, own, self._options.ttl_s)
+        trace = trace_of(request, params)
+        by_id = named_by_id(request.request_id, own, self._options.ttl_s, self._secret)
         wants = named(params, self._options.ttl_s, trace)
         if wants is None:
             return None if by_id is None else replace(by_id, traceparent=trace)

@@ -5,9 +5,9 @@ legs of a request one id, with the addresses of both stores in it, and say nothi
 an answer to, and behind it the number of the prompt, where a request may have several, and eight characters of its own.
 """
 
-import hashlib
 import re
 
+from kvgrpc.integrations.derived_keys import derived_key
 from kvgrpc.integrations.params import Named
 
 _ADDRESS = r"[0-9A-Za-z.:\[\]%-]{3,261}"
@@ -19,9 +19,9 @@ _ID = re.compile(
 )
 
 
-def named_by_id(request_id: str, own: str, ttl_s: float | None = None) -> Named | None:
+def named_by_id(request_id: str, own: str, ttl_s: float | None = None, secret: bytes = b"") -> Named | None:
     """What a request with this id wants of the engine whose store is at `own`; None: nothing, as the id is no such one,
-    or is one for other engines, or has this engine on both sides.
+    or is one for other engines, or has this engine on both sides. `secret`: what both engines share.
     """
     found = _ID.search(request_id)
     if found is None or found.end() != len(request_id):
@@ -30,5 +30,5 @@ def named_by_id(request_id: str, own: str, ttl_s: float | None = None) -> Named 
     if (prefill == own) is (decode == own):
         return None
     said = "|".join((prefill, decode, found["uuid"], found["item"] or ""))
-    key = hashlib.sha256(b"request_id:" + said.encode()).digest()
+    key = derived_key(secret, b"request_id:" + said.encode())
     return Named(key, prefill == own, decode if prefill == own else prefill, ttl_s, request_id)

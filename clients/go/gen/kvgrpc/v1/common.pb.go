@@ -1556,6 +1556,7 @@ func (x *Grant) GetTokenCount() uint32 {
 type Intent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel.
+	// One that can be guessed is none: RenewLeases and CancelTransfer tell whether there is something under it.
 	TransferKey []byte `protobuf:"bytes,1,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id: a label to search by, never matched.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

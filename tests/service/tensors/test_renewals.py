@@ -1,0 +1,137 @@
+"""Who asks for a tensor has all that is kept of its request last anew, however much it is; an error leaves nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.tensors.calls import Get, Put
+from kvgrpc.core.tensors.rows import Answer, Effect, Offer, Renew, Wait
+from kvgrpc.core.tensors.values import ANY, TensorId
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import STORE
+from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, Reason
+from kvgrpc.service.lead import Lead
+from tests.service.tensors.leads import life_of, named, of_pages, served, stored
+from tests.service.tensors.pairs import Pair, relayed
+
+NAMES = "abcde"
+
+
+async def keep(lead: Lead, **fields: Any) -> None:
+    """Puts tensors without a consumer."""
+    for name in NAMES:
+        allocation_id, _ = life_of(lead).transfers.allocate(1, "")
+        await lead.tensors.put(Put(named(name), of_pages(), allocation_id, **fields), "", STORE)
+
+
+def rows(lead: Lead) -> tuple[int, int]:
+    """Calls that wait, and their answers."""
+    return len(life_of(lead).table.waits), len(lead.tensors.store.waiting._answers)
+
+
+def get(lead: Lead, name: str = "never put", timeout_s: float = 0.05) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(lead.tensors.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+async def test_more_is_kept_and_renewed_than_goes_into_one_call(most: int) -> None:
+    async with served(limits=Limits(renewals_per_call=most)) as server:
+        lead = server._lead
+        await keep(lead, ttl_s=30.0)
+        life = life_of(lead)
+        leases = [life.transfers.find(offer.transfer_id).lease_id for offer in life.table.offers.values()]  # type: ignore[union-attr]
+        ends = [lead.node.state.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
+        with pytest.raises(DeadlineExceeded):
+            await get(lead)
+        after = [lead.node.state.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
+        assert all(new > old for new, old in zip(after, ends, strict=True))
+        assert len(leases) == len(NAMES)
+        assert rows(lead) == (0, 0)
+
+
+@pytest.fixture
+def broken(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> InternalError:
+    """No renewal succeeds."""
+    error = InternalError(Reason.INTERNAL_DEFECT, "broken")
+
+    def fail(_offers: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(life_of(lead).transfers, "renew", fail)
+    return error
+
+
+async def test_a_renewal_that_fails_leaves_no_call_behind(lead: Lead, broken: InternalError) -> None:
+    await keep(lead)
+    with pytest.raises(InternalError, match=str(broken)):
+        await asyncio.wait_for(get(lead), 5.0)
+    assert rows(lead) == (0, 0)
+    with pytest.raises(DeadlineExceeded):  # nothing is renewed twice in a second
+        await asyncio.wait_for(get(lead), 5.0)
+    assert rows(lead) == (0, 0)
+
+
+async def test_what_is_behind_a_renewal_that_fails_is_done_and_the_alarm_is_set(
+    lead: Lead, broken: InternalError
+) -> None:
+    await keep(lead)
+    life = life_of(lead)
+    tensor = stored(life, "here")
+    with pytest.raises(InternalError):
+        await get(lead)
+    given = get(lead, "later", timeout_s=20.0)
+    await asyncio.sleep(0)
+    (number,) = life.table.waits._rows
+    life.table.effects = [_renewal(life.table.offers[named("a")]), Answer(number, tensor)]
+    lead.tensors._alarm.clear()
+    with pytest.raises(InternalError):
+        life.perform()
+    assert (await asyncio.wait_for(given, 5.0)).tensors == (tensor,)
+    assert lead.tensors._alarm._timer is not None
+
+
+def _renewal(offer: Offer) -> Effect:
+    return Renew((offer,))
+
+
+async def test_who_fails_in_the_moment_of_its_answer_has_taken_nothing(lead: Lead, broken: InternalError) -> None:
+    await keep(lead)
+    life = life_of(lead)
+    tensor = stored(life, "here")
+    life.table.effects = [_renewal(life.table.offers[named("a")])]
+    with pytest.raises(InternalError):
+        await get(lead, "here")
+    assert (tensor.given, tensor.holder) == (0, "")
+    assert rows(lead) == (0, 0)
+
+
+async def test_a_source_that_cannot_be_asked_leaves_no_call_behind(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any) -> None:
+        raise InternalError(Reason.INTERNAL_DEFECT, "broken")
+
+    monkeypatch.setattr(pair.d.tensors.store.fetching, "add", fail)
+    with pytest.raises(InternalError):
+        await pair.fetch("a")
+    assert rows(pair.d) == (0, 0)
+
+
+@pytest.mark.parametrize("refused_at", [1, 2])
+async def test_a_put_whose_calls_have_no_room_leaves_neither_tensors_nor_calls(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, refused_at: int
+) -> None:
+    table, asked = life_of(pair.d).table, list[TensorId]()
+    ask = table.ask
+
+    def full(wait: Wait, now: float) -> None:
+        asked.append(wait.id)
+        if len(asked) == refused_at:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, "full")
+        ask(wait, now)
+
+    monkeypatch.setattr(table, "ask", full)
+    with pytest.raises(Exhausted, match="full"):
+        await pair.d.tensors.put(relayed(pair, "ab"), "")
+    assert (pair.stages(), rows(pair.d)) == ({}, (0, 0))
+    await pair.check_empty()
