@@ -195,7 +195,8 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
-    engine, peer = start(("--data-paths", "shm,collective"), ())
+    # The consumer has no liveness stream, and all calls together may take longer than the usual grace.
+    engine, peer = start(("--data-paths", "shm,collective", "--limit", "peer_grace_s=300"), ())
     (store,) = start((), settings=TENSORS)
     told = [(engine, dict(one_call_of_each_rpc(engine, peer))), (store, dict(calls_about_tensors(store)))]
     # Of ConnectRank: tests/engine/ranks/test_connect_rank.py.
