@@ -11,14 +11,12 @@ from kvgrpc.core.actions import Renewed, SendRenewKeys
 from kvgrpc.core.events import KeysRenewed, RenewLeases
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.caller_budget import KEYS_A_RENEWAL
 from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import check_renewals, granted_ttl
 from kvgrpc.errors import invalid
-
-KEYS_A_DIAL = 64
-"""So many keys that a caller has renewed elsewhere count as one handshake that it causes."""
 
 
 class KeyRenewals:
@@ -30,7 +28,7 @@ class KeyRenewals:
 
     def pass_on(self, event: RenewLeases) -> None:
         """RenewLeases with a source: it is asked once. One that is not connected is reached for the next time. What it
-        is asked for a caller counts as handshakes that the caller causes: nobody waits for the answer.
+        is asked for a caller is bounded, because nobody waits for the answer.
         """
         if (source := event.source) is None:
             return
@@ -42,12 +40,13 @@ class KeyRenewals:
             if not ref.key:
                 raise invalid("leases", "are transfer keys where they are at another lead")
             check_transfer_key(ref.key)
-        state.dial_budget.check(call.connection, state.limits, state.now)
+        self._handshakes.check_room(source.address, source.engine_id, 0, call.connection)
+        state.renewal_budget.check(call.connection, state.limits, state.now)
         if not event.validate_only and event.leases:
             peer = self._handshakes.want(source.address, source.engine_id, 0, call.trace, call.connection)
             if peer is not None:
                 keys = tuple(ref.key for ref in event.leases)
-                state.dial_budget.begin(call.connection, state.now, -(-len(keys) // KEYS_A_DIAL))
+                state.renewal_budget.begin(call.connection, state.now, -(-len(keys) // KEYS_A_RENEWAL))
                 state.emit(SendRenewKeys(peer.key, keys, ttl_s, call.trace))
         state.reply(call.id, Renewed(()))
 

@@ -13,7 +13,7 @@ import numpy as np
 from kvgrpc.core.actions import Action, Answer, EngineNews, Expect, Refuse, Reply, TellEngine, TransferChanged
 from kvgrpc.core.events import SendWanted
 from kvgrpc.core.idempotency import IdempotencyKeys, lives
-from kvgrpc.core.state.dial_budget import DialBudget
+from kvgrpc.core.state.caller_budget import KEYS_A_RENEWAL, CallerBudget
 from kvgrpc.core.state.handshake import Dialling, Shake
 from kvgrpc.core.state.move_table import MoveTable
 from kvgrpc.core.state.pull import Pull
@@ -79,7 +79,8 @@ class NodeState:
         self.peers: dict[str, Peer] = {}
         """Peers by life; the lead ends them all before an incarnation begins."""
         self.timers = Timers()
-        self.dial_budget = DialBudget()
+        self.dial_budget = CallerBudget("handshakes with other engines")
+        self.renewal_budget = CallerBudget(f"renewals of {KEYS_A_RENEWAL} keys at other engines")
         self.incarnation = 0
         self.attached = False
         self.description: EngineDescription | None = None

@@ -89,7 +89,7 @@ class Limits:
     """Calls under way, of all connections, without those that wait as long as their caller likes."""
     calls_per_connection: int = 1_024
     dials: int = 1_024
-    """Handshakes with other engines that callers cause within the connect timeout."""
+    """Handshakes with other engines that callers cause within the connect timeout; counted apart, renewals there."""
     dials_per_connection: int = 256
     connections: int = 2_048
     """To the gRPC port, of callers and peers: one more is closed at once."""

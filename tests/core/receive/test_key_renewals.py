@@ -178,7 +178,7 @@ def test_a_source_that_is_not_connected_is_reached_and_asked_the_next_time() -> 
     assert "far:1" in pair.d.state.dials
 
 
-def test_what_a_caller_has_renewed_elsewhere_is_bounded_as_handshakes_are() -> None:
+def test_what_a_caller_has_renewed_elsewhere_is_bounded() -> None:
     """No caller waits for the answer, so that nothing else bounds how many calls are under way."""
     pair = Pair(dials_per_connection=2)
     source, keys = PushSource(pair.p.me.address), tuple(LeaseRef(key=bytes([i]) * 16) for i in range(65))
@@ -187,7 +187,7 @@ def test_what_a_caller_has_renewed_elsewhere_is_bounded_as_handshakes_are() -> N
         return RenewLeases(replace(call, connection="router"), keys, source=source)
 
     pair.call(pair.d, made)
-    with pytest.raises(Exhausted, match="2 handshakes, or renewals at other leads"):
+    with pytest.raises(Exhausted, match="2 renewals of 64 keys at other engines"):
         pair.call(pair.d, made)
     assert len(asked(pair)) == 1
     say(pair)
@@ -195,6 +195,22 @@ def test_what_a_caller_has_renewed_elsewhere_is_bounded_as_handshakes_are() -> N
     pair.tick(10.0)
     pair.call(pair.d, made)
     assert len(asked(pair)) == 3
+
+
+def test_renewals_elsewhere_take_no_room_of_handshakes_but_a_handshake_that_one_needs_does() -> None:
+    pair = Pair(dials_per_connection=1)
+
+    def made(call: Call, address: str) -> RenewLeases:
+        return RenewLeases(replace(call, connection="router"), (LeaseRef(key=KEY),), source=PushSource(address))
+
+    pair.call(pair.d, lambda c: made(c, pair.p.me.address))
+    pair.d.ask(lambda c: events.ConnectPeer(c, "new:1", ""), connection="router")
+    assert "new:1" in pair.d.state.dials
+    pair.tick(10.0)
+    pair.d.call(lambda c: made(c, "far:1"))
+    with pytest.raises(Exhausted, match="1 handshakes with other engines"):
+        pair.d.call(lambda c: made(c, "farther:1"))
+    assert set(pair.d.state.dials) == {"far:1"}
 
 
 def test_a_lead_without_a_pool_reaches_no_source() -> None:

@@ -1,8 +1,7 @@
-"""How many handshakes callers may cause: so many in a while from one connection, and so many from all. Renewals at
-another lead, for which no caller waits, count as well, in pieces of some keys.
+"""Budgets of what callers may cause at other engines: so much in a while from one connection, and so much from all.
 
-A while is the longest that one takes, so that this bounds those under way as well. What the engine itself asks for, and
-moves that go on, are not bounded by what callers do.
+A while is the connect timeout, the longest that one handshake takes, so that a budget bounds what is under way as well.
+What the engine itself asks for, and moves that go on, are not bounded by what callers do.
 """
 
 from collections import Counter, deque
@@ -10,11 +9,16 @@ from collections import Counter, deque
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, Reason
 
+KEYS_A_RENEWAL = 64
+"""Number of keys, renewed at another lead, that count as one renewal."""
 
-class DialBudget:
-    """Handshakes that callers caused of late."""
 
-    def __init__(self) -> None:
+class CallerBudget:
+    """Budget for one kind of work that callers cause: handshakes, or renewals at other leads."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        """What a caller caused too many of, in its error."""
         self._begun: deque[tuple[float, str]] = deque()
         """When, and for which connection; the oldest first."""
         self._counts: Counter[str] = Counter()
@@ -30,8 +34,7 @@ class DialBudget:
             if connection and count >= most:
                 raise Exhausted(
                     Reason.LIMIT_EXCEEDED,
-                    f"{what} caused {most} handshakes, or renewals at other leads, within "
-                    f"{limits.connect_timeout_s:g} s: come back later, or name a peer that is connected",
+                    f"{what} caused {most} {self._noun} within {limits.connect_timeout_s:g} s: come back later",
                     retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - now),
                     metadata={"limit": str(most)},
                 )
