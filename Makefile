@@ -293,6 +293,10 @@ SOAK_PATH ?= shm
 soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothing may leak (SOAK_TRANSFERS, SOAK_PATH)
 	@SOAK_TRANSFERS=$(SOAK_TRANSFERS) SOAK_PATH=$(SOAK_PATH) $(BIN)/pytest -q tests/soak $(ARGS)
 
+.PHONY: walk
+walk: venv ## Count the calls and files of a request in the servers, and the size of the house (ARGS=--json, ARGS=--files)
+	@PYTHONPATH=. $(BIN)/python -m bench.walk $(ARGS)
+
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core -n $(WORKERS) --dist loadfile --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)

@@ -205,9 +205,7 @@ class Config:
             raise invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
         self.scheduler.check()
-        self.tensors.check()
-        if self.pool is not None:
-            self.pool.layout()
+        self._check_pool()
         self._check_session()
 
     def _check_limits(self) -> None:
@@ -216,6 +214,14 @@ class Config:
             number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
             if not number or not 0 < value < math.inf:
                 raise invalid(f"limits.{limit.name}", f"is a positive {'whole ' if whole else ''}number")
+
+    def _check_pool(self) -> None:
+        self.tensors.check()
+        if self.pool is not None:
+            self.pool.layout()
+        elif self.tensors.store_bytes:
+            why = "makes the embedded pool a store; leave it out where the server has no embedded pool"
+            raise invalid("tensors.store_bytes", why)
 
     def _check_session(self) -> None:
         if self.exit_with_engine and not self.session_socket:

@@ -35,3 +35,9 @@ def test_a_staging_store_that_cannot_be_is_refused_by_its_key(field: str, settin
 def test_a_staging_store_at_its_limits_is_taken(settings: dict[str, Any]) -> None:
     made = load(None, {}, {"tensors": settings}).tensors
     assert {name: getattr(made, name) for name in settings} == settings
+
+
+def test_a_server_without_an_embedded_pool_has_no_store_either() -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        load(None, {}, {"pool": False, "tensors": {"store_bytes": 1 << 20}})
+    assert [violation.field for violation in raised.value.violations] == ["tensors.store_bytes"]

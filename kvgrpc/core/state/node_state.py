@@ -59,7 +59,6 @@ from kvgrpc.errors import (
 
 T = TypeVar("T")
 
-
 NOT_THE_ENGINE = (
     "the pool belongs to the engine that is attached: it names its blocks by its session, or by a call that shows its "
     "ticket"

@@ -1,0 +1,29 @@
+"""A reader's walk stays as short as it is: the ceilings are today's counts, and go down with them."""
+
+import pytest
+
+from bench.walk.house import docstring_openings, own_lines
+from bench.walk.walks import ROOT, Walk, main
+
+CALLS = {"hand_over": 320, "pull": 1_400, "put_tensor": 2_500}
+FILES = {"hand_over": 66, "pull": 100, "put_tensor": 138}
+OWN_LINES = 76_700
+DEPENDENT_OPENINGS = 1_907
+
+
+@pytest.fixture(scope="module")
+def walked() -> dict[str, Walk]:
+    return main()
+
+
+def test_a_request_enters_no_more_calls_and_files_than_the_ceiling(walked: dict[str, Walk]) -> None:
+    assert {name: walk.calls for name, walk in walked.items() if walk.calls > CALLS[name]} == {}
+    assert {name: len(walk.by_file) for name, walk in walked.items() if len(walk.by_file) > FILES[name]} == {}
+
+
+def test_the_package_has_no_more_lines_than_the_ceiling() -> None:
+    assert own_lines(ROOT) <= OWN_LINES
+
+
+def test_no_more_docstrings_begin_with_a_dependent_word_than_the_ceiling() -> None:
+    assert docstring_openings(ROOT)["dependent"] <= DEPENDENT_OPENINGS
