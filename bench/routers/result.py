@@ -135,7 +135,7 @@ def matrix(result: Mapping[str, Any]) -> list[str]:
     own = ", ".join(f"`{mode}` {said}" for mode, said in result["edge_cases"].items()) or "not run"
     return [
         *lines, "", f"Run on {result['date']}, with {versions}: {asked} requests to be answered in each place.",
-        f"vLLM's own test of its NIXL connector's edge cases, through its toy proxy: {own}.",
+        "vLLM's own test of its NIXL connector's edge cases, through its toy proxy:", f"{own}.",
     ]  # fmt: skip
 
 
