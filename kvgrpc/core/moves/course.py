@@ -141,8 +141,7 @@ class Course(ABC, Generic[M]):
             self.try_post(move)
 
     def moved(self, move: M) -> None:
-        """Continues after all posted bytes have moved: posts the next slice; after the last one, compares or settles.
-        """
+        """Continues after all posted bytes have moved: posts the next slice, or compares or settles after the last."""
         if move.left is None:
             self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
@@ -392,8 +391,7 @@ class Course(ABC, Generic[M]):
         return both.incoming if move.operation is Operation.READ else both.outgoing
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
-        """Returns the phases with `name` begun. Only the first round of a transfer's first move has phases of its own.
-        """
+        """Returns the phases with `name` begun. Only the first round of a transfer's first move adds phases."""
         transfer = self._state.transfers.get(move.transfer_id)
         if move.rounds or not move.leading:
             return transfer.phases

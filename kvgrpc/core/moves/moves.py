@@ -233,8 +233,7 @@ class Moves:
             course.ends.fail_with(move, reason, message.format(phase=move.stage.value))
 
     def _take_waiting(self, address: str) -> list[Move]:
-        """Removes and returns the moves that waited for the lead at an address, or for its memory to be mapped again.
-        """
+        """Removes and returns moves that waited for the lead at an address, or for its memory to be mapped again."""
         return [*self._state.moves.take_address(address), *self._state.moves.take_unmapped(address)]
 
     def _comparing(self, name: str) -> Move | None:
