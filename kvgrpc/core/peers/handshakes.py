@@ -348,8 +348,7 @@ class Handshakes:
         return True
 
     def _wait_longer(self, dial: Dialling) -> None:
-        """Extends the deadline of a dial, but only once: a peer that states other endpoints makes our ranks meet anew.
-        """
+        """Extends the deadline of a dial, only once: a peer that states other endpoints makes our ranks meet anew."""
         if dial.longer:
             return
         dial.longer = True

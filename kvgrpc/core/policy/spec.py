@@ -80,8 +80,7 @@ class RequestSpec(ABC, Generic[Name]):
 
     @property
     def kept_s(self) -> float | None:
-        """Firm time of given KV, in seconds; None: the default. An offer to a next turn is soft: that may never come.
-        """
+        """Firm time of given KV, in seconds; None: the default. An offer to a next turn is soft: it may never come."""
         waits = self.give is not None and not self.give.prefill
         return 0.0 if waits and self.firm_ttl_s is None else self.firm_ttl_s
 
