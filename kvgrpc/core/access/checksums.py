@@ -33,7 +33,9 @@ WAITING_MAX = 4_096
 """Maximum number of calls that wait for checksums."""
 WAITING_OF_PEER_MAX = 1_024
 WAITING_OF_ACCESS_MAX = 4
-"""A destination asks one at a time, but a lost call may still wait beside the next one."""
+"""Maximum number of waiting calls under one access. A destination asks one at a time, but a lost call may still wait
+beside the next one.
+"""
 RUNNING_MAX = 4
 """Maximum number of portions that the ranks compute at once."""
 ALL_LAYERS = (0, 1 << 40)

@@ -94,8 +94,8 @@ class Pulling:
 
 @dataclass(frozen=True)
 class Renewed:
-    """Answer to RenewLeases, in the order asked. A renewed lease has (remaining_s, None, LIVE), a refused one (0,
-    reason, its state), an unknown one the state None.
+    """Answer to RenewLeases, in the order asked. A renewed lease has the row (remaining_s, None, LIVE), a refused one
+    (0, reason, state). The state of an unknown lease is None.
     """
 
     rows: tuple[tuple[float, Reason | None, LeaseState | None], ...]
@@ -131,7 +131,7 @@ class QuarantineReleased:
 
 @dataclass(frozen=True)
 class Checksums:
-    """Answer to ChecksumBlocks: one text for each rank, as in `ChecksumsComputed.values`."""
+    """Answer to ChecksumBlocks: the checksums of each rank, as in `ChecksumsComputed.values`."""
 
     by_rank: tuple[bytes, ...]
 

@@ -270,7 +270,9 @@ class AllocateBlocks:
 
 @dataclass(frozen=True)
 class ReclaimBlocks:
-    """Ends leases to free more blocks, counted as (group, count), for the pool's owner: answered by Reclaimed."""
+    """Ends leases so that the pool's owner gets these blocks (group, count) beside the free ones: answered by
+    Reclaimed.
+    """
 
     call: Call
     counts: tuple[tuple[int, int], ...]

@@ -15,7 +15,7 @@ class Asking:
         self._state = state
 
     def wanted(self, event: SendWanted) -> None:
-        """Passes on a rank's wish for bytes of a peer's rank, or to make a process group with it."""
+        """Asks a peer for a rank that wants bytes of the peer's rank, or a process group with it."""
         state, ask = self._state, event.ask
         move = state.moves.of_posting(event.posting_id) if event.posting_id else None
         over = move is None or move.peer != event.peer or not move.access_id or move.stage is Stage.ENDED

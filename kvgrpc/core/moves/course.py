@@ -35,7 +35,7 @@ ANSWER_BYTES = 64 * 1024
 ASK_BYTES_PER_S = 50e9
 ASK_DELAY_MAX_S = 0.005
 """Delay before the source is asked for checksums: `nbytes / ASK_BYTES_PER_S`, about 10 % of the expected transfer time,
-at most 5 ms. The rank that starts the first bytes may share an interpreter with the lead.
+at most 5 ms. The bytes go first: the rank that starts them may share an interpreter with the lead.
 """
 
 RE_PACKED_ON_DEVICE = (
@@ -231,7 +231,7 @@ class Course(ABC, Generic[M]):
 
     @abstractmethod
     def _wrong(self, move: M, peer: Peer, opened: Opened) -> str:
-        """Returns an error in the peer's answer; empty if there is none."""
+        """Returns the error in the peer's answer, as text; empty if there is none."""
 
     @abstractmethod
     def _accept(self, move: M, peer: Peer, opened: Opened) -> None:

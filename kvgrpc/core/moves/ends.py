@@ -30,13 +30,13 @@ class Ends(ABC, Generic[M]):
 
     @abstractmethod
     def at_rest(self, move: M) -> None:
-        """Returns the blocks of an ended move: nothing accesses them any more."""
+        """Takes the proof that nothing accesses the blocks of an ended move any more."""
 
     def released_by_operator(self, move: M) -> None:
         """Takes an operator's word that no peer writes into the blocks of an ended move any more."""
 
     def _stop(self, move: M) -> None:
-        """Takes a move's turn and deadlines away: it waits for nothing any more."""
+        """Clears a move's turn and deadlines: it waits for nothing any more."""
         self._state.turns.leave(move.name)
         move.left = None
         for timer in MOVE_TIMERS:

@@ -7,8 +7,8 @@ from kvgrpc.errors import KVGrpcError
 
 
 def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str:
-    """Returns an error in the blocks that a peer lists; empty if there is none. `exact`: the peer must list all blocks
-    of its tokens, otherwise at most all.
+    """Returns the error in the blocks that a peer lists, as text; empty if there is none. `exact`: the peer must list
+    all blocks of its tokens, otherwise at most all.
     """
     groups = peer.pool.groups
     if [group for group, _ in opened.blocks] != list(range(len(groups))):

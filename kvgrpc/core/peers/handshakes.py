@@ -312,7 +312,7 @@ class Handshakes:
 
     def _other_life(self, dial: Dialling, life: str, shows: bytes) -> None:
         """Calls once more after another life answered than the intended one. The first call showed it the intended
-        life's secrets, which admit nobody; the second call shows its own.
+        life's secrets, which admit nobody; the second shows what this life told us.
         """
         if dial.again:
             self._give_up(dial, PreconditionFailed(Reason.PEER_FAILED, f"several engines answer at {dial.address}"))
@@ -331,7 +331,7 @@ class Handshakes:
 
     def _try_again(self, dial: Dialling, error: KVGrpcError) -> bool:
         """Tries again after NOT_PROVED. While an earlier life of ours is connected there: later. If this life is known
-        there: once more, with the proofs that the peer told us. Proofs go only to an address of the peer's life.
+        there: once more, with the proofs that the peer gave us. Proofs go only to an address of the peer's life.
         """
         if isinstance(error, Unavailable):
             self._state.timers.set(Timer.DIAL_AGAIN, dial.address, self._state.now + NEXT_LIFE_DELAY_S)

@@ -131,7 +131,7 @@ class Policy:
     def allocated(
         self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
     ) -> None:
-        """Takes a request's blocks. `external_tokens`: the tokens that `match` returned, or 0 to compute all here.
+        """Takes a request's blocks. `external_tokens`: the tokens that `match` returned, or 0 if none are to come.
 
         `after_step`: the last step that may still use the blocks' old content. Raises InvalidRequest for another number
         of tokens (INVALID_FIELD), or too few blocks for them (BLOCK_COUNT_MISMATCH).
@@ -239,7 +239,7 @@ class Policy:
     # ---- how transfers fare
 
     def received(self, request_id: str, tokens: int) -> None:
-        """Takes the end of a transfer: the blocks have the KV of the prompt's first `tokens` tokens. These are fewer
+        """Takes a transfer's success: the blocks have the KV of the prompt's first `tokens` tokens. These are fewer
         than asked for if the source's tokens differ from there on.
         """
         request = self._requests.get(request_id)
@@ -303,7 +303,7 @@ class Policy:
             self._tasks.append(Begin(arrival.request_id, request.use_tokens))
 
     def _let_go(self, request: Request, after_step: int) -> None:
-        """Tells the source to free its blocks: nothing is missing here, or nothing of them can be used."""
+        """Tells the source to free its blocks: none is missing here, or none can be used."""
         arrival = request.arrival
         assert arrival.take is not None
         request.take = Stage.OVER

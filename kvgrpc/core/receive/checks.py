@@ -66,7 +66,7 @@ def check_destination(
 
 
 def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened, groups: Sequence[Group]) -> str:
-    """Returns an error in the source's answer; empty if there is none. `groups`: of this engine."""
+    """Returns the error in the source's answer, as text; empty if there is none. `groups`: of this engine."""
     claim = pull.claim
     fewer = claim.prefix and 0 < opened.token_count < claim.tokens and opened.token_count % UNIT_TOKENS == 0
     if opened.token_count != claim.tokens and not fewer:

@@ -75,7 +75,7 @@ class PullEnds(Ends[P]):
         self._forget(pull)
 
     def at_rest(self, move: P) -> None:
-        """Returns the blocks of an ended pull: nothing accesses them any more."""
+        """Gives back the blocks of an ended pull: nothing accesses them any more."""
         state = self._state
         state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
         transfer = state.change(move.transfer_id, memory=Disposition.RETURNED)
