@@ -182,7 +182,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
             self._follow(request, Side.GIVE, self._register(request))
         return request
 
-    # ---- done by a shell. A request that it cannot even make it raises as KVGrpcError: a loss like any other
+    # ---- done by a shell, which raises KVGrpcError for a request that it cannot make: a loss like any other
 
     @abstractmethod
     def _let_in(self, spec: Spec, arrival: Arrival) -> Driven:

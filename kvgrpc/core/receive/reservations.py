@@ -209,7 +209,7 @@ class Reservations:
                 raise PreconditionFailed(Reason.CONTENT_MISMATCH, what)
             for tokens in (offered.tokens, wanted.tokens):
                 check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
-            # The source's block lists begin with its blocks for all tokens that it offers.
+            # The source's lists start at its first block for all tokens that it offers.
             check_prefix(self._state.peers[access.peer].description.pool.groups, offered.tokens, access.tokens)
         except KVGrpcError as error:
             reservation.refused = Refusal(access.peer, error.reason)
