@@ -1,4 +1,5 @@
-"""Access: what peers ask of this engine's blocks: OpenAccess, SettleAccess, CloseAccess, ChecksumBlocks.
+"""Access: what peers do with this engine's blocks (OpenAccess, SettleAccess, CloseAccess, ChecksumBlocks, PostSend),
+and CancelTransfer.
 
-Why the blocks are held is in `send` (leases) and `receive` (reservations).
+`send` (leases) and `receive` (reservations) say why the blocks are held.
 """

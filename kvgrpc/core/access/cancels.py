@@ -1,8 +1,8 @@
-"""CancelTransfer: ends transfers of this engine, and those of the other side as its scope says.
+"""CancelTransfer: ends transfers of this engine, and at the other side according to its scope.
 
-A destination tells the source by closing its access, or the grant where it has none yet. A source tells each of its
-destinations by closing the access that it opened there, and each reader by closing, at the reader, the one that the
-reader opened here. Who comes too late for that is refused with CANCELLED.
+A destination tells its source by closing the access, or the grant if it has no access yet. A source tells each
+destination of a push by closing the access that it opened there. It tells each reader by closing, at the reader, the
+access that the reader opened here. Late calls are refused with CANCELLED.
 """
 
 from kvgrpc.core.access.openings import AccessOpenings
@@ -29,13 +29,13 @@ _OUTCOMES = {
     CancelScope.THIS_SIDE: CloseOutcome.FAILED,
     CancelScope.ON_ABORT: CloseOutcome.DROPPED,
 }
-"""What a destination of a pull says to its source."""
+"""Outcome that a destination tells its source, by scope."""
 PAST_SHOWN_MAX = 64
-"""Transfers of the history under one key that the answer shows."""
+"""Maximum number of ended transfers under one key in the answer."""
 
 
 class Cancels:
-    """Cancel calls."""
+    """The CancelTransfer calls."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Cancels:
         self._openings = openings
 
     def cancel(self, event: CancelTransfer) -> None:
-        """CancelTransfer by id, or by key; what is to come under a key that is unknown is refused from now on."""
+        """Cancels a transfer by id, or all transfers under a key. An unknown key is refused from now on."""
         state = self._state
         found = self._find(event)
         live = [transfer for transfer in found if not transfer.over]
@@ -74,7 +74,9 @@ class Cancels:
         state.reply(event.call.id, Cancelled(outcome, tuple(after)))
 
     def _find(self, event: CancelTransfer) -> list[Transfer]:
-        """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND)."""
+        """Returns the transfers that the call names, ended ones too. Raises InvalidRequest (INVALID_FIELD), NotFound
+        (TRANSFER_NOT_FOUND).
+        """
         transfers = self._state.transfers
         if bool(event.transfer_id) == bool(event.key):
             raise invalid("target", "is required: a transfer_id or a transfer_key")
@@ -84,7 +86,7 @@ class Cancels:
         return [*transfers.past_with_key(event.key)[-PAST_SHOWN_MAX:], *transfers.with_key(event.key)]
 
     def _in_flight(self, transfer: Transfer) -> bool:
-        """Whether bytes into or out of this engine's blocks may be in flight, which its own movers move."""
+        """Returns whether this engine's movers may have bytes in flight for a transfer."""
         if transfer.direction is Direction.RECEIVE:
             return self._pulls.busy(transfer)
         push = self._state.pushes.find(transfer.id)
@@ -102,8 +104,8 @@ class Cancels:
             self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
 
     def _outcome(self, transfer: Transfer, scope: CancelScope) -> CloseOutcome:
-        """What a destination says to its source. One whose source is not known to have handed anything over has it stop
-        computing: nobody has said what an abort means.
+        """Returns the outcome that a destination tells its source. On abort, a source that is not known to have handed
+        anything over is told to stop computing: no hand-over has said yet what an abort means.
         """
         move = self._state.receives[transfer.id]
         if scope is CancelScope.ON_ABORT and type(move) is Reservation and not (move.access_id or move.part_epoch):
@@ -111,7 +113,7 @@ class Cancels:
         return _OUTCOMES[scope]
 
     def _cancel_lease(self, lease: Lease, message: str, *, both: bool) -> None:
-        """Ends a hand-over to readers, and tells those that read. One that waits is refused, and so is a later one."""
+        """Ends a hand-over to readers. With `both`, tells its readers, and refuses waiting and later openings."""
         readers = [self._state.accesses[access_id] for access_id in lease.accesses]
         if both:
             lease.cancelled = message

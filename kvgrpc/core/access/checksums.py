@@ -1,7 +1,7 @@
-"""Checksums of the blocks that peers read here, for destinations that compare (ChecksumBlocks).
+"""Checksums of blocks that peers read here, for destinations that compare them (ChecksumBlocks).
 
-They are of the bytes as they lie in memory. An engine may have computed those of a hand-over before a destination asks
-(`send.checksum_prefetch`); all others are computed when a destination asks for them.
+Checksums cover the bytes as they lie in memory. Those of a hand-over may be computed before a destination asks
+(`send.checksum_prefetch`); all others are computed on request.
 """
 
 import numpy as np
@@ -30,12 +30,14 @@ from kvgrpc.errors import (
 )
 
 WAITING_MAX = 4_096
-"""Calls that may wait for the ranks."""
+"""Maximum number of calls that wait for checksums."""
 WAITING_OF_PEER_MAX = 1_024
 WAITING_OF_ACCESS_MAX = 4
-"""A destination asks for one after the other; a call that was lost may wait beside the next one."""
+"""Maximum number of waiting calls under one access. A destination asks one at a time, but a lost call may still wait
+beside the next one.
+"""
 RUNNING_MAX = 4
-"""Portions that the ranks compute at once."""
+"""Maximum number of portions that the ranks compute at once."""
 ALL_LAYERS = (0, 1 << 40)
 
 GONE = DeadlineExceeded(
@@ -44,8 +46,8 @@ GONE = DeadlineExceeded(
 
 
 class ChecksumCalls:
-    """Calls of peers that wait for checksums. The ranks get portion by portion, few at once, of one peer after the
-    other: so that a caller that is gone, or an access that is over, costs no more than what the ranks are at.
+    """Calls of peers that wait for checksums. The ranks compute few portions at once, and peers take turns. A caller
+    that gives up, or an access that ends, wastes only the portion under way.
     """
 
     def __init__(self, state: NodeState, prefetch: ChecksumPrefetch) -> None:
@@ -57,7 +59,9 @@ class ChecksumCalls:
         return self._state.checksum_asks
 
     def ask(self, event: ChecksumBlocks) -> None:
-        """ChecksumBlocks: of blocks that the caller may read."""
+        """Handles ChecksumBlocks: answers from the prefetch, or queues the call. Raises unless the access is open and
+        covers the blocks, and when too many calls wait.
+        """
         state = self._state
         peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
         access = state.accesses.get(event.access_id)
@@ -82,7 +86,7 @@ class ChecksumCalls:
         self._give_turns()
 
     def computed(self, event: ChecksumsComputed) -> None:
-        """A rank has computed its checksums."""
+        """Takes a rank's checksums of one portion, and goes on when all ranks have answered."""
         ask, awaited = self._asks.running.get(event.name, (None, None))
         if ask is None or awaited is None or not awaited.take(event.rank, event.values, event.message):
             return
@@ -96,7 +100,7 @@ class ChecksumCalls:
         self._give_turns()
 
     def abandoned(self, event: CallAbandoned) -> None:
-        """The caller does not wait for its answer any more."""
+        """Refuses a call whose caller no longer waits."""
         call = event.call_id
         if self._state.prefetch.waiting.pop(call, None):
             self._state.refuse(call, GONE)
@@ -104,17 +108,17 @@ class ChecksumCalls:
             self._refuse(ask, GONE)
 
     def due(self, name: str) -> None:
-        """The ranks took too long."""
+        """Refuses the calls whose checksums the ranks did not compute in time."""
         if not self._prefetch.due(name):
             self._refuse(self._asks.waiting[name], TOO_LATE)
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends."""
+        """Refuses all waiting calls for which the ranks compute: the incarnation ends."""
         for ask in self._asks.waiting.values():
             self._state.refuse(ask.call, error)
 
     def _check_room(self, access: Access) -> None:
-        """Raises Exhausted where too many wait: in all, of one peer, or under one access."""
+        """Raises Exhausted when too many calls wait: in all, from one peer, or under one access."""
         waiting = [ask.access for ask in self._asks.waiting.values()]
         waiting += [other for other, _ in self._state.prefetch.waiting.values()]
         ours = [other for other in waiting if other.peer == access.peer]
@@ -132,7 +136,7 @@ class ChecksumCalls:
                 )
 
     def _go_on(self, ask: ChecksumAsk) -> None:
-        """The next portion waits for its turn; after the last one the call is answered."""
+        """Queues the call's next portion; after the last one, answers the call."""
         if ask.next is not None:
             self._asks.queue.setdefault(ask.access.peer, {})[ask.name] = ask
             return
@@ -162,7 +166,7 @@ class ChecksumCalls:
         self._drop(ask)
 
     def _drop(self, ask: ChecksumAsk) -> None:
-        """It waits no longer. What the ranks are at they end."""
+        """Forgets a call. The ranks still finish its portion under way."""
         del self._asks.waiting[ask.name]
         self._state.timers.clear(Timer.CHECKSUMS, ask.name)
         asks = self._asks.queue.get(ask.access.peer, {})
@@ -177,8 +181,8 @@ def _check_open(access: Access) -> None:
 
 
 def _check_granted(wanted: Wanted, readable: Blocks) -> None:
-    """Raises PermissionDenied for blocks that the access does not cover, and InvalidRequest for those that are listed
-    twice in some layer: no rank computes more than was granted.
+    """Raises PermissionDenied for blocks that the access does not cover, and InvalidRequest for blocks listed twice for
+    one layer. A rank thus never computes more than was granted.
     """
     for group, granted in enumerate(readable):
         rows = [(lists[group], layers or ALL_LAYERS) for lists, layers in wanted if len(lists[group])]

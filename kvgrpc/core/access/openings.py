@@ -1,7 +1,7 @@
-"""OpenAccess at the issuer: everything is verified before a single block id is said.
+"""OpenAccess at the issuer: everything is verified before any block id is told.
 
-A row that cannot be answered yet (its lease is not announced, its step is not over, its peer is suspect) waits, for a
-bounded time. What waits is found by what it misses, so that an event looks only at those that it may help.
+A row waits, for a bounded time, while something is missing: its lease is not announced, its step is not over, or its
+peer is suspect. Waiting rows are indexed by what they miss, so that an event looks only at rows that it may help.
 """
 
 from kvgrpc.core.actions import Openings
@@ -38,7 +38,7 @@ from kvgrpc.errors import (
 )
 
 OPENING_BYTES = 800
-"""Of a call whose accesses wait, and of each of its rows."""
+"""Ledger weight of a call whose accesses wait, in bytes; each of its rows adds OPENING_ROW_BYTES."""
 OPENING_ROW_BYTES = 200
 STEP = "step"
 COPY = "copy"
@@ -48,7 +48,7 @@ POSTINGS = "postings"
 
 
 class AccessOpenings:
-    """Accesses from the asking to the open state."""
+    """Accesses from the request until they are open."""
 
     def __init__(self, state: NodeState, reservations: Reservations, firmness: Firmness) -> None:
         self._state = state
@@ -60,7 +60,7 @@ class AccessOpenings:
         return self._state.openings
 
     def open(self, event: OpenAccess, peer: Peer) -> None:
-        """OpenAccess: every row is answered on its own, the call when its last row is."""
+        """Handles OpenAccess. Rows succeed or fail one by one; the call is answered after its last row."""
         count = len(event.openings)
         nbytes, payer = OPENING_BYTES + OPENING_ROW_BYTES * count, PEER + peer.key
         self._state.ledger.check(payer, nbytes)
@@ -73,17 +73,17 @@ class AccessOpenings:
             self._state.ledger.keep(RowKind.OPENING, call.id, payer, nbytes)
 
     def retry(self, missing: str, whose: str = "") -> None:
-        """Tries again what missed that."""
+        """Retries the accesses that miss this."""
         for access_id in list(self._waiting.missing.get((missing, whose), ())):
             self._try(self._state.accesses[access_id])
 
     def wait_due(self, name: str) -> None:
-        """An opening waited long enough."""
+        """Refuses an opening that waited too long."""
         access = self._state.accesses[bytes.fromhex(name)]
         self._refuse(access, _wait_error(access))
 
     def dismiss(self, access: Access, error: KVGrpcError) -> None:
-        """A WAITING access is closed: the rows that wait for it are refused."""
+        """Answers an access's waiting rows with an error and withdraws its claim on the lease."""
         self._stop_waiting(access)
         self._answer(access, error)
         lease = self._state.leases.find(access.lease_id)
@@ -92,19 +92,19 @@ class AccessOpenings:
             self._firmness.unclaimed(lease)
 
     def refuse_all(self, error: KVGrpcError) -> None:
-        """Nothing is opened now: rows that wait are told to come again."""
+        """Refuses all waiting openings."""
         for access_id in list(self._waiting.rows):
             self._refuse(self._state.accesses[access_id], error)
 
     def lease_ended(self, lease: Lease) -> None:
-        """Openings that wait for something else are refused by now."""
+        """Retries the waiting READ openings of a lease that ended, which refuses them."""
         for access_id in list(self._waiting.rows):
             access = self._state.accesses[access_id]
             if access.lease_id == lease.id and access.kind is AccessKind.READ:
                 self._try(access)
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends: openings that wait are refused."""
+        """Answers all waiting rows with an error: the incarnation ends."""
         for access_id in list(self._waiting.rows):
             self.dismiss(self._state.accesses[access_id], error)
 
@@ -124,7 +124,7 @@ class AccessOpenings:
         self._try(access)
 
     def _check_room(self, call: OpenCall, opening: Opening) -> None:
-        """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of the rows before."""
+        """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of earlier rows."""
         most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
         if call.blocks and call.blocks + blocks > most:
             raise OutOfRange(
@@ -180,7 +180,9 @@ class AccessOpenings:
             self._answer(access, answer)
 
     def _fill(self, access: Access) -> Opened | None:
-        """What a source may fill, None while something is missing. Raises what refuses it."""
+        """Returns what a source may fill, or None while something is missing. Raises the error that refuses the
+        opening.
+        """
         state = self._state
         access.waiting_for = ""
         if access.state is AccessState.WAITING:
@@ -196,7 +198,9 @@ class AccessOpenings:
         return None if access.waiting_for else self._reservations.opened(access)
 
     def _read(self, access: Access) -> Opened | None:
-        """What a reader may read, None while something is missing. Raises what refuses it."""
+        """Returns what a reader may read, or None while something is missing. Raises the error that refuses the
+        opening.
+        """
         lease = self._lease_of(access)
         if lease is None:
             return None
@@ -208,7 +212,7 @@ class AccessOpenings:
         return self._opened(access, lease)
 
     def _lease_of(self, access: Access) -> Lease | None:
-        """The access's lease, or None while something is missing. Raises what refuses it."""
+        """Returns the access's lease, or None while something is missing. Raises the error that refuses the opening."""
         state = self._state
         access.waiting_for = ""
         if access.stale is not None:
@@ -281,7 +285,7 @@ class AccessOpenings:
         )
 
     def _refuse(self, access: Access, error: KVGrpcError) -> None:
-        """Refuses an opening. A WAITING access that never opened leaves nothing behind."""
+        """Refuses an opening. An access that never opened is forgotten."""
         self.dismiss(access, error)
         if access.state is AccessState.WAITING:
             forget_access(self._state, access)
@@ -320,28 +324,28 @@ class AccessOpenings:
 
 
 def _first(ids: Ids, count: int) -> Ids:
-    """The first `count` ids. Where these are all, no view is made: a view is copied when it is kept."""
+    """Returns the first `count` ids. All ids are returned without a view, because a view is copied when it is kept."""
     return ids if len(ids) == count else ids[:count]
 
 
 def _missing(access: Access) -> tuple[str, str]:
-    """What an access waits for, and whose."""
+    """Returns what an access waits for, and the lease or peer that this belongs to."""
     whose = {LEASE: access.lease_id, COPY: access.lease_id, LIVENESS: access.peer}
     return access.waiting_for, whose.get(access.waiting_for, "")
 
 
 def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
-    """Raises unless this asks again for what was asked for under that id."""
+    """Raises unless this opening repeats the one known under its access id."""
     known = access.opening
     same = access.peer == peer.key and known.token == opening.token
-    if same and access.state is AccessState.CLOSED:  # before the claim, which a closing that came first does not have
+    if same and access.state is AccessState.CLOSED:  # before the claim: a closing that came first has none
         raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access is closed; open a new one")
     if not same or _asked(known) != _asked(opening):
         raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
 
 
 def _asked(opening: Opening) -> tuple[object, ...]:
-    """What is asked for by the grant, and how it is to be used."""
+    """Returns what an opening asks for under its grant, and how it will be used."""
     return opening.claim, opening.reverse_access_id, opening.part_epoch, opening.push_content
 
 

@@ -1,7 +1,7 @@
-"""What peers ask this engine's ranks to send (PostSend): bytes of blocks that they may read, and of no others.
+"""Sends: bytes that this engine's ranks send because a peer asked for them (PostSend).
 
-A send that is under way says nothing about what has arrived. The destination concludes, and settles as it does when it
-reads by itself.
+A peer gets only bytes of blocks that its access covers. A send under way does not say what has arrived: the destination
+concludes the transfer, and settles as if it had read by itself.
 """
 
 from kvgrpc.core.actions import Send, SendUnderWay
@@ -24,22 +24,26 @@ from kvgrpc.errors import (
 )
 
 WAITING_OF_PAIR_MAX = 4
-"""A destination asks for one after the other; a call that was lost may wait beside the next one."""
+"""Maximum number of waiting sends of one pair of ranks. A destination asks one at a time, but a lost call may still
+wait beside the next one.
+"""
 POST_S = 15.0
-"""How long a rank may take: to make a process group it may have to load a library first."""
+"""Deadline for a rank to begin a send, in seconds: for a new process group it may first have to load a library."""
 
 GONE = DeadlineExceeded(Reason.DEADLINE, "the caller does not wait for this send any more", metadata={"phase": "wire"})
 TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the rank did not begin to send in time", metadata={"phase": "wire"})
 
 
 class Sends:
-    """The source's side of data paths by which it has to send."""
+    """The source's side of data paths on which the source has to send."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
 
     def ask(self, event: PostSend) -> None:
-        """PostSend: of blocks that the caller may read."""
+        """Answers PostSend once the rank sends. Raises InvalidRequest for a pair of ranks that does not exist,
+        Exhausted when too many sends of the pair wait, and the errors of `_check_granted`.
+        """
         state, ask = self._state, event.ask
         peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
         pairs = peer.bridges.pairs if ask.meets else [pair.turned for pair in peer.bridges.outgoing.pairs]
@@ -60,7 +64,7 @@ class Sends:
         state.emit(Send(ask.source_rank, name, peer.key, ask))
 
     def posted(self, event: SendPosted) -> None:
-        """A rank sends, or does not."""
+        """Answers the call whose send a rank began or refused."""
         waiting = self._take(event.name)
         if waiting is None:
             return
@@ -70,26 +74,24 @@ class Sends:
             self._state.reply(waiting, SendUnderWay(event.values))
 
     def abandoned(self, event: CallAbandoned) -> None:
-        """The caller does not wait for its answer any more."""
+        """Refuses a send whose caller no longer waits."""
         if (call := self._take(f"p{event.call_id}")) is not None:
             self._state.refuse(call, GONE)
 
     def due(self, name: str) -> None:
-        """The rank took too long."""
+        """Refuses a send that its rank did not begin in time."""
         call = self._take(name)
         assert call is not None, "its deadline goes with it"
         self._state.refuse(call, TOO_LATE)
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends."""
+        """Refuses all waiting sends: the incarnation ends."""
         for call, _ in self._state.sends.values():
             self._state.refuse(call, error)
         self._state.sends.clear()
 
     def _check_granted(self, peer: Peer, event: PostSend) -> None:
-        """Raises PreconditionFailed where the access is not valid, and PermissionDenied for bytes that it does not
-        cover.
-        """
+        """Raises PreconditionFailed when the access is not open, and PermissionDenied for bytes it does not cover."""
         state, ask = self._state, event.ask
         access = state.accesses.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
@@ -102,7 +104,7 @@ class Sends:
             raise PermissionDenied(Reason.NOT_OWNER, "the access does not cover all of these bytes")
 
     def _take(self, name: str) -> int | None:
-        """A call that waits no longer; None: it has been answered."""
+        """Removes a waiting send and returns its call id; None if it has been answered."""
         waiting = self._state.sends.pop(name, None)
         if waiting is None:
             return None

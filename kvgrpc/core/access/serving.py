@@ -1,6 +1,6 @@
-"""Accesses of peers to this engine's blocks, after they were asked for: settling, closing, and their consumers.
+"""Accesses of peers to this engine's blocks: settling, closing, and counting consumers.
 
-A verdict is given once. What an access meant for its lease is decided when it closes: by the identity of its consumer.
+A verdict is given once. When an access closes, its consumer's identity decides what that means for the lease.
 """
 
 from kvgrpc.core.access.openings import COPY, LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
@@ -47,7 +47,9 @@ class Serving:
         self._openings = openings
 
     def open(self, event: OpenAccess) -> None:
-        """OpenAccess, unless the peer knows this memory as it was before it was registered again."""
+        """Handles OpenAccess. Raises PreconditionFailed (NO_HANDSHAKE) if memory was registered again since the peer's
+        handshake.
+        """
         peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
         self._state.check_steady()
         if peer.told != self._state.pool.memory_generation:
@@ -57,8 +59,8 @@ class Serving:
         self._openings.open(event, peer)
 
     def settle(self, event: SettleAccess) -> None:
-        """SettleAccess: the verdict on every access, given once and kept. A source that settles the last of its write
-        is at rest, whatever the verdict.
+        """Answers SettleAccess with a verdict on every access; a final verdict is kept. After the last settle of a
+        write the source is at rest, whatever the verdict.
         """
         self._take_proofs(event, [row.access_id for row in event.settlings if row.last])
         peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
@@ -66,44 +68,44 @@ class Serving:
         self._state.reply(event.call.id, Verdicts(rows))
 
     def close(self, event: CloseAccess) -> None:
-        """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
+        """Answers CloseAccess: ends accesses that will not be settled. Unknown ids become tombstones."""
         self._take_proofs(event, [row.access_id for row in event.closings if row.quiesced])
         peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
     def parts_ready(self, event: PartsReady) -> None:
-        """PartsReady: see `Reservations.parts_ready`."""
+        """Handles PartsReady: see `Reservations.parts_ready`."""
         self._reservations.parts_ready(event, self._state.caller(event.engine_id, event.incarnation, event.call.proof))
 
     def lease_announced(self, lease: Lease) -> None:
-        """Consumers that gave up before are counted; openings that came before are answered."""
+        """Counts consumers that gave up before the lease was announced, and retries openings that came before it."""
         for access_id in self._state.openings.early.pop(lease.id, {}):
             self._count(self._state.accesses[access_id], lease, received=False)
         self._openings.retry(LEASE, lease.id)
 
     def lease_refused(self, lease_id: str) -> None:
-        """The hand-over of a lease was refused: openings that wait for it fail at once."""
+        """Retries openings that wait for a lease: they fail, because its hand-over was refused."""
         self._openings.retry(LEASE, lease_id)
 
     def lease_copied(self, lease: Lease) -> None:
-        """Openings that waited for the mirrors are answered."""
+        """Retries openings that waited for the mirrors."""
         self._openings.retry(COPY, lease.id)
 
     def retry_step(self) -> None:
-        """Openings that waited for the engine's step are tried again."""
+        """Retries openings that waited for the engine's step."""
         self._openings.retry(STEP)
 
     def posting_ended(self, _: PostingEnded) -> None:
-        """Openings that waited for our own postings are tried again."""
+        """Retries openings that waited for our own postings."""
         self._openings.retry(POSTINGS)
 
     def peer_heard(self, peer: Peer) -> None:
-        """Openings of a peer that is heard again are tried again."""
+        """Retries openings of a peer that is heard again."""
         self._openings.retry(LIVENESS, peer.key)
 
     def peer_dead(self, peer: Peer) -> None:
-        """Its accesses are closed; whether it counts as a consumer is the grant's to say."""
+        """Closes the accesses of a dead peer. The grant decides whether the peer counts as a done consumer."""
         lost = f"engine {peer.description.engine_id} was declared dead"
         for access_id in list(peer.accesses):
             access = self._state.accesses[access_id]
@@ -113,7 +115,7 @@ class Serving:
                 self._close(access, CloseOutcome.DROPPED, message=lost)
 
     def stop_reads(self) -> None:
-        """The memory is about to be registered again: what is read of it is not vouched for, and nothing is opened."""
+        """Makes open READ accesses stale and refuses waiting openings: the memory is about to be registered again."""
         state = self._state
         for access in list(state.accesses.values()):
             if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
@@ -122,7 +124,9 @@ class Serving:
         self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
 
     def forget(self, name: str) -> None:
-        """The verdict of a closed access was kept long enough; or one whose lease ended was never closed."""
+        """Forgets a closed access when its verdict was kept long enough. Closes a stale access that its reader never
+        closed.
+        """
         access = self._state.accesses[bytes.fromhex(name)]
         if access.held:
             self._close(access)
@@ -140,19 +144,21 @@ class Serving:
             peer.closed_early.discard(access.id)
 
     def closed_ids_due(self, _: str) -> None:
-        """A generation of ids of closed accesses was remembered long enough."""
+        """Forgets the older generation of ids of closed accesses, whose time is over."""
         if self._state.closed_ids.turn():
             self._await_turn()
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends: openings that wait are refused, and no read is expected any more."""
+        """Refuses waiting openings and expects no more access by peers: the incarnation ends."""
         self._openings.end_all(error)
         for access in self._state.accesses.values():
             if access.held:
                 self._state.expect(access, open_=False)
 
     def _take_proofs(self, event: SettleAccess | CloseAccess, at_rest: list[bytes]) -> None:
-        """A life says that it writes nothing any more under these accesses, though it may be declared dead."""
+        """Takes a life's word that it writes nothing more under these accesses. A life declared dead may give it too,
+        if it shows its proof.
+        """
         peer = self._state.peers.get(peer_key(event.engine_id, event.incarnation))
         if peer is not None and peer.proves(event.call.proof):
             for access_id in at_rest:
@@ -203,7 +209,9 @@ class Serving:
         return was_open
 
     def _tombstone(self, peer: Peer, row: Closing) -> None:
-        """A closing may overtake its opening: the opening is then refused. A drop still reaches its lease."""
+        """Keeps a closed access for a closing that overtook its opening, so that the opening is refused. A drop still
+        reaches its lease.
+        """
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
             return
@@ -227,7 +235,7 @@ class Serving:
     def _close(
         self, access: Access, outcome: CloseOutcome = CloseOutcome.FAILED, *, received: bool = False, message: str = ""
     ) -> None:
-        """Closes an access and counts its consumer if it got the KV, or gave up under a grant that says so."""
+        """Closes an access. Its consumer is done if it got the KV, or gave up under a grant that counts that."""
         state = self._state
         if access.state is AccessState.CLOSED:
             return
@@ -254,7 +262,7 @@ class Serving:
             self._state.openings.early.setdefault(access.lease_id, {})[access.id] = None
 
     def _count(self, access: Access, lease: Lease, *, received: bool) -> None:
-        """What a closed access means for its lease."""
+        """Records at the lease what its closed access means for the consumer."""
         lease.closed(access.id)
         if received:
             lease.received.add(access.consumer)
@@ -267,7 +275,7 @@ class Serving:
         self._hand_overs.count(lease)
 
     def _account(self, access: Access, nbytes: int) -> None:
-        """Bytes that a reader says it moved: shown, and never more than there were."""
+        """Counts bytes that a reader reports as moved, for display. One report counts at most the lease's bytes."""
         lease = self._state.leases.get(access.lease_id)
         moved = min(nbytes, self._state.bytes_of([len(ids) for ids in lease.blocks]))
         lease.nbytes_done += moved

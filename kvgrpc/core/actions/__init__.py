@@ -1,4 +1,4 @@
-"""Actions: everything that a node asks of the world.
+"""Actions: everything that a node asks its shell to do.
 
 `answers` are for callers, `news` for the engine and watchers, `peers` for other leads, `ranks` for workers. All are
 frozen values: the shell performs them in order and reports back as events.

@@ -18,7 +18,7 @@ from kvgrpc.errors import KVGrpcError, Reason
 @keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class LeaseView:
-    """A lease as it was at one moment."""
+    """A snapshot of a lease."""
 
     id: str
     state: LeaseState
@@ -27,7 +27,9 @@ class LeaseView:
     ttl_s: float
     remaining_s: float
     soft_in_s: float | None
-    """In how long it may be taken back unless it is claimed, 0: now; None while it is claimed, or over."""
+    """Seconds until the lease may be taken back unless it is claimed; 0: now. None while it is claimed, and once it
+    ended.
+    """
     cap_remaining_s: float
     age_s: float
     blocks: Blocks
@@ -53,19 +55,19 @@ class HandedOver:
 
 @dataclass(frozen=True)
 class GaveUp:
-    """Answer to FinishedBlocks with a failure: the push has ended; None when there was none under that key yet."""
+    """Answer to FinishedBlocks with a failure: the push that ended, or None when its key has no push yet."""
 
     transfer: Transfer | None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Answer to FinishedBlocks for what is to come."""
+    """Answer to FinishedBlocks with `expected`."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """Answer to RegisterPush: the SEND transfer. None for validate_only where there is none yet."""
+    """Answer to RegisterPush: the SEND transfer. None for validate_only when there is none yet."""
 
     transfer: Transfer | None
 
@@ -85,15 +87,15 @@ class Widened:
 
 @dataclass(frozen=True)
 class Pulling:
-    """Answer to PullBlocks; None for validate_only, but by transfer id."""
+    """Answer to PullBlocks. `transfer` is None for validate_only, except by transfer id."""
 
     transfer: Transfer | None
 
 
 @dataclass(frozen=True)
 class Renewed:
-    """Answer to RenewLeases, in the order asked: (remaining_s, None, LIVE), or (0, why not, its state), which is None
-    for a lease that is not known.
+    """Answer to RenewLeases, in the order asked. A renewed lease has the row (remaining_s, None, LIVE), a refused one
+    (0, reason, state). The state of an unknown lease is None.
     """
 
     rows: tuple[tuple[float, Reason | None, LeaseState | None], ...]
@@ -102,7 +104,7 @@ class Renewed:
 @keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Released:
-    """Answer to ReleaseLease; for validate_only the lease as it is, and the blocks that would come free."""
+    """Answer to ReleaseLease. For validate_only: the unchanged lease, and the blocks that would come free."""
 
     lease: LeaseView
     freed: Blocks
@@ -110,7 +112,7 @@ class Released:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Answer to CancelTransfer. `outcome` is a CancelOutcome of the core."""
+    """Answer to CancelTransfer. `outcome` is one of the outcomes of `access.cancels`."""
 
     outcome: str
     transfers: tuple[Transfer, ...]
@@ -118,8 +120,8 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class QuarantineReleased:
-    """Answer to ReleaseQuarantine: blocks that came out of quarantine, and that stayed. For validate_only those that
-    would be asked for, and the others.
+    """Answer to ReleaseQuarantine: counts of blocks that left quarantine and that stayed. For validate_only: counts of
+    blocks that the call would ask for, and of the others.
     """
 
     released: int
@@ -129,7 +131,7 @@ class QuarantineReleased:
 
 @dataclass(frozen=True)
 class Checksums:
-    """Answer to ChecksumBlocks: of each rank, as in Summed."""
+    """Answer to ChecksumBlocks: the checksums of each rank, as in `ChecksumsComputed.values`."""
 
     by_rank: tuple[bytes, ...]
 
@@ -139,7 +141,7 @@ class SendUnderWay:
     """Answer to PostSend."""
 
     values: Values
-    """Of a process group that is being made: what the caller's rank has to know."""
+    """The source rank's half of a process group that is being made, for the caller's rank."""
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,20 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class Drained:
-    """Answer to Drain: what is still going on."""
+    """Answer to Drain: the work still under way."""
 
     transfers: int
-    """That are not over."""
+    """Number of transfers that are not over."""
     leases: int
     quarantined_blocks: int
     oldest_transfer_id: str
-    """Of those that are not over; empty when all are."""
+    """The oldest transfer that is not over; empty when all are over."""
 
 
 @keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Allocated:
-    """Answer to AllocateBlocks; for validate_only without id and blocks."""
+    """Answer to AllocateBlocks. For validate_only it has no id and no blocks."""
 
     allocation_id: str
     blocks: Blocks
@@ -183,56 +185,56 @@ class ReclaimedLease:
 
 @dataclass(frozen=True)
 class Later:
-    """A lease that will be soft, if nobody claims it."""
+    """A lease that will be soft, unless it is claimed by then."""
 
     in_s: float
     block_counts: tuple[int, ...]
-    """Blocks that would come free with it alone: for each group those of its block space."""
+    """Blocks that its end alone would free, counted for each group in the group's block space."""
 
 
 @keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Reclaimed:
-    """Answer to ReclaimBlocks; for validate_only what would be reclaimed."""
+    """Answer to ReclaimBlocks. For validate_only: what would be reclaimed."""
 
     enough: bool
-    """Whether as many blocks came free as were needed; else nothing was reclaimed."""
+    """True if as many blocks came free as were needed; if False, nothing was reclaimed."""
     leases: tuple[ReclaimedLease, ...]
-    """Oldest first; the first ones of many."""
+    """Reclaimed leases, oldest first; only the first ones of many."""
     lease_count: int
-    """All of them."""
+    """Number of all reclaimed leases."""
     freed: Blocks
     later: tuple[Later, ...]
-    """In the order of time; the first ones of many."""
+    """Leases that will be soft, soonest first; only the first ones of many."""
     claimed: int = 0
-    """How many of the leases had readers that waited."""
+    """Number of reclaimed leases that had waiting readers."""
 
 
 @keeping("freed")
 @dataclass(frozen=True, eq=False)
 class Freed:
-    """Answer to FreeBlocks: those that nothing pins."""
+    """Answer to FreeBlocks: the blocks that nothing pins."""
 
     freed: Blocks
 
 
 @dataclass(frozen=True)
 class PeerConnected:
-    """Answer to ConnectPeer; None for validate_only where a handshake would be needed."""
+    """Answer to ConnectPeer. None for validate_only when a handshake would be needed."""
 
     peer: PeerView | None
 
 
 @dataclass(frozen=True)
 class Introduced:
-    """Answer to a received handshake."""
+    """Answer to a handshake that a peer began."""
 
     engine: EngineDescription
-    """This one, as it was when the endpoints were made: a later memory generation has others."""
+    """This engine when the endpoints were made; a later memory generation has other endpoints."""
     endpoints: tuple[RankEndpoint, ...]
     protocol: int
     proof: bytes = field(default=b"", repr=False)
-    """What the peer shows here from now on."""
+    """Proof that the peer must show here from now on."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Closings:
-    """Answer to CloseAccess, row by row: whether it was open until now."""
+    """Answer to CloseAccess, row by row: True if the access was open until now."""
 
     rows: tuple[bool, ...]
 
@@ -270,7 +272,7 @@ class Reply:
     call_id: int
     answer: Answer
     event_seq: int
-    """Number of the last change of a transfer when the answer was made: it tells of none after that."""
+    """Number of the last transfer change before the answer; the answer shows no later change."""
 
 
 @dataclass(frozen=True)

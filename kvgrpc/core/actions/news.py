@@ -1,4 +1,4 @@
-"""News: what the attached engine, watchers and operators are told."""
+"""News for the attached engine, watchers and operators."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,14 @@ from kvgrpc.core.values.telemetry import MoveTelemetry
 
 @dataclass(frozen=True)
 class TransferChanged:
-    """For watchers, waiters and traces."""
+    """A transfer changed: for watchers, waiters and traces."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True)
 class PullOpened:
-    """For the engine: how many tokens a pull will bring that waits for its blocks."""
+    """For the engine: the number of tokens that a pull, which still waits for its blocks, will bring."""
 
     transfer_id: str
     request_id: str
@@ -25,18 +25,18 @@ class PullOpened:
 
 @dataclass(frozen=True)
 class Received:
-    """For the engine: the KV is there and the blocks are its own."""
+    """For the engine: the KV has arrived, and the blocks are the engine's own."""
 
     transfer_id: str
     request_id: str
     use_tokens: int
     telemetry: MoveTelemetry | None = field(default=None, compare=False)
-    """None: this engine's ranks moved nothing, the source's did or there was nothing."""
+    """None if this engine's ranks moved nothing: the source's ranks did, or there was nothing to move."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """For the engine: it is over without success. Returns nothing."""
+    """For the engine: a transfer ended without success. This returns no blocks."""
 
     transfer_id: str
     request_id: str
@@ -52,14 +52,14 @@ class BlocksReturned:
     """Empty for GrantLease, which makes no transfer."""
     request_id: str
     lease_id: str = ""
-    """The lease that ended, where the blocks were handed over."""
+    """The lease that ended, if the blocks were handed over."""
     telemetries: tuple[MoveTelemetry, ...] = field(default=(), compare=False)
-    """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
+    """Telemetry of a push that this engine's ranks moved, one for each consumer that has everything."""
 
 
 @dataclass(frozen=True)
 class PartsReturned:
-    """For the engine: the blocks of parts that were replaced are its own again. Their push goes on."""
+    """For the engine: the blocks of replaced parts are its own again. Their push goes on."""
 
     transfer_id: str
     request_id: str
@@ -69,9 +69,9 @@ class PartsReturned:
 
 @dataclass(frozen=True)
 class LayersReceived:
-    """For the engine: all blocks of these layers are there, provisionally: nothing computed from them leaves the
-    engine before Received. Each one replaces the last: one with fewer layers says that the prefill started over, and
-    that what was computed from the others is to be discarded. Failed discards all.
+    """For the engine: all blocks of these layers have arrived, provisionally. Nothing computed from them may leave the
+    engine before Received. Each LayersReceived replaces the last one. Fewer layers mean that the prefill started over:
+    results computed from the others must be discarded. Failed discards all.
     """
 
     transfer_id: str
@@ -82,7 +82,7 @@ class LayersReceived:
 
 @dataclass(frozen=True)
 class PushWanted:
-    """For the engine: a destination has registered for what nothing is handed over of yet."""
+    """For the engine: a destination registered for a push of which nothing has been handed over yet."""
 
     key: bytes
 
@@ -92,15 +92,15 @@ EngineNews = PushWanted | PullOpened | LayersReceived | Received | Failed | Bloc
 
 @dataclass(frozen=True)
 class BlocksLacking:
-    """A request of this engine waits for blocks that leases keep whose readers wait for blocks of their own."""
+    """For the log: a request lacks blocks, because leases keep them for readers that wait for blocks of their own."""
 
     request_id: str
     blocks: int
-    """So many it lacks."""
+    """Number of blocks that the request lacks."""
     readers: tuple[tuple[str, str, int], ...]
-    """Engine and request of each reader, with the blocks that it keeps here; the first ones of many."""
+    """Engine, request and number of blocks kept here, for each reader; only the first ones of many."""
     reader_count: int
-    """All of them."""
+    """Number of all such readers."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ class WeightsUnknown:
 
 @dataclass(frozen=True)
 class TellEngine:
-    """Something for the attached engine."""
+    """News for the attached engine."""
 
     news: EngineNews

@@ -1,4 +1,4 @@
-"""What a node says to other leads; the shell brings back what they answer as events."""
+"""Messages from a node to other leads; the shell returns their answers as events."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,30 @@ from kvgrpc.core.values.sends import SendAsk
 
 @dataclass(frozen=True)
 class Dial:
-    """Handshake with the lead at an address: answered by PeerAnswered or DialFailed."""
+    """Shakes hands with the lead at an address: answered by PeerAnswered or DialFailed."""
 
     address: str
     expected_engine_id: str
     endpoints: tuple[RankEndpoint, ...]
     trace: str
     to: str = ""
-    """Where to call it, if that is another address of the life that answers at this one."""
+    """Address to call if it differs: another address of the life that answers at `address`."""
     proofs: tuple[bytes, ...] = field(default=(), repr=False)
-    """What that life told this engine to show, once it has asked for it."""
+    """Proofs to show to that life: earlier ones that it asked for."""
     asks: bytes = field(default=b"", repr=False)
-    """What it is told to show here; empty: to be drawn."""
+    """Proof that the peer must show here; empty: the shell draws one."""
 
 
 @dataclass(frozen=True)
 class HangUp:
-    """Forget a peer's channel."""
+    """Closes a peer's channel."""
 
     peer: str
 
 
 @dataclass(frozen=True)
 class SendOpen:
-    """OpenAccess at a peer: answered by AccessAnswered."""
+    """Calls OpenAccess at a peer: answered by AccessAnswered."""
 
     peer: str
     opening: Opening
@@ -44,7 +44,7 @@ class SendOpen:
 
 @dataclass(frozen=True)
 class SendSettle:
-    """SettleAccess at a peer: answered by SettleAnswered."""
+    """Calls SettleAccess at a peer: answered by SettleAnswered."""
 
     peer: str
     settling: Settling
@@ -53,7 +53,7 @@ class SendSettle:
 
 @dataclass(frozen=True)
 class SendClose:
-    """CloseAccess at a peer: answered by CloseAnswered."""
+    """Calls CloseAccess at a peer: answered by CloseAnswered."""
 
     peer: str
     closing: Closing
@@ -61,16 +61,16 @@ class SendClose:
     """Our life that opened the access: a lead closes the accesses of its earlier lives."""
     trace: str
     proves: bool = False
-    """It says that nothing of ours writes there any more: blocks of the peer may wait for that."""
+    """The closing proves that nothing of ours writes there any more; blocks of the peer may wait for this proof."""
 
 
 @dataclass(frozen=True)
 class SendRegister:
-    """RegisterPush at the lead of a push's source: answered by RegisterAnswered."""
+    """Calls RegisterPush at the lead of a push's source: answered by RegisterAnswered."""
 
     peer: str
     transfer_id: str
-    """Ours."""
+    """Our transfer."""
     token: bytes
     request_id: str
     trace: str
@@ -78,7 +78,7 @@ class SendRegister:
 
 @dataclass(frozen=True, eq=False)
 class SendParts:
-    """PartsReady at the destination of a push: answered by PartsAnswered."""
+    """Calls PartsReady at the destination of a push: answered by PartsAnswered."""
 
     peer: str
     access_id: bytes
@@ -88,48 +88,48 @@ class SendParts:
 
 @dataclass(frozen=True, eq=False)
 class SendChecksums:
-    """ChecksumBlocks at a peer: answered by ChecksumsAnswered."""
+    """Calls ChecksumBlocks at a peer: answered by ChecksumsAnswered."""
 
     peer: str
     access_id: bytes
     name: str
     number: int
-    """The number of the call among those of this name: one call asks for some of its blocks."""
+    """Number of this call among the calls of the same name: each asks for some of the blocks."""
     blocks: tuple[tuple[Blocks, LayerRange | None], ...]
     trace: str
 
 
 @dataclass(frozen=True, eq=False)
 class SendPostSend:
-    """PostSend at the source that a rank asks: answered by PostSendAnswered."""
+    """Calls PostSend at the source that a rank asks: answered by PostSendAnswered."""
 
     peer: str
     rank: int
-    """Ours, which asks."""
+    """Our rank that asks."""
     access_id: bytes
-    """The access under which it reads; empty: it only meets the peer's rank."""
+    """The access under which the rank reads; empty: it only makes a process group with the peer's rank."""
     ask: SendAsk
     trace: str
     incarnation: int
-    """Of this life."""
+    """Our life that asks."""
 
 
 @dataclass(frozen=True)
 class SendRenew:
-    """RenewLeases at a peer, one row a transfer (transfer id, grant token): answered by RenewAnswered for each."""
+    """Calls RenewLeases at a peer, with rows (transfer id, grant token): each row is answered by RenewAnswered."""
 
     peer: str
     rows: tuple[tuple[str, bytes], ...]
     reading: tuple[bytes, ...] = ()
-    """Accesses that were opened without blocks, and under which bytes are read by now."""
+    """Accesses that were opened without blocks and under which bytes are now read."""
 
 
 @dataclass(frozen=True)
 class SendRenewKeys:
-    """RenewLeases at a peer, by transfer keys: answered by KeysRenewed."""
+    """Calls RenewLeases at a peer, by transfer keys: answered by KeysRenewed."""
 
     peer: str
     keys: tuple[bytes, ...] = field(repr=False)
     ttl_s: float | None
-    """None: that of each lease."""
+    """TTL in seconds; None: each lease's own."""
     trace: str

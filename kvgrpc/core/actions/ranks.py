@@ -1,4 +1,4 @@
-"""What a node asks of its ranks; they report back as `events.ranks`."""
+"""Commands from a node to its ranks; ranks report back as `events.ranks`."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +11,7 @@ from kvgrpc.core.values.strips import Repack
 
 
 class Operation(Enum):
-    """What a posting does with the bytes, seen from the rank that posts it."""
+    """Direction of a posting, seen from the rank that posts it."""
 
     READ = "read"
     """From the peer's memory into this rank's."""
@@ -26,18 +26,18 @@ class MakeOffer:
     rank: int
     key: str
     peer: str
-    """Whom it is for: a life, or the address that we dial. Of one peer only the last few offers are good."""
+    """The peer to make it for: a life, or the address that we dial. Only a peer's last few offers are valid."""
 
 
 @dataclass(frozen=True)
 class MapPeer:
-    """A rank reaches for a rank of a peer, the one that its endpoint names: answered by PeerMapped."""
+    """A rank maps the peer's rank that the endpoint names: answered by PeerMapped."""
 
     rank: int
     peer: str
     endpoint: RankEndpoint
     attempt: int
-    """Names the answer: of one that was let go meanwhile it may still come."""
+    """Number that PeerMapped repeats: a late answer may belong to an earlier attempt."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class UnmapPeer:
     rank: int
     peer: str
     watch: bool = False
-    """The ends of their processes are looked for all the same, if they are by now."""
+    """The rank keeps watching for the ends of the peer's processes, if it already does."""
     gone: bool = False
-    """Its life is over: what it was offered is good for nothing any more."""
+    """The peer's life is over: nothing that was offered to it is valid any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +63,15 @@ class Post:
     transfer_id: str
     operation: Operation = Operation.READ
     fills: str = ""
-    """The peer's transfer whose blocks are filled, of a WRITE."""
+    """For a WRITE: the peer's transfer whose blocks are filled."""
     checksums: "ComputeChecksums | None" = None
     """Blocks that have arrived when a READ is DONE: the rank computes their checksums as they arrive."""
     peer_rank: int = 0
-    """The rank of the peer whose memory it is."""
+    """The peer's rank that owns the peer's memory."""
     repack: Repack | None = None
-    """Of a READ: `runs` end in a staging buffer of the rank's, from its first byte on, and this comes after the last
-    byte. DONE is said when it is done, too."""
+    """For a READ: `runs` fill a staging buffer of the rank from its first byte, and the re-pack follows the last byte.
+    The posting is DONE only after the re-pack.
+    """
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,15 @@ class Expect:
     access: str
     open: bool
     writes: bool = False
-    """It may write, or it is not proved that it does not: the memory is not at rest."""
+    """The peer may write, or is not proved to have stopped: the memory is not at rest."""
     paths: tuple[str, ...] = ()
-    """The data paths over which it says it will; empty: not known."""
+    """Data paths that the peer says it will use; empty: not known."""
 
 
 @dataclass(frozen=True)
 class AwaitEnd:
-    """A rank looks for the ends of the processes that write for a peer, of those of its ranks that it has reached:
-    ProcessEnded for each, if that can be seen.
+    """A rank watches for the ends of the processes that write for a peer, among the peer's ranks it has reached. It
+    reports each visible end as ProcessEnded.
     """
 
     rank: int
@@ -97,7 +98,7 @@ class AwaitEnd:
 
 @dataclass(frozen=True)
 class Rekey:
-    """A rank begins the data paths again by which peers write: answered by Rekeyed."""
+    """A rank restarts the data paths by which peers write: answered by Rekeyed."""
 
     rank: int
 
@@ -122,7 +123,7 @@ class CopyOut:
 
 @dataclass(frozen=True, eq=False)
 class Send:
-    """A rank sends bytes of its memory to a rank of a peer, which asked for them: answered by SendPosted."""
+    """A rank sends bytes of its memory to a peer's rank that asked for them: answered by SendPosted."""
 
     rank: int
     name: str
@@ -132,7 +133,7 @@ class Send:
 
 @dataclass(frozen=True)
 class AnswerSend:
-    """What came of a SendWanted of a rank."""
+    """The outcome of a rank's SendWanted."""
 
     rank: int
     peer: str

@@ -1,7 +1,7 @@
 """Events: everything that can happen to a node.
 
-`calls` come from engines, schedulers and routers, `peers` from other leads, `ranks` from workers; `lives` are what
-happens to this engine itself. All are frozen values: the shell checks their form, the node their meaning.
+`calls` come from engines, schedulers and routers, `peers` from other leads, `ranks` from workers; `lives` are about
+this engine itself. All are frozen values: the shell checks their form, the node their meaning.
 """
 
 from kvgrpc.core.events.calls import (

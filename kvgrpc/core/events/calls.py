@@ -14,22 +14,22 @@ from kvgrpc.core.values.request_times import RequestTime
 
 
 class WaitsFor(Enum):
-    """What a hand-over waits for."""
+    """The event that a hand-over waits for."""
 
     READERS = "readers"
     """Consumers that pull: exactly one part, the last."""
     REGISTRATION = "registration"
-    """A registration, to push to: any number of parts."""
+    """A registration to push to: any number of parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedBlocks:
     """Blocks of a whole prompt for readers, or one part of a push. `transfer` is False for GrantLease.
 
-    A part of a push (`waits_for` REGISTRATION) lists whole blocks that follow those of the same layers handed over
-    before, group by group; only the one that reaches the prompt's end may list a block that is partly filled. The
-    first part of an epoch states the whole prompt's content, later ones may leave it out. The parts of one epoch share
-    one lease: `lease_id` of the first, and the same or none on the others.
+    A part of a push (`waits_for` REGISTRATION) lists whole blocks, group by group. They follow the blocks of the same
+    layers in earlier parts. Only the part that reaches the prompt's end may list a partly filled block. The first part
+    of an epoch states the whole prompt's content; later parts may omit it. The parts of one epoch share one lease: the
+    first part's `lease_id`, which later parts repeat or omit.
     """
 
     call: Call
@@ -49,33 +49,36 @@ class FinishedBlocks:
     labels: tuple[tuple[str, str], ...] = ()
     waits_for: WaitsFor = WaitsFor.READERS
     last: bool = True
-    """The final part: it and those before it hold every block of the content, in all layers."""
+    """The final part: this and the earlier parts hold every block of the content, in all layers."""
     layers: LayerRange | None = None
     """Layers that this part covers; None: all."""
     part_epoch: int = 0
-    """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower ones."""
+    """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower epochs."""
     failure: str = ""
-    """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
+    """Why the source cannot deliver. If not empty, the push ends at once, and only `key` matters beside it."""
     allocation_id: str = ""
-    """The allocation that all blocks are of; empty: not checked."""
+    """The allocation that owns all blocks; empty: not checked."""
     firm_ttl_s: float | None = None
-    """How long the lease is not taken back though nobody claims it; None: the default."""
+    """Time for which an unclaimed lease is not taken back, in seconds; None: the default."""
     request_time_us: int = 0
-    """When its request began; 0: not known."""
+    """The time when the request began; 0: not known."""
     takes_registrations: bool = False
-    """What is handed over to readers is pushed to a destination that registers for it under its key."""
+    """The hand-over to readers becomes a push if a destination registers under its key."""
     expected: bool = False
-    """The engine computes what is to be pushed under that key; nothing else is looked at."""
+    """The engine will compute a push under `key`; only `key` matters beside this."""
     stands_for: tuple[str, ...] = ()
-    """Live leases for one consumer each, whose blocks these are: when they are read here, they are read there."""
+    """Live leases of these same blocks, for one consumer each: a read under this lease counts as a read under each of
+    them.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class RegisterPush:
-    """The source of a push learns where the blocks go: answered by Registered. Before, between or after the parts.
+    """Tells the source of a push where the blocks go: answered by Registered. It may come before, between or after the
+    parts.
 
-    Paired with FinishedBlocks by the exact transfer key of the grant. The same grant again is the same registration;
-    another one for the same key is refused.
+    FinishedBlocks and RegisterPush are paired by the exact transfer key of the grant. The same grant again is the same
+    registration; another grant for the same key is refused.
     """
 
     call: Call
@@ -83,15 +86,15 @@ class RegisterPush:
     """The WRITE grant."""
     request_id: str = ""
     access_id: bytes = b""
-    """16 random bytes: the WRITE access that is opened at the destination."""
+    """16 random bytes: id of the WRITE access to open at the destination."""
     reverse_access_id: bytes = b""
-    """16 random bytes: the READ access for the destination, if that moves the bytes."""
+    """16 random bytes: id of the READ access for the destination, if the destination moves the bytes."""
     validate_only: bool = False
 
 
 @dataclass(frozen=True)
 class PushSource:
-    """Where the blocks of a push come from."""
+    """The lead that the blocks of a push come from."""
 
     address: str
     engine_id: str = ""
@@ -100,11 +103,11 @@ class PushSource:
 
 @dataclass(frozen=True, eq=False)
 class ReserveBlocks:
-    """Blocks that a push will fill: answered by Reserved.
+    """Reserves blocks for a push to fill: answered by Reserved.
 
     The blocks are those from the first block that is not wholly held (`have_tokens`), or that a window begins in, to
-    the one that holds the last token used. With `source` this lead registers the push there by itself; else the grant
-    must reach the source.
+    the block of the last token used. With `source` this lead registers the push there by itself; without it the grant
+    must reach the source some other way.
     """
 
     call: Call
@@ -118,29 +121,29 @@ class ReserveBlocks:
     request_id: str = ""
     priority: int = 0
     after_step: int = 0
-    """Engine step that touches the blocks last: no byte moves before every rank reported it."""
+    """The last engine step that touches the blocks: no byte moves before every rank reported it done."""
     registration_timeout_s: float | None = None
-    """How long the source may take for its first part, and after that for each next one."""
+    """Maximum time for the source's first part, and then for each next part, in seconds."""
     validate_only: bool = False
     allocation_id: str = ""
-    """The allocation that all blocks are of; empty: not checked."""
+    """The allocation that owns all blocks; empty: not checked."""
     allow_prefix: bool = False
-    """As in PullBlocks."""
+    """See PullBlocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """Where pulled blocks go: nothing moves when no group has a block."""
+    """The blocks that a pull fills: nothing moves when no group has a block."""
 
     blocks: BlockLists
     have_tokens: int = 0
     allocation_id: str = ""
-    """The allocation that all blocks are of; empty: not checked."""
+    """The allocation that owns all blocks; empty: not checked."""
 
 
 @dataclass(frozen=True, eq=False)
 class PullBlocks:
-    """A new pull."""
+    """Starts a pull: answered by Pulling."""
 
     call: Call
     token: bytes
@@ -156,14 +159,14 @@ class PullBlocks:
     transfer_timeout_s: float | None = None
     validate_only: bool = False
     request_time_us: int = 0
-    """When its request began; 0: when the one began that handed over."""
+    """The time when the request began; 0: the time of the request that handed over."""
     allow_prefix: bool = False
-    """Where the source has other tokens from somewhere on, what it has of the same will do."""
+    """If the source's tokens differ from some point on, the pull accepts the common prefix."""
 
 
 @dataclass(frozen=True, eq=False)
 class GiveDestination:
-    """PullBlocks by transfer id: the blocks of an earlier pull."""
+    """PullBlocks by transfer id: gives an earlier pull its blocks."""
 
     call: Call
     transfer_id: str
@@ -171,11 +174,11 @@ class GiveDestination:
     after_step: int = 0
     validate_only: bool = False
     key: bytes = b""
-    """The request's transfer key; where it is stated it is the pull's."""
+    """The request's transfer key. If stated, it must be the pull's."""
 
 
 class LeaseRef(NamedTuple):
-    """A lease by id, by a grant's token, or by the transfer key that it is under."""
+    """A lease by id, by a grant's token, or by its transfer key."""
 
     lease_id: str = ""
     token: bytes = b""
@@ -184,24 +187,24 @@ class LeaseRef(NamedTuple):
 
 @dataclass(frozen=True)
 class RenewLeases:
-    """Extends leases, row by row."""
+    """Extends leases, row by row: answered by Renewed."""
 
     call: Call
     leases: tuple[LeaseRef, ...]
     ttl_s: float | None = None
     for_access: bool = False
-    """The caller has an access open on each of them, which is its claim; the renewal is none beside it."""
+    """The caller has an open access on each lease. The access is the caller's claim, so the renewal adds none."""
     validate_only: bool = False
-    """The rows are those of the leases as they are."""
+    """Nothing is renewed: the rows show the leases unchanged."""
     reading: tuple[bytes, ...] = ()
-    """Accesses under which the caller reads by now."""
+    """Accesses under which the caller now reads."""
     source: PushSource | None = None
-    """The lead that they are at, where that is another one: all are named by keys, and no row is answered."""
+    """Another lead that has the leases. All rows must name keys, and the answer has no rows."""
 
 
 @dataclass(frozen=True)
 class ReleaseLease:
-    """Ends a lease before its time."""
+    """Ends a lease before its time: answered by Released."""
 
     call: Call
     lease: LeaseRef
@@ -209,19 +212,19 @@ class ReleaseLease:
 
 
 class CancelScope(Enum):
-    """Which sides a cancel ends."""
+    """The sides that a cancel ends."""
 
     BOTH = "both"
     """The other side is told, and ends CANCELLED too."""
     THIS_SIDE = "this_side"
-    """To the other side it is a consumer that failed, or a source that took its blocks back."""
+    """The other side sees a consumer that failed, or a source that took its blocks back."""
     ON_ABORT = "on_abort"
-    """As BOTH, but what becomes of the source is what the grant says of a consumer that aborts."""
+    """Like BOTH, but a destination tells its source of an abort: the grant says what an abort means there."""
 
 
 @dataclass(frozen=True)
 class CancelTransfer:
-    """The transfer by its id, or all of this engine by their key, or those to come where the key is unknown."""
+    """Cancels one transfer by its id, or all of this engine under a key. An unknown key is refused from now on."""
 
     call: Call
     transfer_id: str = ""
@@ -229,9 +232,9 @@ class CancelTransfer:
     message: str = ""
     scope: CancelScope = CancelScope.BOTH
     free_allocation_ids: tuple[str, ...] = ()
-    """Freed as well, as by FreeBlocks."""
+    """Allocations to free as well, as FreeBlocks does."""
     validate_only: bool = False
-    """The outcome is the one that the cancel would have."""
+    """Nothing is cancelled: the answer has the outcome that the cancel would have."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,7 @@ class AcknowledgeTransfers:
 @dataclass(frozen=True)
 class AllocateBlocks:
     """Takes blocks, or renews the TTL of an earlier allocation. Without `ttl_s` and `no_expiry` an allocation has the
-    default TTL; one of the engine's session has none.
+    default TTL; an allocation of the engine's session has none.
     """
 
     call: Call
@@ -254,44 +257,50 @@ class AllocateBlocks:
     ttl_s: float | None = None
     allocation_id: str = ""
     no_expiry: bool = False
-    """It is never freed by itself."""
+    """The allocation never expires."""
     reclaim: bool = False
-    """Soft leases end where too few blocks are free."""
+    """Soft leases may be ended if too few blocks are free."""
     validate_only: bool = False
     by: RequestTime | None = None
-    """As in ReclaimBlocks."""
+    """See ReclaimBlocks."""
     request_id: str = ""
-    """As its caller states it, for those who list allocations."""
+    """The request id that the caller states, for listings of allocations."""
     label: str = ""
 
 
 @dataclass(frozen=True)
 class ReclaimBlocks:
-    """The owner of the pool needs so many more blocks (group, count) than are free: answered by Reclaimed."""
+    """Ends leases so that the pool's owner gets these blocks (group, count) beside the free ones: answered by
+    Reclaimed.
+    """
 
     call: Call
     counts: tuple[tuple[int, int], ...]
     validate_only: bool = False
-    """The answer names the leases that would end."""
+    """Nothing is reclaimed: the answer names the leases that would end."""
     by: RequestTime | None = None
-    """The oldest request that waits for them, to which weak claims of younger ones yield; None: none does."""
+    """The oldest request that waits for the blocks: weak claims of younger requests yield to it. None: no request
+    waits.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class FreeBlocks:
-    """Gives blocks back to a pool that this server manages."""
+    """Returns blocks to a pool that this server manages: answered by Freed."""
 
     call: Call
     blocks: BlockLists = ()
     allocation_id: str = ""
-    """The allocation that all blocks are of, where it is stated; without a row of blocks all that is left of it."""
+    """The allocation that owns all blocks, if stated. Without blocks: the allocation, of which all that is left is
+    freed.
+    """
     validate_only: bool = False
 
 
 @dataclass(frozen=True)
 class GiveAllocation:
-    """An allocation goes to another owner: the lead's staging store takes the pages of a tensor that is put, or returns
-    them. Answered by Allocated.
+    """Gives an allocation to another owner: answered by Allocated. The lead's staging store takes the pages of a put
+    tensor this way, and returns them.
     """
 
     call: Call
@@ -301,7 +310,7 @@ class GiveAllocation:
 
 @dataclass(frozen=True)
 class ConnectPeer:
-    """A router wants the handshake done now."""
+    """A router wants the handshake done now: answered by PeerConnected."""
 
     call: Call
     address: str
@@ -311,23 +320,21 @@ class ConnectPeer:
 
 @dataclass(frozen=True)
 class ReleaseQuarantine:
-    """Memory in quarantine is wanted back: by re-key, or, with `force`, because an operator says that nothing writes
-    it.
-    """
+    """Ends quarantines: by re-key, or, with `force`, because an operator says that nothing writes any more."""
 
     call: Call
     force: bool = False
     transfer_ids: tuple[str, ...] = ()
-    """With `force`: whose; empty means all."""
+    """Transfers whose blocks `force` releases; empty: all."""
     why: str = ""
-    """For the log; required with `force`."""
+    """The reason, for the log; required with `force`."""
     validate_only: bool = False
-    """The answer says how many blocks would be asked for."""
+    """Nothing is released: the answer says how many blocks the call would ask for."""
 
 
 @dataclass(frozen=True)
 class Drain:
-    """An operator says that no new work is taken, or with `cancel` that it is taken again."""
+    """Stops taking new work, or, with `cancel`, takes it again: answered by Drained."""
 
     call: Call
     cancel: bool = False

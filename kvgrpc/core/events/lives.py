@@ -1,4 +1,4 @@
-"""What happens to this engine itself: its lives, its memory, and time."""
+"""Events of this engine itself: its lives, its memory, and time."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from kvgrpc.core.values.compatibility import EngineDescription
 
 @dataclass(frozen=True)
 class LeasesVoided:
-    """The engine took the blocks of these leases back (their void flags are set)."""
+    """The engine took the blocks of these leases back: it set their void flags."""
 
     lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LifeBegan:
-    """A new incarnation: the lead started, or an engine attached or was lost."""
+    """A new incarnation began: the lead started, or an engine attached or was lost."""
 
     incarnation: int
     secret: bytes
@@ -22,18 +22,18 @@ class LifeBegan:
     """None while there is no pool."""
     engine_attached: bool = False
     sets_aside: bool = True
-    """The engine keeps blocks out of use while they are in quarantine."""
+    """True if the engine keeps blocks in quarantine out of use."""
     mirrored: bool = False
-    """No data path reaches its memory: its ranks have mirrors of it in host memory, which peers read."""
+    """True if no data path reaches the engine's memory: peers read mirrors of it in host memory."""
     expects_pushes: bool = False
-    """It is told of what destinations register for, and says what of it is to come."""
+    """True if the engine is told of registrations, and says which pushes it will compute."""
 
 
 @dataclass(frozen=True)
 class MemoryGone:
-    """The memory of all lives before this one is proved to be at rest, and gone."""
+    """The memory of all earlier lives is proved to be at rest, and gone."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Nothing but the passing of time."""
+    """Time has passed, and nothing else happened."""

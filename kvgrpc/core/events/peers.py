@@ -1,4 +1,4 @@
-"""What other leads do and answer."""
+"""Requests and answers of other leads."""
 
 from dataclasses import dataclass, field
 
@@ -20,11 +20,11 @@ class HandshakeReceived:
     endpoints: tuple[RankEndpoint, ...]
     expected_engine_id: str = ""
     shows: bytes = field(default=b"", repr=False)
-    """What the peer tells this engine to show it."""
+    """Proof that this engine must show to the peer."""
     asks: bytes = field(default=b"", repr=False)
-    """Drawn for this call: what the peer is told to show here, unless it has shown what it was told before."""
+    """Proof drawn for this call. The peer must show it here, unless it showed a proof from an earlier handshake."""
     proofs: tuple[bytes, ...] = field(default=(), repr=False)
-    """What it says that it was told before."""
+    """Proofs that the peer says it was told before."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class PeerAnswered:
     peer: EngineDescription
     endpoints: tuple[RankEndpoint, ...]
     shows: bytes = field(default=b"", repr=False)
-    """What the peer told this engine to show there."""
+    """Proof that this engine must show to the peer."""
     asks: bytes = field(default=b"", repr=False)
-    """What the peer was told to show here."""
+    """Proof that the peer was told to show here."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class DialFailed:
 
 @dataclass(frozen=True)
 class PeerAlive:
-    """A liveness stream with that life of a peer stands (again)."""
+    """A liveness stream with this life of a peer stands, for the first time or again."""
 
     peer: str
     proof: bytes = field(default=b"", repr=False)
-    """What the other end of the stream has shown."""
+    """Proof shown by the other end of the stream."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class PeerSilent:
 
 @dataclass(frozen=True)
 class ProofRefused:
-    """That life of a peer does not take what this engine shows it, for a call that is made again later."""
+    """A life of a peer refused this engine's proof, for a call that is retried later."""
 
     peer: str
 
@@ -88,11 +88,11 @@ class Settling:
     access_id: bytes
     last: bool
     nbytes: int = 0
-    """Moved under the access since its last settling."""
+    """Bytes moved under the access since its last settling."""
     part: int = 0
-    """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
+    """The last settled part, counted from 0 within the access; all earlier parts are settled with it."""
     layers_done: tuple[LayerRange, ...] = ()
-    """From a source that writes: the layers of which every block is there."""
+    """From a source that writes: layers of which every block has arrived."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +107,20 @@ class SettleAccess:
 
 @dataclass(frozen=True)
 class Closing:
-    """One row of CloseAccess: of an access that the caller opened here, or, with CANCELLED, of one that this engine
-    opened there.
+    """One row of CloseAccess, for an access that the caller opened here. A source also closes accesses that this engine
+    opened there: with CANCELLED, or with FAILED when its blocks may be gone.
     """
 
     access_id: bytes
     outcome: CloseOutcome
     quiesced: bool
-    """The closing side's movers are proved at rest. Without it the closing proves nothing about a WRITE access."""
+    """The closing side's movers are proved at rest. Without this the closing proves nothing about a WRITE access."""
     token: bytes = b""
-    """The grant that the access stands on, so that the closing of one that was never opened is understood. With a WRITE
-    grant a source that opened nothing yet says that it cannot deliver.
+    """The access's grant, so that an access that was never opened can be closed. A source that has opened nothing yet
+    closes a WRITE grant to say that it cannot deliver.
     """
     message: str = ""
-    """Why, as text."""
+    """The reason, as text."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CloseAccess:
 class PartsReady:
     """A source widens the READ access that it opened for this engine: answered by Widened.
 
-    Idempotent: parts that are known already are skipped; one that is missing before them refuses the call.
+    Idempotent: known parts are skipped. A call that leaves a gap before its parts is refused.
     """
 
     call: Call
@@ -151,10 +151,10 @@ class PartsReady:
 @keeping_lists("blocks")
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """What an issuer answered to an opening.
+    """An issuer's answer to an opening.
 
-    To the opening of a WRITE grant: the target's blocks, which are the last ones of each group up to `token_count`; the
-    ones before are held already. `lease_id` is the target's, `ttl_s` the registration timeout.
+    For a WRITE grant `blocks` are the target's: the last blocks of each group up to `token_count`. Earlier blocks are
+    held already. `lease_id` is the target's, `ttl_s` the registration timeout.
     """
 
     blocks: BlockLists
@@ -169,7 +169,7 @@ class Opened:
 
 @dataclass(frozen=True, eq=False)
 class AccessAnswered:
-    """The issuer answered our opening; an error that `retryable` may pass is asked again."""
+    """The issuer answered our opening; a `retryable` error is retried."""
 
     access_id: bytes
     result: Opened | KVGrpcError
@@ -178,7 +178,7 @@ class AccessAnswered:
 
 @dataclass(frozen=True)
 class SettleAnswered:
-    """The issuer gave its verdict; an error may be asked again until the settle deadline."""
+    """The issuer answered our settle; a `retryable` error may be retried until the settle deadline."""
 
     access_id: bytes
     result: Verdict | KVGrpcError
@@ -193,12 +193,12 @@ class CloseAnswered:
     answered: bool
     """Also true for NO_HANDSHAKE: a peer that does not know this engine has no access of it."""
     quiesced: bool = True
-    """Whether the closing that this answers said that its caller is at rest."""
+    """True if the answered closing said that its caller is at rest."""
 
 
 @dataclass(frozen=True)
 class PartsAnswered:
-    """The destination knows of the parts of one SendParts, or not; a `retryable` error is asked again."""
+    """The destination took the parts of one SendParts, or refused; a `retryable` error is retried."""
 
     access_id: bytes
     error: KVGrpcError | None
@@ -207,10 +207,10 @@ class PartsAnswered:
 
 @dataclass(frozen=True)
 class RegisterAnswered:
-    """The source of a push knows of its registration, or refused it; a `retryable` error is asked again."""
+    """The source of a push took its registration, or refused; a `retryable` error is retried."""
 
     transfer_id: str
-    """Ours."""
+    """Our transfer."""
     error: KVGrpcError | None
     retryable: bool = False
 
@@ -224,12 +224,12 @@ class ChecksumBlocks:
     incarnation: int
     access_id: bytes
     blocks: tuple[tuple[BlockLists, LayerRange | None], ...]
-    """Block ids of this engine; of these layers, or of all."""
+    """Block ids of this engine, with their layers; None: all layers."""
 
 
 @dataclass(frozen=True, eq=False)
 class PostSend:
-    """A peer asks a rank of this engine to send what it reads."""
+    """A peer asks a rank of this engine to send what the peer reads."""
 
     call: Call
     engine_id: str
@@ -240,13 +240,13 @@ class PostSend:
 
 @dataclass(frozen=True)
 class PostSendAnswered:
-    """What came of a PostSend of one of our ranks."""
+    """The outcome of a PostSend of one of our ranks."""
 
     rank: int
     peer: str
     answer: SendAnswer
     incarnation: int = 0
-    """Of our life that asked; 0: not known."""
+    """Our life that asked; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -258,18 +258,18 @@ class CallAbandoned:
 
 @dataclass(frozen=True)
 class ChecksumsAnswered:
-    """The source's checksums of what a round reads, or of some of it; a `retryable` error is asked again."""
+    """The source's checksums of a round's blocks, or of some of them; a `retryable` error is retried."""
 
     name: str
     number: int
     result: tuple[bytes, ...] | KVGrpcError
-    """For each rank, as in ChecksumsComputed."""
+    """Checksums of each rank, as in `ChecksumsComputed.values`."""
     retryable: bool = False
 
 
 @dataclass(frozen=True)
 class RenewAnswered:
-    """The issuer renewed, or refused, the lease of one of our pulls."""
+    """The issuer renewed the lease of one of our pulls, or refused."""
 
     transfer_id: str
     error: KVGrpcError | None
@@ -277,14 +277,14 @@ class RenewAnswered:
 
 @dataclass(frozen=True)
 class KeysRenewed:
-    """The source renewed what it has under keys (key, what is left); those that it knows nothing of are not listed."""
+    """The source renewed leases by key. Rows are (key, seconds left); unknown keys are not listed."""
 
     peer: str
     rows: tuple[tuple[bytes, float], ...]
 
 
 PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend
-"""What a life of a peer asks for."""
+"""The requests that a life of a peer makes."""
 
 __all__ = [
     "AccessAnswered",

@@ -1,4 +1,4 @@
-"""What ranks report."""
+"""Reports of ranks."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class EndpointOffered:
 
 @dataclass(frozen=True)
 class PeerMapped:
-    """A rank reached (or not: empty `data_path`) a rank of a peer."""
+    """A rank reached a rank of a peer, or did not: then `data_path` is empty."""
 
     rank: int
     peer: str
@@ -26,20 +26,20 @@ class PeerMapped:
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
     attempt: int = 0
-    """The one that it answers; 0: its worker does not say, and the last one is meant."""
+    """The attempt that this answers; 0: the worker does not say, and the last attempt is meant."""
     peer_rank: int = 0
 
 
 @dataclass(frozen=True)
 class MeetingBegan:
-    """A rank that reaches for a rank of a peer waits until both have made their half of what joins them: PeerMapped may
-    take longer, since either may have to load a library first.
+    """A rank and a peer's rank wait for each other's half of a process group. PeerMapped may take longer now, since
+    either may first have to load a library.
     """
 
     rank: int
     peer: str
     attempt: int
-    """The one that it is at."""
+    """The attempt under way."""
     peer_rank: int
 
 
@@ -50,22 +50,22 @@ class PostingEnded:
     posting_id: str
     done: bool
     nbytes: int = 0
-    """Bytes known to be in the destination: all when `done`, else perhaps fewer than there are."""
+    """Bytes known to be in the destination: all of them when `done`, else perhaps fewer than arrived."""
     wire_s: float = 0.0
-    """From the first byte that could move to the end; 0 when nothing was started."""
+    """Time from the first byte that could move to the end, in seconds; 0 when nothing was started."""
     message: str = ""
-    """Why it failed; empty when `done`."""
+    """Why it failed, as text; empty when `done`."""
     quiesced: bool = True
     """False: it failed, without a proof that no access follows."""
     own_at_rest: bool = False
-    """A WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
+    """For a WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
     post_s: float = 0.0
-    """How much of `wire_s` the data path was busy with submitting; of one that moves as it submits, all of it."""
+    """Time within `wire_s` that the data path spent submitting, in seconds; all of it if submitting moves the bytes."""
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """A rank finished all work of the engine's steps up to this one; with `layers` only that of those layers."""
+    """A rank finished all work of the engine's steps up to this one; with `layers`, the work of those layers only."""
 
     rank: int
     step: int
@@ -74,50 +74,50 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ProcessEnded:
-    """The process of a rank of a peer, which could write into this engine's memory, is gone."""
+    """The process of a peer's rank, which could write into this engine's memory, is gone."""
 
     rank: int
     peer: str
     drained: bool
-    """Nothing that it wrote lands any more. Else what it had sent may, until the rank is re-keyed."""
+    """True: nothing that the process wrote lands any more. False: it may, until the rank is re-keyed."""
     peer_rank: int = 0
 
 
 @dataclass(frozen=True)
 class Rekeyed:
-    """A rank began the data paths again by which peers write: earlier endpoints of it are void."""
+    """A rank restarted the data paths by which peers write: its earlier endpoints are void."""
 
     rank: int
     message: str = ""
-    """Empty: nothing that peers wrote by the old ones lands any more. Else why that is not proved."""
+    """Empty: writes over the old data paths cannot land any more. Else why that is not proved."""
 
 
 @dataclass(frozen=True)
 class ChecksumsComputed:
-    """A rank has computed checksums of blocks of its memory."""
+    """A rank computed checksums of blocks of its memory."""
 
     rank: int
     name: str
     values: bytes
-    """CRC-32C of each block asked for, uint32, little-endian, one after the other."""
+    """CRC-32C of each block asked for: uint32, little-endian, concatenated."""
     message: str = ""
-    """Why there are none; empty: there are."""
+    """Why there are no checksums; empty: there are."""
 
 
 @dataclass(frozen=True)
 class CopiedOut:
-    """A rank has copied bytes into its mirror, or could not."""
+    """A rank copied bytes into its mirror, or could not."""
 
     rank: int
     name: str
     message: str = ""
-    """Why they are not there; empty: they are."""
+    """Why the bytes are not in the mirror; empty: they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class SendWanted:
-    """A rank asks a rank of a peer to send, for a posting of its own, or (empty) to make their process group as it
-    reaches for it. Answered by `actions.AnswerSend`.
+    """A rank asks a peer's rank to send: for the posting `posting_id`, or, if that is empty, to make their process
+    group. Answered by `actions.AnswerSend`.
     """
 
     rank: int
@@ -128,14 +128,14 @@ class SendWanted:
 
 @dataclass(frozen=True)
 class SendPosted:
-    """A rank sends what a peer asked for, or does not. It says nothing about what has arrived."""
+    """A rank sends what a peer asked for, or does not. This does not say what has arrived."""
 
     rank: int
     name: str
     values: Values = ()
-    """Of a process group that it makes: what the other side has to know."""
+    """This rank's half of a process group that is being made, for the other side."""
     message: str = ""
-    """Why it does not; empty: it does."""
+    """Why the rank does not send; empty: it does."""
 
 
 __all__ = [

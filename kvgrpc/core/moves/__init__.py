@@ -1,4 +1,4 @@
-"""Moves: what pulls and pushes have in common, from reaching the peer to closing its accesses.
+"""Moves: the common parts of pulls and pushes, from reaching the peer to closing accesses.
 
-What only a pull, a reservation or a push does is in `receive` and `send`.
+`receive` and `send` have the parts that only a pull, a reservation or a push needs.
 """

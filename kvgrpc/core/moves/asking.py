@@ -1,4 +1,4 @@
-"""Asking sources to send, for ranks whose data path moves bytes only then (PostSend)."""
+"""Asks sources to send, for ranks whose data path moves bytes only if the source sends (PostSend)."""
 
 from kvgrpc.core.actions import AnswerSend, SendPostSend
 from kvgrpc.core.events import PostSendAnswered, SendWanted
@@ -9,20 +9,20 @@ from kvgrpc.core.values.sends import SendAnswer
 
 
 class Asking:
-    """The destination's side: a rank asks, its lead knows under which access."""
+    """The destination's side of PostSend: a rank asks, and its lead adds the access."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
 
     def wanted(self, event: SendWanted) -> None:
-        """A rank wants bytes of a peer's rank, or to meet it."""
+        """Asks a peer for a rank that wants bytes of the peer's rank, or a process group with it."""
         state, ask = self._state, event.ask
         move = state.moves.of_posting(event.posting_id) if event.posting_id else None
         over = move is None or move.peer != event.peer or not move.access_id or move.stage is Stage.ENDED
         if not state.lives_on(event.peer):
             self._refuse(event, "the peer is gone")
         elif ask.meets and not state.peers[event.peer].met:
-            # It introduced itself, and knows this lead only once it has the answer to that.
+            # A peer that only introduced itself knows this lead only once it has the answer to its handshake.
             state.meetings.setdefault(event.peer, []).append(event)
         elif over and not ask.meets:
             self._refuse(event, "the transfer is over")
@@ -31,17 +31,17 @@ class Asking:
             state.emit(SendPostSend(event.peer, event.rank, access_id, ask, trace, state.incarnation))
 
     def peer_heard(self, peer: Peer) -> None:
-        """A peer has brought up its liveness stream, or was dialled: it is asked to meet our ranks."""
+        """Asks a peer to meet our ranks once its liveness stream stands, or it was dialled."""
         if peer.met:
             self._ask_again(peer)
 
     def peer_dead(self, peer: Peer) -> None:
-        """Ranks that waited to meet one are told that it is gone."""
+        """Refuses our ranks that waited to meet a dead peer."""
         self._ask_again(peer)
 
     def answered(self, event: PostSendAnswered) -> None:
-        """The source sends, or does not. Whoever asked is told also when the peer is dead by now: its posting waits for
-        that. An ask of a life before this one is nobody's.
+        """Passes the source's answer to the rank that asked. The rank needs it even if the peer is dead by now: its
+        posting waits for it. An answer to an earlier life is dropped.
         """
         state = self._state
         ours = event.incarnation in (0, state.incarnation) and state.description is not None

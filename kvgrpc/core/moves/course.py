@@ -1,7 +1,7 @@
-"""The course that all moves have in common: reaching the peer, opening, posting, comparing, settling.
+"""The course that all moves share: reach the peer, open, post, compare, settle.
 
-`moves` takes each step as an event allows it; what a move waits for meanwhile has a deadline. Each kind of move has a
-course and ends of its own, in `receive` and `send`.
+`moves` takes each step when an event allows it; every wait has a deadline. Each kind of move has a course and ends of
+its own, in `receive` and `send`.
 """
 
 import sys
@@ -31,11 +31,11 @@ from kvgrpc.core.values.slices import RUNS_MAX, Slice, batches, bytes_by_rank, s
 from kvgrpc.errors import KVGrpcError, Reason
 
 ANSWER_BYTES = 64 * 1024
-"""Checksums in one answer, over all ranks: what a source plans in a few milliseconds."""
+"""Maximum bytes of checksums in one answer, over all ranks: a source plans these in a few milliseconds."""
 ASK_BYTES_PER_S = 50e9
 ASK_DELAY_MAX_S = 0.005
-"""The source is asked for them when the first bytes are on their way: the rank that starts these and the lead may share
-an interpreter. That is after about a tenth of the time that all bytes take, and at most so long.
+"""Delay before the source is asked for checksums: `nbytes / ASK_BYTES_PER_S`, about 10 % of the expected transfer time,
+at most 5 ms. The bytes go first: the rank that starts them may share an interpreter with the lead.
 """
 
 RE_PACKED_ON_DEVICE = (
@@ -47,7 +47,7 @@ M = TypeVar("M", bound=Move)
 
 
 class Course(ABC, Generic[M]):
-    """What happens to the moves of one kind between their making and their end."""
+    """Takes the moves of one kind from their start to their end."""
 
     ends: Ends[M]
 
@@ -60,18 +60,18 @@ class Course(ABC, Generic[M]):
             Timer.SETTLE_RETRY: self.send_settle,
             Timer.CHECKSUMS_ASK: self.ask_checksums,
         }
-        """What a move says, or says again, when its deadline is due."""
+        """Calls that a due deadline sends, or sends again."""
 
     def connect(self, move: M, connection: str = "") -> None:
-        """Looks for the peer's lead; the move goes on now, or when the lead is reached. `connection`: of the caller."""
+        """Finds the peer's lead; the move goes on now, or when the lead is reached. `connection`: the caller's."""
         self._state.moves.await_address(move)
         peer = self._want(move, connection)
         if peer is not None:
             self.meet(move, peer)
 
     def meet(self, move: M, peer: Peer) -> None:
-        """The lead that a move waited for is connected: it goes on, unless what comes could not be put in place here. A
-        destination of a push says so by itself.
+        """Continues a move whose peer is connected, unless its bytes could not be put in place here. A push's
+        destination refuses by itself.
         """
         if move.operation is Operation.READ and self._state.on_device and peer.bridges.incoming.repacked:
             self.ends.fail_with(move, Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
@@ -80,10 +80,10 @@ class Course(ABC, Generic[M]):
 
     @abstractmethod
     def reached(self, move: M, peer: Peer) -> None:
-        """The lead that a move waited for is connected."""
+        """Continues a move whose peer is connected."""
 
     def reconnect(self, move: M) -> None:
-        """The peer does not know us: a new handshake, then the same access again."""
+        """Shakes hands again with a peer that does not know us, then asks for the same access again."""
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, move.name)
         move.move(Stage.CONNECTING)
@@ -112,7 +112,7 @@ class Course(ABC, Generic[M]):
         self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
 
     def opened(self, move: M, opened: Opened) -> None:
-        """The peer answered OpenAccess: its blocks are known, if the answer makes sense."""
+        """Takes the peer's answer to OpenAccess. Fails the move if the answer makes no sense."""
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, move.name)
         peer = state.peers[move.peer]
@@ -134,14 +134,14 @@ class Course(ABC, Generic[M]):
         """Moves the bytes once everything that they need is known."""
 
     def take_turn(self, move: M) -> None:
-        """It is its turn to move bytes."""
+        """Moves bytes: the move has its turn."""
         if move.stage is Stage.WIRE:
             self.moved(move)
         else:
             self.try_post(move)
 
     def moved(self, move: M) -> None:
-        """Everything that was posted has moved."""
+        """Continues after all posted bytes have moved: posts the next slice, or compares or settles after the last."""
         if move.left is None:
             self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
@@ -151,14 +151,14 @@ class Course(ABC, Generic[M]):
             self._post_slice(move)
 
     def ask_checksums(self, move: M) -> None:
-        """What the round should bring, while it does."""
+        """Asks the source for the next checksums of the round while its bytes move."""
         comparing = move.comparing
         assert comparing is not None
         number = len(comparing.there)
         self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, number, comparing.asked, move.trace))
 
     def compare(self, move: M) -> None:
-        """Settles once the checksums of both sides are there and the same."""
+        """Settles once the checksums of both sides are there. A difference is kept as `mismatch`."""
         comparing = move.comparing
         assert comparing is not None
         moves = move.left is not None or move.busy
@@ -178,7 +178,7 @@ class Course(ABC, Generic[M]):
             self.settle(move)
 
     def _difference(self, comparing: Comparing, here: list[bytes], there: list[bytes]) -> str:
-        """The first block that did not arrive as it is at the source, as text."""
+        """Describes the first block that did not arrive as it is at the source."""
         rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
         mine, theirs = (np.frombuffer(side[rank], dtype="<u4") for side in (here, there))
         number = int(np.argmax(mine != theirs))
@@ -210,35 +210,35 @@ class Course(ABC, Generic[M]):
 
     def send_settle(self, move: M) -> None:
         settling = move.settling()
-        if move.mismatch:  # it did not get the KV
+        if move.mismatch:  # this consumer did not get the KV
             settling = replace(settling, last=False)
         self._state.emit(SendSettle(move.peer, settling, move.trace))
 
     @abstractmethod
     def settled(self, move: M) -> None:
-        """The peer's side held throughout the round."""
+        """Continues or ends the move: the peer's side held throughout the round."""
 
     def stale(self, move: M, reason: Reason, message: str) -> None:
-        """The peer's side did not hold throughout the round."""
+        """Fails the move: the peer's side did not hold throughout the round."""
         self.ends.fail_with(move, reason, message, closed=move.last_round and not move.mismatch)
 
     def resume(self, move: M) -> None:
-        """The last posting of parts that were replaced meanwhile is over; only a source replaces parts."""
+        """Continues after the last posting of replaced parts ended; only a source replaces parts."""
 
     @abstractmethod
     def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
-        """What OpenAccess asks for."""
+        """Returns the row of OpenAccess for this move."""
 
     @abstractmethod
     def _wrong(self, move: M, peer: Peer, opened: Opened) -> str:
-        """What is wrong with the peer's answer; empty when nothing is."""
+        """Returns the error in the peer's answer, as text; empty if there is none."""
 
     @abstractmethod
     def _accept(self, move: M, peer: Peer, opened: Opened) -> None:
-        """The peer's answer is good; the move is OPEN."""
+        """Takes the peer's good answer; the move is OPEN."""
 
     def _next_round(self, move: M) -> None:
-        """The parts of this round are settled; there are more, or will be."""
+        """Begins the next round: the parts of this one are settled, and more parts are there or will come."""
         move.rounds += 1
         move.settled_bytes = move.nbytes
         move.move(Stage.OPEN)
@@ -247,7 +247,7 @@ class Course(ABC, Generic[M]):
         self._state.change(move.transfer_id, waiting_for="parts")
 
     def _want(self, move: M, connection: str = "") -> Peer | None:
-        """The peer's lead, or None while it is being reached, or when the move has failed because it cannot be."""
+        """Returns the peer's lead, or None: it is being reached, or it cannot be and the move has failed."""
         claims = move.claims
         try:
             return self._handshakes.want(claims.address, claims.engine_id, claims.incarnation, move.trace, connection)
@@ -256,7 +256,7 @@ class Course(ABC, Generic[M]):
             return None
 
     def _post_when_ready(self, move: M) -> None:
-        """The end of `try_post`: what is left to wait for is the engine's step and the mapping of the peer."""
+        """Posts the move, or makes it wait for the engine's step, the peer's mapping or its turn."""
         state = self._state
         if move.after_step > state.steps.done():
             self._state.moves.await_step(move)
@@ -272,7 +272,7 @@ class Course(ABC, Generic[M]):
             self._begin_clock(move)
 
     def _begin_clock(self, move: M) -> None:
-        """Parts that both sides know have so long to move; a pull that waits has its queue timeout."""
+        """Starts the transfer timeout of parts that both sides know. A waiting pull has its queue timeout instead."""
         timers = self._state.timers
         if move.counts_waiting and timers.when(Timer.TRANSFER, move.name) is None:
             nbytes = self._bridge(move).size_of(move.chunks(self._bridge(move))).nbytes
@@ -313,7 +313,7 @@ class Course(ABC, Generic[M]):
             state.timers.set(Timer.CHECKSUMS_ASK, move.name, state.now + delay_s)
 
     def _slices(self, move: M, bridge: Bridge, chunks: list[Chunk], size: Size) -> list[Slice]:
-        """What is posted by itself: as much as a frame, a staging buffer or an answer with checksums takes."""
+        """Returns the slices of a round: each fits a frame, a staging buffer and an answer with checksums."""
         state = self._state
         staged = bridge.stages(chunks)
         repacked = repacked_at_once(state.peers[move.peer].data_paths) if staged else sys.maxsize
@@ -322,7 +322,7 @@ class Course(ABC, Generic[M]):
             blocks = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * state.pool.world_size), 1))
             most = most._replace(blocks=blocks)
             parts = slices_of(chunks, bridge, most)
-            asked = most._replace(nbytes=sys.maxsize)  # the source is asked for the checksums of so many
+            asked = most._replace(nbytes=sys.maxsize)  # bytes do not limit what one call asks for
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, bridge, asked))
         elif staged or size.runs > RUNS_MAX:
             parts = slices_of(chunks, bridge, most)
@@ -331,7 +331,7 @@ class Course(ABC, Generic[M]):
         return [Slice((), some) for some in batches(parts, bridge, most)]
 
     def _plan(self, move: M) -> tuple[PairRuns, ...]:
-        """Plans the next slice: one at a time, so that a long move does not hold up others."""
+        """Plans the next slice only, so that a long move does not hold up others."""
         assert move.left is not None
         first = move.left[0]
         planned = tuple(self._bridge(move).plan(first.parts))
@@ -342,13 +342,13 @@ class Course(ABC, Generic[M]):
         return planned
 
     def _paths(self, move: M) -> tuple[TransferPath, ...]:
-        """Over which data paths how much has moved, or is about to."""
+        """Returns the data paths, with the bytes that have moved or are about to move over each."""
         paths, reads = self._state.peers[move.peer].paths, move.operation is Operation.READ
         rows = {pair if reads else pair.turned: moved for pair, moved in move.by_pair.items()}
         return tuple(TransferPath(paths[pair], *rows[pair]) for pair in sorted(rows))
 
     def _post_slice(self, move: M) -> None:
-        """Posts as much as may be in flight at once; the rest has another turn."""
+        """Posts as many bytes as may be in flight at once; the rest needs another turn."""
         state = self._state
         assert move.left is not None
         planned = move.left[0].planned
@@ -378,7 +378,7 @@ class Course(ABC, Generic[M]):
             )  # fmt: skip
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
-        """What all ranks are to compute checksums of as they post it, and its name."""
+        """Returns a name and the pieces whose checksums all ranks compute as these parts arrive."""
         comparing = move.comparing
         assert comparing is not None
         name = f"{comparing.name}.{len(comparing.here)}"
@@ -386,12 +386,12 @@ class Course(ABC, Generic[M]):
         return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
     def _bridge(self, move: M) -> Bridge:
-        """What blocks of the side where its bytes come from become at the other one."""
+        """Returns the bridge from the pool where the bytes come from to the pool where they go."""
         both = self._state.peers[move.peer].bridges
         return both.incoming if move.operation is Operation.READ else both.outgoing
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
-        """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""
+        """Returns the phases with `name` begun. Only the first round of a transfer's first move adds phases."""
         transfer = self._state.transfers.get(move.transfer_id)
         if move.rounds or not move.leading:
             return transfer.phases

@@ -1,4 +1,4 @@
-"""What the ends of all moves have in common. Each kind of move has its own, in `receive` and `send`."""
+"""The common parts of how moves end. Each kind of move has ends of its own, in `receive` and `send`."""
 
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=Move)
 
 
 class Ends(ABC, Generic[M]):
-    """How the moves of one kind end, and what becomes of their memory."""
+    """Ends the moves of one kind, and decides what becomes of their memory."""
 
     def __init__(self, state: NodeState, closes: PendingCloses) -> None:
         self._state = state
@@ -30,13 +30,13 @@ class Ends(ABC, Generic[M]):
 
     @abstractmethod
     def at_rest(self, move: M) -> None:
-        """Nothing accesses the blocks of an ended move any more."""
+        """Takes the proof that nothing accesses the blocks of an ended move any more."""
 
     def released_by_operator(self, move: M) -> None:
-        """An operator says that no peer writes into the blocks of an ended move any more."""
+        """Takes an operator's word that no peer writes into the blocks of an ended move any more."""
 
     def _stop(self, move: M) -> None:
-        """It waits for nothing any more: no turn, no deadline."""
+        """Clears a move's turn and deadlines: it waits for nothing any more."""
         self._state.turns.leave(move.name)
         move.left = None
         for timer in MOVE_TIMERS:

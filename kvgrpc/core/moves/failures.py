@@ -1,4 +1,4 @@
-"""What each kind of failure means for a move: at whose side it lies, and what would help."""
+"""Failures of moves: for each reason, the side at fault and the next step."""
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.state.move import Move
@@ -26,7 +26,7 @@ NEXT_STEPS: dict[Reason, NextStep] = {
     Reason.CHECKSUM_MISMATCH: NextStep.RETRY_HERE,
     Reason.DEADLINE: NextStep.RETRY_HERE,
 }
-"""What would help after a failed pull; RECOMPUTE where nothing is listed."""
+"""Next step after a failed move, by reason; RECOMPUTE for other reasons. RETRY_HERE holds for pulls only."""
 
 LOST_SOURCE = frozenset(
     {
@@ -62,7 +62,7 @@ OWN_FAILURES = frozenset(
 
 
 def move_failure(move: Move, reason: Reason, message: str, rank: int | None = None) -> Failure:
-    """The failure of a move in its present stage."""
+    """Returns the failure of a move in its present stage."""
     reads = move.operation is Operation.READ
     side = Side.DESTINATION if (reason in OWN_FAILURES) is reads else Side.SOURCE
     step = NEXT_STEPS.get(reason, NextStep.RECOMPUTE)

@@ -1,6 +1,6 @@
-"""What all moves hear: peers that come and go, answers to their calls, the ends of their postings, their deadlines.
+"""Dispatches events to moves: peers that come and go, answers to calls, ends of postings, deadlines.
 
-What follows from it for a move is its course's to do, or its ends'.
+A move's course, or its ends, decide what follows.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,9 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.errors import KVGrpcError, Reason
 
 RETRY_DELAY_S = 0.2
-"""Between two tries of a call to a peer that did not answer; short against every timeout that bounds the tries."""
+"""Delay before an unanswered call to a peer is retried, in seconds; short against every timeout that bounds the
+retries.
+"""
 
 
 class Moves:
@@ -40,13 +42,13 @@ class Moves:
         self._courses = courses
 
     def course(self, move: Move) -> Course[Any]:
-        """The course of that kind of move."""
+        """Returns the course for this kind of move."""
         return self._courses[type(move)]
 
     # -- peers
 
     def peer_ready(self, address: str, peer: Peer) -> None:
-        """The lead at an address is connected: moves that wait for it go on."""
+        """Continues the moves that wait for the lead at an address."""
         found = peer.description.engine_id
         for move in self._take_waiting(address):
             course = self.course(move)
@@ -59,7 +61,9 @@ class Moves:
                 course.meet(move, peer)
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:  # noqa: ARG002
-        """The lead at an address cannot be used; where `expected` is stated, only by moves that expect that engine."""
+        """Fails the moves that wait for the lead at an address. If `expected` is stated, only moves that expect that
+        engine fail; the others go on.
+        """
         for move in self._take_waiting(address):
             course = self.course(move)
             if expected in (None, move.claims.engine_id):
@@ -70,25 +74,29 @@ class Moves:
                 course.connect(move)
 
     def peer_dead(self, peer: Peer) -> None:
-        """Moves with a dead life of a peer fail."""
+        """Fails the moves with a dead life of a peer."""
         self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was declared dead")
 
     def memory_changed(self, peer: Peer) -> None:
-        """Moves with memory that was registered again fail."""
+        """Fails the moves with memory that was registered again."""
         self._fail_all(peer, Reason.MEMORY_CHANGED, f"engine {peer.description.engine_id} registered its memory again")
 
     def rekey_begins(self) -> None:
-        """This engine's own memory is about to be registered again: moves that have an access fail."""
+        """Fails the moves that have an access, or ask for one: this engine's own memory is about to be registered
+        again.
+        """
         for move in self._state.moves:
             if move.stage in (Stage.OPENING, *AT_ISSUER):
                 message = "this engine registers its memory again"
                 self.course(move).ends.fail_with(move, Reason.MEMORY_CHANGED, message)
 
     def release_by_operator(self, transfer_ids: Collection[str]) -> None:
-        """An operator says that nothing accesses the blocks of these ended transfers any more, or of all."""
+        """Takes an operator's word that nothing accesses the blocks of these ended transfers any more; of all, if none
+        is named.
+        """
         for move in self._state.moves:
             if move.stage is Stage.ENDED and move.busy and (not transfer_ids or move.transfer_id in transfer_ids):
-                move.writes_may_land |= bool(move.postings)  # the operator speaks of this engine's memory only
+                move.writes_may_land |= bool(move.postings)  # the operator's word covers this engine's memory only
                 for posting_id in list(move.postings):
                     self._state.moves.posting_over(move, posting_id)
                 ends = self.course(move).ends
@@ -96,7 +104,7 @@ class Moves:
                 ends.at_rest(move)
 
     def access_answered(self, event: AccessAnswered) -> None:
-        """The peer answered OpenAccess."""
+        """Handles the peer's answer to OpenAccess."""
         move = self._state.moves.of_access(event.access_id)
         if move is None or move.stage is not Stage.OPENING:
             return
@@ -105,13 +113,13 @@ class Moves:
         elif event.result.reason in (Reason.NO_HANDSHAKE, Reason.NOT_PROVED):
             self.course(move).reconnect(move)
         elif event.retryable or event.result.reason is Reason.DEADLINE:
-            # An issuer waits for a step of its engine, say, for less long than this side does.
+            # An issuer waits for less long than this side does, for example for a step of its engine.
             self._state.timers.set(Timer.OPEN_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self.course(move).ends.fail(move, event.result)
 
     def register_answered(self, event: RegisterAnswered) -> None:
-        """The source of a push knows of a reservation, refused it, or did not answer."""
+        """Retries or fails a reservation that its source did not take."""
         move = self._state.moves.find(event.transfer_id)
         if move is None or move.stage is not Stage.RENDEZVOUS or event.error is None:
             return
@@ -121,7 +129,7 @@ class Moves:
             self.course(move).ends.fail(move, event.error)
 
     def settle_answered(self, event: SettleAnswered) -> None:
-        """The peer gave its verdict."""
+        """Handles the peer's verdict."""
         move = self._state.moves.of_access(event.access_id)
         if move is None or move.stage is not Stage.SETTLING:
             return
@@ -138,7 +146,7 @@ class Moves:
         elif result.reason is Reason.NO_HANDSHAKE:
             self._liveness.forget(move.peer)
             message = "the peer restarted, or declared this engine dead, before it settled"
-            # A peer that does not know us has no read of ours; what we wrote there is proved at rest by the close only.
+            # A peer that does not know us has no read of ours. Only the close proves that our writes there are at rest.
             closed = move.operation is Operation.READ
             course.ends.fail_with(move, Reason.INCARNATION_CHANGED, message, closed=closed)
         elif event.retryable:
@@ -149,7 +157,7 @@ class Moves:
     # -- ranks
 
     def posting_ended(self, event: PostingEnded) -> None:
-        """A posting is over. The last one of a finished transfer proves its blocks to be at rest."""
+        """Handles the end of a posting. The last posting of an ended transfer proves its blocks to be at rest."""
         move = self._state.moves.of_posting(event.posting_id)
         if move is None:
             return
@@ -160,7 +168,7 @@ class Moves:
         move.writes_may_land |= not event.quiesced
         if event.done:
             self._count(move, event)
-        # Parts that were replaced need not arrive, but the next ones must not race them.
+        # Replaced parts need not arrive, but the next parts must not race them.
         needed = move.stage is not Stage.RENDEZVOUS or not event.quiesced
         if not event.done and needed and move.stage is not Stage.ENDED:
             self._broke(move, event)
@@ -170,7 +178,7 @@ class Moves:
             self._at_rest(move)
 
     def checksums_answered(self, event: ChecksumsAnswered) -> None:
-        """The source says what a round should bring."""
+        """Takes the source's checksums of a round, or of some of its blocks."""
         move = self._comparing(event.name)
         if move is None or move.comparing is None or event.number != len(move.comparing.there):
             return
@@ -187,7 +195,7 @@ class Moves:
             course.ends.fail(move, event.result)
 
     def checksums_computed(self, event: ChecksumsComputed) -> None:
-        """A rank of ours says what a slice of a round brought."""
+        """Takes a rank's checksums of one slice of a round."""
         name, _, number = event.name.rpartition(".")
         move = self._comparing(name)
         if move is None or move.comparing is None:
@@ -199,14 +207,14 @@ class Moves:
             self.course(move).compare(move)
 
     def step_done(self, _: StepDone) -> None:
-        """Moves that waited for the engine's step are tried again."""
+        """Retries moves that waited for the engine's step."""
         for move in self._state.moves.take_stepping():
             self.course(move).try_post(move)
 
     # -- turns and deadlines
 
     def give_turns(self) -> None:
-        """Moves that wait for their turn have it, by priority, while there is room."""
+        """Gives turns to waiting moves, by priority, while there is room."""
         self._state.turns.paused = bool(self._state.rekeying)
         while (name := self._state.turns.next()) is not None:
             move = self._state.moves.find(name)
@@ -214,7 +222,7 @@ class Moves:
             self.course(move).take_turn(move)
 
     def due(self, timer: Timer, name: str) -> None:
-        """A deadline of a move: it says again what was not answered, or fails."""
+        """Handles a move's deadline: sends the unanswered call again, or fails the move."""
         move = self._state.moves.find(name)
         assert move is not None
         course = self.course(move)
@@ -225,18 +233,18 @@ class Moves:
             course.ends.fail_with(move, reason, message.format(phase=move.stage.value))
 
     def _take_waiting(self, address: str) -> list[Move]:
-        """Moves that waited for the lead at an address, or for its memory to be mapped again."""
+        """Removes and returns moves that waited for the lead at an address, or for its memory to be mapped again."""
         return [*self._state.moves.take_address(address), *self._state.moves.take_unmapped(address)]
 
     def _comparing(self, name: str) -> Move | None:
-        """The move that compares the checksums of its round by that name."""
+        """Returns the move that compares the checksums of its round under this name."""
         move = self._state.moves.find(name[1:].rpartition("/")[0])
         if move is None or move.stage is not Stage.WIRE or move.comparing is None or move.comparing.name != name:
             return None
         return move
 
     def _at_rest(self, move: Move) -> None:
-        """Nothing of it is in flight any more."""
+        """Continues a move of which nothing is in flight any more."""
         course = self.course(move)
         if move.stage is Stage.ENDED:
             course.ends.at_rest(move)
@@ -246,7 +254,7 @@ class Moves:
             course.moved(move)
 
     def _count(self, move: Move, event: PostingEnded) -> None:
-        """Bytes that our ranks moved."""
+        """Counts the bytes of a posting that our ranks moved."""
         move.moved(event)
         if move.operation is Operation.READ:
             self._state.bytes_received += event.nbytes
@@ -254,7 +262,7 @@ class Moves:
             self._state.bytes_sent += event.nbytes
 
     def _lost(self, move: Move, event: PostingEnded) -> None:
-        """A posting without proof that it is at rest: its blocks stay in quarantine."""
+        """Keeps a posting's blocks in quarantine: it ended without proof that it is at rest."""
         move.unproved.add(event.posting_id)
         if move.unproved == move.postings:
             self._state.turns.ended(move.name)

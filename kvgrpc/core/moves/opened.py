@@ -1,4 +1,4 @@
-"""What a peer's answer to OpenAccess must say before anything is moved. A peer's data proves nothing by itself."""
+"""Checks a peer's answer to OpenAccess before anything moves: a peer's data proves nothing by itself."""
 
 from kvgrpc.core.events import Opened
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -7,8 +7,8 @@ from kvgrpc.errors import KVGrpcError
 
 
 def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str:
-    """What is wrong with the blocks that a peer lists; empty when nothing is. `exact`: it lists all blocks of its
-    tokens, otherwise at most those.
+    """Returns the error in the blocks that a peer lists, as text; empty if there is none. `exact`: the peer must list
+    all blocks of its tokens, otherwise at most all.
     """
     groups = peer.pool.groups
     if [group for group, _ in opened.blocks] != list(range(len(groups))):

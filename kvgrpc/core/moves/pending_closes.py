@@ -1,9 +1,9 @@
-"""Closing accesses at their issuers: a close is sent until it is answered, or until the issuer's life is over.
+"""Closes accesses at their issuers: a close is retried until it is answered, or until the issuer's life is over.
 
-An issuer that does not know that a reader is gone would keep its blocks until the lease runs out; one that does not
-know that a writer is gone, for ever. An issuer that was declared dead may live and have missed nothing: its closes wait
-for it to come back. One whose blocks may wait for this side's proof that it writes no more is dialled again a few
-times: no other move might have a reason to. A source that was cancelled tells its readers in the same way.
+An issuer that misses a reader's close keeps its blocks until the lease runs out; one that misses a writer's close keeps
+them for ever. An issuer declared dead may still live, so its closes wait for it to come back. If its blocks may wait
+for this side's proof that it writes no more, it is dialled again a few times: no other move might do so. A cancelled
+source closes its readers' accesses in the same way.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from kvgrpc.errors import KVGrpcError
 
 RETRY_DELAY_S = 1.0
 RETRIES = 10
-"""An issuer that was declared dead is dialled again so often, each time after twice the delay: for 17 minutes."""
+"""Number of times that an issuer declared dead is dialled again. Each delay is twice the last: 17 minutes in all."""
 
 
 class PendingCloses:
@@ -36,8 +36,8 @@ class PendingCloses:
         return self._state.closes
 
     def close(self, move: Move, outcome: CloseOutcome, message: str = "") -> None:
-        """Closes a move's access. What ends for good is worth a connection that is under way; a failure only an access
-        that may be open.
+        """Closes a move's access. While its issuer is still being reached, a close waits for the connection; a FAILED
+        close does so only if the access may be open.
         """
         address = move.claims.address
         access_id = move.access_id or (move.registration_id if address else b"")
@@ -54,23 +54,23 @@ class PendingCloses:
             self._closes.unsent.setdefault(address, {})[access_id] = send
 
     def cancel_reader(self, access: Access, message: str, trace: str) -> None:
-        """Tells the lead that opened an access here that its transfer was cancelled: it closes the access."""
+        """Tells the lead that opened an access here that its transfer was cancelled: that lead closes the access."""
         closing = Closing(access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message)
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def reader_lost(self, access: Access, message: str, trace: str) -> None:
-        """Tells the lead that opened an access here that its blocks are gone: it asks by renewing."""
+        """Tells the lead that opened an access here that its blocks are gone: that lead asks by renewing."""
         closing = Closing(access.id, CloseOutcome.FAILED, quiesced=True, token=access.opening.token, message=message)
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def peer_ready(self, address: str, peer: Peer) -> None:
-        """The issuer at an address is connected."""
+        """Sends the closes that waited for the issuer at an address."""
         for send in self._closes.unsent.pop(address, {}).values():
             self._tell(replace(send, peer=send.peer or peer.key))
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:  # noqa: ARG002
-        """The issuer at an address cannot be used now. One that answered is told; a life that may have an access is
-        told later; of others the leases run out by themselves.
+        """Handles an issuer that cannot be used now. An issuer that answered is told; a known life that may have an
+        access is told later. At other issuers the leases run out by themselves.
         """
         if lead is not None:
             self.peer_ready(address, lead)
@@ -79,10 +79,10 @@ class PendingCloses:
             self._tell(send)
 
     def answered(self, event: CloseAnswered) -> None:
-        """The issuer knows, or is asked again."""
+        """Drops an answered close, or retries it."""
         sent = self._closes.sent.get(event.access_id)
         if sent is None or (sent.closing.quiesced and not event.quiesced):
-            return  # the answer to an earlier one, which came late
+            return  # a late answer to an earlier close
         following = self._closes.following.pop(event.access_id, None)
         if following is not None:
             self._closes.sent[event.access_id] = following
@@ -95,13 +95,13 @@ class PendingCloses:
             self._state.timers.set(Timer.CLOSE_RETRY, event.access_id.hex(), self._state.now + RETRY_DELAY_S)
 
     def due(self, name: str) -> None:
-        """Time to ask again, or for what is to be said by now."""
+        """Sends a close again, or the one that follows it."""
         access_id = bytes.fromhex(name)
         send = self._closes.sent[access_id] = self._closes.following.pop(access_id, self._closes.sent[access_id])
         self._state.emit(send)
 
     def peer_dead(self, peer: Peer) -> None:
-        """A life was declared dead: what it has not answered waits."""
+        """Parks the unanswered closes of a dead life."""
         sent = [(id_, send) for id_, send in self._closes.sent.items() if send.peer == peer.key]
         parked = {id_: self._closes.following.pop(id_, send) for id_, send in sent}
         for access_id in parked:
@@ -111,24 +111,24 @@ class PendingCloses:
             self._park(send)
 
     def peer_back(self, peer: Peer) -> None:
-        """It shook hands again: it may still have what was opened before."""
+        """Sends the parked closes of a life that shook hands again: it may still have its old accesses."""
         self._state.timers.clear(Timer.DEAD_PEER_RETRY, peer.key)
         self._closes.retries.pop(peer.key, None)
         for send in self._closes.parked.pop(peer.key, {}).values():
             self._send(send)
 
     def peer_forgotten(self, peer: str) -> None:
-        """Its row is dropped."""
+        """Drops the parked closes of a life that is forgotten."""
         self._state.timers.clear(Timer.DEAD_PEER_RETRY, peer)
         self._closes.retries.pop(peer, None)
         self._closes.parked.pop(peer, None)
 
     def retry_dead_peer(self, peer: str) -> None:
-        """Time to dial an issuer again that was declared dead."""
+        """Dials an issuer again that was declared dead."""
         life = self._state.peers[peer]
         if not life.address:
             return
-        # A life that said to be its next one may have lied: that counts for as long as it lives itself.
+        # A life that claimed to be the next one may have lied: the claim counts only while that life lives.
         if not self._state.lives_on(life.replaced_by):
             self._handshakes.want(life.address, life.description.engine_id, life.description.incarnation, "")
         self._closes.retries[peer] += 1
@@ -136,7 +136,7 @@ class PendingCloses:
             self._await_retry(peer)
 
     def _tell(self, send: SendClose) -> None:
-        """Tells a life now, or when it is back; not one that is forgotten."""
+        """Sends a close now, or when its life is back; a forgotten life is not told."""
         peer = self._state.peers.get(send.peer)
         if peer is None:
             return

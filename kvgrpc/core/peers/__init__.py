@@ -1,4 +1,4 @@
 """Peers: handshakes with other leads, and the liveness of their engines.
 
-What a peer reads or writes here is in `access`; what is read or written at a peer is in `send` and `receive`.
+`access` has what a peer reads or writes here, `send` and `receive` what is read or written at a peer.
 """

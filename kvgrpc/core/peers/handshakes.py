@@ -1,6 +1,6 @@
-"""Peering: handshakes with other leads, those that we start and those that they start.
+"""Handshakes with other leads, begun here or there.
 
-One handshake makes two lives known to each other, both ways. What becomes of the lives is in `lives`.
+One handshake makes two lives known to each other, both ways. `liveness` decides what becomes of the lives.
 """
 
 from kvgrpc.core.actions import Dial, Introduced, MakeOffer, PeerConnected
@@ -38,13 +38,13 @@ GONE = DeadlineExceeded(
     Reason.DEADLINE, "the caller does not wait for this handshake any more", metadata={"phase": "handshake"}
 )
 ADMISSIONS_OF_A_LIFE = 4
-"""That wait for our ranks at once."""
+"""Maximum number of unanswered handshakes of one life that wait for our ranks."""
 MEETING_S = 30.0
-"""How much longer a handshake may take where ranks meet: loading a library, which either may have to, takes seconds on
-an idle machine, and many on a busy one.
+"""Extra time for a handshake whose ranks meet, in seconds: either rank may load a library first, which takes many
+seconds on a busy machine.
 """
 RETRY_DELAY_S = 1.0
-"""A handshake that failed for what may pass is worth another one after that."""
+"""Delay before a handshake is worth a retry after a passing failure, in seconds."""
 NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
 """Reasons that a peer cannot give for refusing a handshake: a refusal neither gives up a move nor proves a death."""
 
@@ -58,20 +58,20 @@ class Handshakes:
         self._shaken = 0
 
     def view(self, peer: Peer) -> PeerView:
-        """A peer as it is now."""
+        """Returns a snapshot of a peer."""
         held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
         return peer.view(self._state.now, held + self._state.moves.open_accesses(peer.key))
 
     def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
-        """Before `want` for a caller. Raises Exhausted when that would begin a handshake, and the caller has caused too
-        many of late.
+        """Checks a caller before `want`. Raises Exhausted if `want` would begin a handshake, and the caller has caused
+        too many of late.
         """
         if address and address not in self._state.dials and self._usable(address, engine_id, incarnation) is None:
             self._state.dial_budget.check(connection, self._state.limits, self._state.now)
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str, connection: str = "") -> Peer | None:
-        """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`. `connection`
-        names the caller that causes the handshake.
+        """Returns the peer if it is connected. Else returns None, and `peer_ready` or `peer_failed` follows for
+        `address`. `connection` names the caller that causes the handshake.
 
         Raises Unavailable (PEER_UNREACHABLE) for a peer that is not connected and has no address.
         """
@@ -86,7 +86,7 @@ class Handshakes:
         return None
 
     def connect(self, event: ConnectPeer) -> None:
-        """ConnectPeer: the handshake now, for moves that come later."""
+        """Handles ConnectPeer: shakes hands now, for later moves."""
         if not event.address:
             raise invalid("peer.address", "is required")
         _ = self._state.pool
@@ -103,14 +103,14 @@ class Handshakes:
         dial.calls[event.call.id] = event.engine_id
 
     def abandoned(self, event: CallAbandoned) -> None:
-        """The caller of a ConnectPeer waits no more. The handshake goes on, for others."""
+        """Refuses a ConnectPeer whose caller no longer waits. The handshake goes on, for others."""
         for dial in self._state.dials.values():
             if dial.calls.pop(event.call_id, None) is not None:
                 self._state.refuse(event.call_id, GONE)
                 return
 
     def received(self, event: HandshakeReceived) -> None:
-        """A peer introduces itself: verdict first, then both know each other."""
+        """Admits a peer that introduces itself, and answers once our ranks have made their endpoints."""
         state = self._state
         here = state.pool
         if event.expected_engine_id and event.expected_engine_id != here.engine_id:
@@ -132,7 +132,7 @@ class Handshakes:
         self._offer(shake)
 
     def answered(self, event: PeerAnswered) -> None:
-        """The lead that we dialled introduced itself. It hears us from now on: we hang up unless it is admitted."""
+        """Admits the lead that we dialled, or hangs up: it hears us from now on."""
         dial = self._state.dials.get(event.address)
         if dial is None:
             self._liveness.hang_up_stranger(event.peer)
@@ -158,7 +158,7 @@ class Handshakes:
         self._finish(dial, peer)
 
     def dial_failed(self, event: DialFailed) -> None:
-        """The handshake failed, here or there."""
+        """Retries or gives up a handshake that failed, here or there."""
         dial = self._state.dials.get(event.address)
         if dial is None:
             return
@@ -170,7 +170,7 @@ class Handshakes:
         self._give_up(dial, error)
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
-        """A rank made its endpoint; with the last one the handshake goes on."""
+        """Takes a rank's endpoint; after the last one the handshake goes on."""
         self._state.on_device |= event.endpoint.on_device
         shake = self._state.handshakes.get(event.key)
         if shake is None:
@@ -192,7 +192,7 @@ class Handshakes:
             )
 
     def meeting_began(self, event: MeetingBegan) -> None:
-        """The time that loading a library takes is not the handshake's."""
+        """Extends the deadlines of handshakes whose ranks meet: loading a library takes long."""
         peer = self._liveness.meets(event)
         if peer is None:
             return
@@ -200,7 +200,7 @@ class Handshakes:
             self._wait_longer(dial)
 
     def mapped(self, event: PeerMapped) -> None:
-        """A rank tried to reach its peer."""
+        """Takes a rank's result of mapping a peer; after the last one the handshake ends."""
         peer = self._liveness.mapped(event)
         if peer is None:
             return
@@ -208,11 +208,11 @@ class Handshakes:
             self._finish(dial, peer)
 
     def dial_again(self, address: str) -> None:
-        """The life before the present one of this engine may be silent there by now."""
+        """Dials again: the stream of this engine's last life may have ended there by now."""
         self._call(self._state.dials[address])
 
     def proof_refused(self, event: ProofRefused) -> None:
-        """A peer does not take what we show it: another handshake settles what it takes."""
+        """Shakes hands again with a peer that refuses our proof, to settle which proof it takes."""
         if self._state.lives_on(event.peer):
             peer = self._state.peers[event.peer]
             peer.forgotten = True
@@ -220,7 +220,7 @@ class Handshakes:
                 self._dial(peer.address, peer.description.engine_id, "")
 
     def connect_due(self, address: str) -> None:
-        """A handshake that we started took too long."""
+        """Gives up a handshake of ours that took too long."""
         dial = self._state.dials[address]
         if dial.peer:
             # Our own ranks did not answer: the next handshake asks them again.
@@ -229,7 +229,7 @@ class Handshakes:
         self._give_up(dial, Unavailable(Reason.PEER_UNREACHABLE, late, retry_delay_s=RETRY_DELAY_S))
 
     def admit_due(self, key: str) -> None:
-        """Our ranks made no endpoint for a peer in time."""
+        """Refuses a peer for which our ranks made no endpoint in time."""
         shake = self._state.handshakes.pop(key)
         assert isinstance(shake, Admission)
         error = Unavailable(
@@ -241,7 +241,7 @@ class Handshakes:
         self._state.refuse(shake.call_id, error)
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends: so does every handshake."""
+        """Ends every handshake: the incarnation ends."""
         for dial in list(self._state.dials.values()):
             self._give_up(dial, error)
         for shake in list(self._state.handshakes.values()):
@@ -249,12 +249,12 @@ class Handshakes:
             self._turn_away(shake, error)
 
     def rekey_ends(self) -> None:
-        """The memory was registered again: the endpoints that handshakes under way are about are void."""
+        """Ends handshakes under way: memory was registered again, and their endpoints are void."""
         again = "this engine registered its memory again"
         self.end_all(Unavailable(Reason.MEMORY_CHANGED, again, retry_delay_s=RETRY_DELAY_S))
 
     def peer_dead(self, peer: Peer) -> None:
-        """A life ended: what we began with it comes to nothing."""
+        """Fails the handshakes with a life that ended."""
         engine_id = peer.description.engine_id
         lost = Unavailable(
             Reason.PEER_UNREACHABLE,
@@ -268,13 +268,13 @@ class Handshakes:
             self._turn_away(shake, lost)
 
     def _admissions(self, peer: Peer) -> list[Admission]:
-        """Those of one life, the oldest first."""
+        """Returns the unanswered handshakes of one life, oldest first."""
         return [
             shake for shake in self._state.handshakes.values() if isinstance(shake, Admission) and shake.peer is peer
         ]
 
     def _make_room(self, peer: Peer) -> None:
-        """A life that repeats its handshake gives up the first of those that are not answered."""
+        """Refuses a life's oldest unanswered handshake if it has too many."""
         under_way = self._admissions(peer)
         if len(under_way) >= ADMISSIONS_OF_A_LIFE:
             why = "this life has repeated its handshake since"
@@ -288,7 +288,7 @@ class Handshakes:
         self._state.refuse(shake.call_id, error)
 
     def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
-        """The usable peer that was reached under an address, for callers that do not know its incarnation."""
+        """Returns the usable peer reached under an address, for callers that do not know its incarnation."""
         found = (peer for peer in self._state.peers.values() if peer.dialled == address and peer.usable)
         peer = None if incarnation else next(found, None)
         return peer if peer is None or engine_id in ("", peer.description.engine_id) else None
@@ -311,8 +311,8 @@ class Handshakes:
         return dial
 
     def _other_life(self, dial: Dialling, life: str, shows: bytes) -> None:
-        """Another life has answered than the one that was meant to, and was told its secrets: with those nobody is
-        admitted. It is called once more, and told its own.
+        """Calls once more after another life answered than the intended one. The first call showed it the intended
+        life's secrets, which admit nobody; the second shows what this life told us.
         """
         if dial.again:
             self._give_up(dial, PreconditionFailed(Reason.PEER_FAILED, f"several engines answer at {dial.address}"))
@@ -330,8 +330,8 @@ class Handshakes:
         self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
 
     def _try_again(self, dial: Dialling, error: KVGrpcError) -> bool:
-        """After NOT_PROVED: later while a life of ours before this one is connected there; once more, with what it told
-        us to show, where it is this life that is known. Only at an address of that life: a proof is for nobody else.
+        """Tries again after NOT_PROVED. While an earlier life of ours is connected there: later. If this life is known
+        there: once more, with the proofs that the peer gave us. Proofs go only to an address of the peer's life.
         """
         if isinstance(error, Unavailable):
             self._state.timers.set(Timer.DIAL_AGAIN, dial.address, self._state.now + NEXT_LIFE_DELAY_S)
@@ -348,7 +348,7 @@ class Handshakes:
         return True
 
     def _wait_longer(self, dial: Dialling) -> None:
-        """Once: a peer that states other endpoints has our ranks meet its own anew."""
+        """Extends the deadline of a dial, only once: a peer that states other endpoints makes our ranks meet anew."""
         if dial.longer:
             return
         dial.longer = True
@@ -364,7 +364,7 @@ class Handshakes:
             self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
 
     def _finish(self, dial: Dialling, peer: Peer) -> None:
-        """Once every rank has tried, callers and moves that wait learn whether the peer can be used."""
+        """Tells waiting callers and moves, once every rank has tried, whether the peer can be used."""
         if peer.mapping:
             return
         if not peer.reachable:
@@ -381,7 +381,7 @@ class Handshakes:
         self._state.react.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
-        """Fails what waits. A wrong engine fails only callers and moves that expected it; the others dial again."""
+        """Fails waiting callers and moves. A wrong engine fails only those that expected it; the others dial again."""
         self._end_dial(dial)
         lead = self._state.peers.get(dial.peer)
         lead = lead if lead is not None and lead.state is not PeerState.DEAD else None

@@ -1,7 +1,8 @@
 """The lives of other engines: admitted, mapped, silent, dead.
 
-A life is dead when a newer one introduced itself, or when it was silent for the grace; it never comes back, only a new
-handshake makes a new object. What a death means for other rooms is in the table of reactions (`node`).
+A life is dead when a newer one introduced itself, when it was silent for the grace, or when its processes are gone. It
+never comes back: only a new handshake makes a new object. The table of reactions (`node`) says what a death means
+elsewhere.
 """
 
 from dataclasses import replace
@@ -19,25 +20,25 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
 
 DEAD_KEPT = 64
-"""Dead lives that ListPeers still shows; those that only introduced themselves are forgotten first."""
+"""Maximum number of dead lives that ListPeers shows; lives that only introduced themselves are forgotten first."""
 
 
 class PeerLiveness:
-    """One object per life of a peer."""
+    """Keeps one object per life of a peer."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._attempts = 0
-        """Mappings that were ever begun, of all peers."""
+        """Number of mappings ever begun, of all peers."""
 
     def admit(self, event: HandshakeReceived | PeerAnswered, at: str = "") -> Peer:
-        """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
-        `at`: where it has answered; empty for one that called.
+        """Returns the object of this life: a new one, or the updated known one. Older lives are dead from now on. `at`:
+        the address where it answered; empty for a caller.
 
-        Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
-        for the newer one, unless the other one is connected. A message of the older that was long under way is refused
-        while the newer one streams. Raises InvalidRequest, PreconditionFailed (NOT_PROVED, PEER_FAILED), Unavailable
-        (NOT_PROVED), Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
+        Incarnations do not show which of two lives is older. The life that introduces itself last counts as newer,
+        unless the other one is connected. A late message of the older life is refused while the newer one streams.
+        Raises InvalidRequest, PreconditionFailed (NOT_PROVED, PEER_FAILED), Unavailable (NOT_PROVED), Aborted
+        (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED); an error changes nothing.
         """
         state, description, endpoints = self._state, event.peer, event.endpoints
         key = peer_key(description.engine_id, description.incarnation)
@@ -64,7 +65,7 @@ class PeerLiveness:
                 state.emit(WeightsUnknown(key))
             state.react.peer_back(known)
         elif known.description.memory_generation != description.memory_generation:
-            # Registered anew: what is read at the old addresses now is nothing.
+            # The memory is registered anew: reads at the old addresses would get nothing of use.
             state.react.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
@@ -76,8 +77,8 @@ class PeerLiveness:
         return known
 
     def admit_caller(self, event: HandshakeReceived) -> Peer:
-        """Does what `admit` does, for a peer that dialled this lead: from now on it has the grace to bring up its
-        liveness stream.
+        """Admits a peer that dialled this lead, like `admit`. The peer then has the grace to bring up its liveness
+        stream.
         """
         peer = self.admit(event)
         streaming = self._streams(peer.key)
@@ -87,21 +88,21 @@ class PeerLiveness:
         return peer
 
     def alive(self, peer: Peer) -> None:
-        """It was heard."""
+        """Notes that a peer was heard."""
         peer.heard = self._state.now
         peer.move(PeerState.CONNECTED)
         self._state.timers.clear(Timer.PEER_GRACE, peer.key)
         self._state.react.peer_heard(peer)
 
     def streaming(self, event: PeerAlive) -> None:
-        """The liveness stream stands, with that life at its other end."""
+        """Notes that a life's liveness stream stands, if its other end shows the life's proof."""
         peer = self._state.peers.get(event.peer)
         if peer is not None and peer.state is not PeerState.DEAD and peer.proves(event.proof):
             peer.met = True
             self.alive(peer)
 
     def silent(self, event: PeerSilent) -> None:
-        """The liveness stream is gone: the grace begins."""
+        """Begins the grace of a peer whose liveness stream is gone."""
         key = event.peer
         peer = self._state.peers.get(key)
         if peer is None or peer.state in (PeerState.DEAD, PeerState.SUSPECT):
@@ -111,35 +112,35 @@ class PeerLiveness:
         self.watch(key)
 
     def grace_over(self, key: str) -> None:
-        """A peer was silent for the grace."""
+        """Declares a peer dead that was silent for the grace."""
         self._mark_dead(self._state.peers[key])
 
     def exited(self, key: str) -> None:
-        """Its processes are gone."""
+        """Declares a life dead whose processes are gone."""
         self._mark_dead(self._state.peers[key])
 
     def watch(self, key: str) -> None:
-        """Looks for the end of its processes, where they can be seen."""
+        """Watches for the end of a life's processes, if they can be seen."""
         for rank in range(self._state.pool.world_size):
             self._state.emit(AwaitEnd(rank, key))
 
     def rekey_ends(self) -> None:
-        """What peers know of this engine's memory is void: the next use of each shakes hands again."""
+        """Unmaps all peers: their view of this engine's memory is void, so the next use of each shakes hands again."""
         for peer in self._state.peers.values():
             if peer.state is not PeerState.DEAD:
                 peer.forgotten = True
                 self.unmap(peer)
 
     def forget(self, key: str) -> None:
-        """A peer no longer knows us: the next use of it dials again."""
+        """Notes that a peer no longer knows us: the next use of it dials again."""
         self._state.peers[key].forgotten = True
 
     def map(self, peer: Peer) -> None:
-        """Lets our ranks reach for its memory, unless they do or are about to."""
+        """Lets our ranks map the peer's memory, unless they did or are about to."""
         if peer.reachable or peer.mapping:
             return
         if peer.paths:
-            self.unmap(peer)  # a rank that reaches it refuses to reach for it again
+            self.unmap(peer)  # a rank refuses to map again what it has mapped
         self._attempts += 1
         peer.meets = False
         peer.attempt, peer.tried = self._attempts, peer.endpoints
@@ -149,7 +150,7 @@ class PeerLiveness:
             self._state.emit(MapPeer(rank, peer.key, endpoints[peer_rank], peer.attempt))
 
     def meets(self, event: MeetingBegan) -> Peer | None:
-        """A rank of ours and one of a peer, which is returned, meet. None: that is known, or not asked for any more."""
+        """Returns the peer whose rank began to meet one of ours; None if that is known, or not asked for any more."""
         peer = self._reached_for(event)
         if peer is None or peer.meets:
             return None
@@ -157,7 +158,7 @@ class PeerLiveness:
         return peer
 
     def mapped(self, event: PeerMapped) -> Peer | None:
-        """A rank tried to reach one of a peer, which is returned. None: it was not asked to, or not any more."""
+        """Takes a rank's result of mapping a peer, and returns the peer; None if no such mapping is under way."""
         peer = self._reached_for(event)
         if peer is None:
             return None
@@ -175,9 +176,10 @@ class PeerLiveness:
         return peer if event.attempt in (0, peer.attempt) else None
 
     def map_anew(self, key: str) -> None:
-        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again.
+        """Unmaps a peer after a posting failed: some transports are useless after that. The next use shakes hands and
+        maps again.
 
-        Not when that is under way: the posting was one of the mapping before.
+        While a mapping is under way nothing is done: the posting belonged to an earlier one.
         """
         peer = self._state.peers[key]
         if not peer.mapping and peer.paths:
@@ -185,26 +187,26 @@ class PeerLiveness:
             self.unmap(peer)
 
     def unmap(self, peer: Peer) -> None:
-        """Its memory is of no use as it is mapped now, or is being mapped."""
+        """Drops the peer's present mapping, done or under way."""
         peer.paths.clear()
         self._let_go(peer)
 
     def hang_up_stranger(self, description: EngineDescription) -> None:
-        """A life that we dialled is not admitted: it is to hear no more of us, unless it lives here anyway."""
+        """Closes the channel to a dialled life that is not admitted, unless that life is known here and not dead."""
         key = peer_key(description.engine_id, description.incarnation)
         known = self._state.peers.get(key)
         if known is None or known.state is PeerState.DEAD:
             self._state.emit(HangUp(key))
 
     def end_all(self) -> None:
-        """The incarnation ends: no peer knows the next one yet."""
+        """Forgets all peers: the incarnation ends, and no peer knows the next one yet."""
         for peer in self._state.peers.values():
             if peer.state is not PeerState.DEAD:
                 self.hang_up(peer)
         self._state.peers.clear()
 
     def _streams(self, key: str) -> bool:
-        """Whether the liveness stream of a life stands."""
+        """Returns whether the liveness stream of a life stands."""
         peer = self._state.peers.get(key)
         connected = peer is not None and peer.state is PeerState.CONNECTED
         return connected and self._state.timers.when(Timer.PEER_GRACE, key) is None
@@ -213,8 +215,8 @@ class PeerLiveness:
         self._state.timers.set(Timer.PEER_GRACE, key, self._state.now + self._state.limits.peer_grace_s)
 
     def _make_room(self, others: list[Peer], caller: bool) -> None:
-        """For one more life in the place of the others. Callers that only introduced themselves make room, the first
-        of them first: however many come, none takes the place of a peer that is known. Raises Exhausted.
+        """Makes room for one more life in place of `others`. Lives that only introduced themselves are dropped, oldest
+        first: new callers never displace a peer that met this lead. Raises Exhausted.
         """
         limits = self._state.limits
         living = [p for p in self._state.peers.values() if p.state is not PeerState.DEAD and p not in others]
@@ -237,15 +239,15 @@ class PeerLiveness:
         peer.move(PeerState.DEAD)
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         state.react.peer_dead(peer)
-        peer.endpoints = peer.tried = ()  # no rank reaches for them any more, and they may be long
-        writers = state.writing_lives()  # the ends of whose processes are still to come
+        peer.endpoints = peer.tried = ()  # no rank maps them any more, and they may be long
+        writers = state.writing_lives()  # the ends of their processes are still awaited
         dead = [p for p in state.peers.values() if p.state is PeerState.DEAD and p.key not in writers]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]
             state.react.peer_forgotten(key)
 
     def hang_up(self, peer: Peer) -> None:
-        """Our ranks let its memory go, and the shell its channel."""
+        """Makes our ranks unmap a peer's memory, and the shell close its channel."""
         self._let_go(peer, gone=True)
         self._state.emit(HangUp(peer.key))
 
@@ -259,5 +261,5 @@ class PeerLiveness:
 
 
 def _lasting(description: EngineDescription) -> EngineDescription:
-    """What stays the same for a whole incarnation."""
+    """Returns the parts of a description that stay the same for a whole incarnation."""
     return replace(description, memory_generation=0, address="", features=(), required_features=())

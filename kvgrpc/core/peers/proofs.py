@@ -1,8 +1,8 @@
-"""Who speaks for a life of a peer: who shows what that life was told by its handshake.
+"""Proofs: a caller speaks for a peer's life if it shows what that life was told in its handshake.
 
-An engine's id and its incarnation are known to everybody. A life that has met this lead, by showing its proof or by
-answering at its address, has its name until it is declared dead: a handshake in its name shows its proof. One whose
-name was taken while it was dead has it back as soon as it shows what it was told before.
+An engine's id and incarnation are no secrets. A life meets this lead by showing its proof or by answering at its
+address. From then on, until it is declared dead, a handshake in its name must show its proof. A life whose name was
+taken while it was declared dead gets the name back by showing its earlier proof.
 """
 
 from collections.abc import Iterable
@@ -14,28 +14,30 @@ from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 
 NEXT_LIFE_DELAY_S = 0.25
-"""A handshake of an engine's next life is worth another try after that: the stream of the one before may have ended."""
+"""Delay before the handshake of an engine's next life is retried, in seconds: the last life's stream may have ended."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What two lives have told each other, as in `Peer`."""
+    """Proofs that two lives have told each other, as in `Peer`."""
 
     asks: tuple[bytes, ...]
     shows: tuple[bytes, ...]
     elder: tuple[bytes, ...] = ()
     anew: bool = False
-    """Who spoke for this life until now was another one."""
+    """True if another caller spoke for this life until now."""
 
 
 def introduced(known: Peer | None, event: HandshakeReceived) -> Told:
-    """By a life that introduces itself. Raises PreconditionFailed (NOT_PROVED) where it is known, and shows nothing."""
+    """Returns the proofs for a life that introduces itself. Raises PreconditionFailed (NOT_PROVED) if a life that met
+    this lead, and is not dead, shows no proof.
+    """
     if known is None:
         return Told((event.asks,), (event.shows,))
     elder = any(is_one_of(proof, known.elder) for proof in event.proofs)
     if is_one_of(event.shows, known.shows) or any(known.proves(proof) for proof in event.proofs):
         shows = _join((event.shows,), known.shows)
-        # Who shows what both were told is both: the life that was readmitted without a proof was this one.
+        # A caller that shows both lives' proofs is both: the life readmitted without a proof was this one.
         return Told(_join(known.asks, known.elder), shows) if elder else Told(known.asks, shows, known.elder)
     if elder:
         return Told(known.elder, (event.shows,), anew=True)
@@ -48,8 +50,8 @@ def introduced(known: Peer | None, event: HandshakeReceived) -> Told:
 
 
 def reached(known: Peer | None, event: PeerAnswered, at: str) -> Told:
-    """By a life that was dialled at an address and has answered. Raises PreconditionFailed (PEER_FAILED) for one that
-    is known at another address.
+    """Returns the proofs for a life that answered at a dialled address. Raises PreconditionFailed (PEER_FAILED) for a
+    life that lives at another address.
     """
     if known is None:
         return Told((event.asks,), (event.shows,))
@@ -60,13 +62,14 @@ def reached(known: Peer | None, event: PeerAnswered, at: str) -> Told:
     if known.met and not known.lives_at(at):
         engine_id = known.description.engine_id
         raise PreconditionFailed(Reason.PEER_FAILED, f"engine {engine_id} is connected, and not at {at}")
-    # It answers where this life lives: what was told to who introduced itself as this life may be a stranger's.
+    # The peer answers at this life's address. An earlier caller of that name may have been a stranger, so its proof is
+    # dropped.
     return Told((event.asks,), _join((event.shows,), known.shows), known.elder)
 
 
 def living_at(peers: Iterable[Peer], address: str, engine_id: str) -> str:
-    """The life that met this lead and was there last, of that engine if one is expected; empty: none. A lead that has
-    declared us dead takes us without a proof, too, but believes nothing that we say of what was before.
+    """Returns the life that met this lead and was last at this address, of the expected engine if any; empty: none. It
+    is shown our proof even if it declared us dead: it would admit us without one, but believe nothing about before.
     """
     met = [peer for peer in peers if peer.met and peer.lives_at(address)]
     here = [peer.key for peer in met if engine_id in ("", peer.description.engine_id)]
@@ -74,8 +77,8 @@ def living_at(peers: Iterable[Peer], address: str, engine_id: str) -> str:
 
 
 def check_next_life(others: list[Peer], at: str) -> None:
-    """A life introduces itself while others of its engine are connected. Raises Unavailable (NOT_PROVED), unless it has
-    answered where they live.
+    """Checks a life that introduces itself while other lives of its engine are connected. Raises Unavailable
+    (NOT_PROVED) unless it answered where they live.
     """
     for other in others:
         if not (at and other.lives_at(at)):
@@ -91,5 +94,5 @@ def _elder(known: Peer) -> tuple[bytes, ...]:
 
 
 def _join(first: tuple[bytes, ...], more: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Each once, and no more than a handshake may show."""
+    """Joins proofs, each once, up to the number that a handshake may show."""
     return tuple(dict.fromkeys(first + more))[:PROOFS_MAX]

@@ -1,11 +1,11 @@
-"""Why a peer that has answered is of no use: it is another engine, or no data path reaches it."""
+"""Refusals of a peer that has answered: it is another engine, or no data path reaches it."""
 
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 
 
 def check_engine(expected: str, peer: Peer) -> None:
-    """Raises PreconditionFailed (WRONG_ENGINE) for another engine than was expected; an empty text expects none."""
+    """Raises PreconditionFailed (WRONG_ENGINE) for an engine that was not expected; an empty `expected` allows any."""
     found = peer.description.engine_id
     if expected and found != expected:
         wrong = f"engine {found} answers there, {expected} was expected"
@@ -13,7 +13,7 @@ def check_engine(expected: str, peer: Peer) -> None:
 
 
 def no_data_path(peer: Peer) -> KVGrpcError:
-    """Of a peer that is not reachable."""
+    """Returns the error for a peer that is not reachable."""
     path = next(path for path in peer.paths.values() if not path.data_path)
     reasons = "; ".join(f"{name}: {why}" for name, why in path.rejected) or "none is enabled on both sides"
     return PreconditionFailed(

@@ -1,4 +1,4 @@
-"""Policy: what a scheduler decides about KV that is somewhere else.
+"""Policy: decides for a scheduler about KV that is elsewhere.
 
-It knows prompts, tokens and blocks; transfers and leases are the node's.
+The policy knows prompts, tokens and blocks; transfers and leases are the node's.
 """

@@ -1,8 +1,8 @@
-"""The driver of a policy: hooks of a scheduler in, transfers and news out. All rules are the policy's.
+"""The driver of a policy: takes the scheduler's hooks, and asks for transfers. All rules are the policy's.
 
 A shell is a subclass that has the transfers: `kvgrpc.engine.scheduler.scheduler` on an engine's session,
-`kvgrpc.service.scheduler` in the lead. The driver knows which transfer is which request's, and tells the shell what to
-ask for; the shell reports how its transfers fare. Nothing here waits for a transfer.
+`kvgrpc.service.scheduler` in the lead. The driver knows each transfer's request, and tells the shell what to ask for;
+the shell reports how its transfers fare. Nothing here waits for a transfer.
 """
 
 from abc import ABC, abstractmethod
@@ -37,9 +37,9 @@ from kvgrpc.core.policy.values import (
 from kvgrpc.errors import KVGrpcError, NextStep
 
 RENEW_S = 1.0
-"""So often `renew_awaited` is called: in the firm time of a hand-over, also where a call gets lost."""
+"""Interval of `renew_awaited` calls, in seconds; within the firm time of a hand-over, even if one call is lost."""
 KEYS_MAX = 4_096
-"""Keys of one call to a source."""
+"""Maximum number of keys in one call to a source."""
 
 Spec = TypeVar("Spec", bound=RequestSpec[Any])
 Name = TypeVar("Name")
@@ -48,11 +48,11 @@ Transfer = TypeVar("Transfer")
 
 @dataclass(eq=False)
 class DrivenRequest(Generic[Spec, Name, Transfer]):
-    """A request with its transfers. Shells add what theirs need."""
+    """A request with its transfers. Shells add fields of their own."""
 
     spec: Spec
     given: Name | None = None
-    """What the KV that goes is named by; None until that is known."""
+    """The name of the KV that goes; None until it is known."""
     transfers: dict[Side, Transfer] = field(default_factory=dict)
 
     @property
@@ -64,10 +64,10 @@ Driven = TypeVar("Driven", bound=DrivenRequest[Any, Any, Any])
 
 
 class Driver(ABC, Generic[Spec, Driven, Transfer]):
-    """One engine's. Not for several threads at once. Its hooks are those of `Policy`."""
+    """The driver of one engine's policy. Not thread-safe. Its hooks are those of `Policy`."""
 
     def __init__(self, rules: Rules, tell: Callable[[News], None]) -> None:
-        """`tell` gets what the scheduler is to know."""
+        """`tell` gets the news for the scheduler."""
         self._tell = tell
         self._make: dict[type[Task], Callable[[Driven, Any], Transfer | None]] = {
             Begin: self._begin,
@@ -79,17 +79,17 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self._begin_life(rules)
 
     def _begin_life(self, rules: Rules) -> None:
-        """A life of the engine begins, in which no request is known."""
+        """Begins a life of the engine, in which no request is known."""
         self.policy = Policy(rules)
         self._known: dict[str, Driven] = {}
         self._of: dict[Transfer, tuple[Driven, Side]] = {}
-        """Each transfer until nothing of it uses its blocks any more."""
+        """Transfers that may still use their blocks -> request and side."""
 
     # ---- hooks of the scheduler
 
     def arrived(self, spec: Spec) -> Admitted:
-        """Raises what `Policy.arrived`, `RequestSpec.arrival` `_let_in` and `_register` raise, and
-        OutOfRange (CONTENT_RANGE) for a push whose parts have no name. Then nothing has changed.
+        """Takes a request. Raises what `Policy.arrived`, `RequestSpec.arrival`, `_let_in` and `_register` raise, and
+        OutOfRange (CONTENT_RANGE) for a push whose parts have no name. An error changes nothing.
         """
         arrival = spec.arrival(self.policy.rules)
         admitted = self.policy.admits(arrival)
@@ -100,7 +100,9 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         return admitted
 
     def renew_awaited(self) -> bool:
-        """The sources of pushes that may still come, or go on, are asked to keep them. Whether there are any."""
+        """Asks the sources of pushes that may still come, or go on, to keep their blocks. Returns whether there are
+        any.
+        """
         found: dict[tuple[str, str], list[Driven]] = {}
         for request in self._known.values():
             source = request.spec.take
@@ -121,7 +123,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self._perform_tasks(request_id)
 
     def wanted(self, request_id: str) -> bool:
-        """See `Policy.wanted`. Raises what `RequestSpec.first` raises, and then nothing has changed."""
+        """See `Policy.wanted`. Raises what `RequestSpec.first` raises; an error changes nothing."""
         request = self._known.get(request_id)
         if request is None:
             return False
@@ -152,8 +154,8 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         outcome: Outcome,
         step: int,
     ) -> Finished:
-        """`Policy.finished`. `first` as RequestSpec's, of prompt and answer; None: the prompt is all. Raises what it
-        raises, and then nothing has changed.
+        """Calls `Policy.finished`, and raises what that raises; an error changes nothing. `first`: like
+        `RequestSpec.first`, for prompt and answer; None: the prompt is all.
         """
         request = self._known.get(request_id)
         tokens, given = self.policy.given_tokens(request_id, computed, outcome), None
@@ -174,21 +176,21 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         request, give = self._let_in(spec, arrival), arrival.give
         if give is None or give.mode is not Mode.PUSH or not arrival.prompt_tokens:
             return request
-        if give.prefill:  # its parts are named before they are all there
+        if give.prefill:  # a push names its parts before all of them are there
             request.given = spec.first(without_backoff(self.policy.rules, arrival.prompt_tokens))
         if spec.target:
             self._follow(request, Side.GIVE, self._register(request))
         return request
 
-    # ---- what a shell does. What it cannot even ask for it raises as KVGrpcError: a loss like any other
+    # ---- done by a shell, which raises KVGrpcError for a request that it cannot make: a loss like any other
 
     @abstractmethod
     def _let_in(self, spec: Spec, arrival: Arrival) -> Driven:
-        """Raises KVGrpcError for a request that is not let in."""
+        """Lets a request in. Raises KVGrpcError to refuse it."""
 
     @abstractmethod
     def _register(self, request: Driven) -> Transfer:
-        """Registers the push to the target that was brought."""
+        """Registers the push at the target that the request brought."""
 
     @abstractmethod
     def _begin(self, request: Driven, task: Begin) -> Transfer: ...
@@ -204,7 +206,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
 
     @abstractmethod
     def _give_up(self, request: Driven, task: GiveUp) -> Transfer | None:
-        """None: there is nothing that could end."""
+        """Gives up a push. Returns None if no transfer is left that could end."""
 
     @abstractmethod
     def _start(self, request: Driven, transfer: Transfer, task: Start) -> None: ...
@@ -214,17 +216,17 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
 
     @abstractmethod
     def _end(self, request: Driven, transfer: Transfer, message: str) -> None:
-        """Cancels a transfer; what comes of it is reported."""
+        """Cancels a transfer; its end is reported."""
 
     @abstractmethod
     def _renew(self, requests: list[Driven]) -> None:
-        """Has the source of these, which they have in common, asked. What becomes of that is not waited for."""
+        """Asks the common source of these requests to renew. Nobody waits for the answer."""
 
     def _loss(self, error: KVGrpcError) -> Loss:
         return Loss(error.reason, error.sentence, NextStep.RECOMPUTE)
 
     def _forgotten(self, request: Driven) -> None:
-        """Nothing of a request is kept any more."""
+        """Notes that nothing of a request is kept any more."""
 
     # ---- tasks
 
@@ -238,7 +240,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
             self._tell_news(request)
 
     def _perform(self, request: Driven, task: Task) -> None:
-        """A task makes a transfer, or adds to one; or it is about one, and nothing once that is at rest."""
+        """Performs a task that makes or extends a transfer, or acts on one. On a transfer at rest it does nothing."""
         side = Side.TAKE if isinstance(task, Begin | Start | Reserve) else Side.GIVE
         if isinstance(task, Cancel):
             side = task.side
@@ -269,7 +271,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self._tell_news(request)
 
     def _follow(self, request: Driven, side: Side, transfer: Transfer | None) -> None:
-        """The shell reports from now on how a transfer fares."""
+        """Follows a transfer: the shell reports from now on how it fares."""
         if transfer is not None:
             request.transfers[side] = transfer
             self._of[transfer] = request, side
@@ -277,15 +279,15 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
     # ---- how transfers fare
 
     def _failed(self, transfer: Transfer, loss: Loss) -> None:
-        """It is over without success; its blocks return later."""
+        """Takes the failure of a transfer; its blocks return later."""
         if (found := self._find(transfer)) is not None:
             request, side = found
             self.policy.failed(request.id, side, loss)
             self._tell_news(request)
 
     def _returned(self, transfer: Transfer, *, received: int = 0) -> None:
-        """Nothing of it uses its blocks any more. `received`: the KV of so many tokens of the prompt is in them, with
-        what was there before.
+        """Takes the return of a transfer's blocks: nothing uses them any more. `received`: tokens of the prompt whose
+        KV is in them, with earlier ones.
         """
         found = self._find(transfer)
         self._of.pop(transfer, None)
@@ -298,12 +300,12 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
             self._tell_news(request)
 
     def _find(self, transfer: Transfer) -> tuple[Driven, Side] | None:
-        """Whose transfer it is. None once that request is forgotten, also where another one has its id."""
+        """Returns a transfer's request and side. None once the request is forgotten, even if another one has its id."""
         found = self._of.get(transfer)
         return found if found is not None and self._known.get(found[0].id) is found[0] else None
 
     def _tell_news(self, request: Driven) -> None:
-        """Tells what the policy says of a request, and forgets one that is over."""
+        """Tells the scheduler the policy's news of a request, and forgets a request that is over."""
         for news in self.policy.take_told():
             self._tell(news)
         if request.id not in self.policy and self._known.pop(request.id, None) is not None:

@@ -1,21 +1,20 @@
-"""What a scheduler decides about KV that is somewhere else: a connector's logic, without its transfers.
+"""The decisions of a scheduler about KV that is elsewhere: a connector's logic, without its transfers.
 
 The scheduler of one engine calls a hook at each turn of a request's life:
 
-    arrived             what to compute of it; a pull begins here, so that its source holds the KV from now on
-    match               how many tokens could come; changes nothing, and may be asked as often as one likes
-    allocated           the blocks are there: what is missing begins to come, or the source is let go
+    arrived             the tokens to compute; a pull begins here, so that its source holds the KV from now on
+    match               the number of tokens that could come; changes nothing, and may be asked any number of times
+    allocated           the blocks are there: the missing KV begins to come, or the source is let go
     wanted              a destination has registered for what a prefill gives: it is pushed from now on
-    computed            a step was scheduled: what a push may send already, what a staged engine saves
+    computed            a step was scheduled: a push may send finished parts, a staged engine saves its blocks
     preempted           a prefill begins anew, in other blocks
-    finished, aborted   the request left: whether its blocks are to be kept, and until when
+    finished, aborted   the request left; the answer says whether its blocks must be kept
 
-and gets `Told` from `take_told`. What is to be done about transfers comes as `Task` from `take_tasks`, named after its
-request; how they fare is reported by `received`, `failed` and `returned`, each one's end exactly once by the transfers
-themselves. So every allocation that waits for KV ends in one LoadEnded, and everything that was kept in one SendEnded.
+It gets `Told` from `take_told`. `take_tasks` gives the `Task`s for transfers, each named after its request. The
+transfers report with `received`, `failed` and `returned`, each end exactly once. So every allocation that waits for KV
+ends in one LoadEnded, and everything that was kept ends in one SendEnded.
 
-Hooks may come twice and late: what is known changes nothing. What contradicts what is known is refused, and then
-nothing has changed.
+Hooks are idempotent, and may be late. A hook that contradicts earlier ones is refused and changes nothing.
 """
 
 from kvgrpc.core.policy.request import Request, Stage, cut, prefills, usable, whole, with_layers, without_backoff
@@ -62,36 +61,36 @@ class Policy:
         self._told: list[Told] = []
 
     def __len__(self) -> int:
-        """Requests that are not forgotten: those that have not left, and those whose blocks are kept."""
+        """Returns the number of remembered requests: those that have not left, and those whose blocks are kept."""
         return len(self._requests)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
     def pushes(self, request_id: str) -> bool:
-        """Whether what it gives goes by parts, as it is computed."""
+        """Returns whether the request's KV goes by parts, as it is computed."""
         request = self._requests.get(request_id)
         return request is not None and request.pushes and request.gives
 
     def awaits(self, request_id: str) -> bool:
-        """Whether a push that it takes may still come, or go on."""
+        """Returns whether a push to this request may still come, or go on."""
         request = self._requests.get(request_id)
         return request is not None and request.awaits_push
 
     def take_tasks(self) -> list[Task]:
-        """What is to be done about transfers, in this order."""
+        """Removes and returns the tasks for transfers, in order."""
         tasks, self._tasks = self._tasks, []
         return tasks
 
     def take_told(self) -> list[Told]:
-        """What the scheduler is to know."""
+        """Removes and returns the news for the scheduler."""
         told, self._told = self._told, []
         return told
 
     # ---- hooks of the scheduler
 
     def admits(self, arrival: Arrival) -> Admitted:
-        """What `arrived` would answer now, or raise. Changes nothing."""
+        """Returns, or raises, what `arrived` would now. Changes nothing."""
         known = self._requests.get(arrival.request_id)
         if known is None and len(self._requests) >= self.rules.requests_max:
             raise Exhausted(
@@ -109,7 +108,7 @@ class Policy:
         return Admitted(prompt, prefills(arrival))
 
     def arrived(self, arrival: Arrival) -> Admitted:
-        """A request is there. The scheduler says so before it looks in the prefix cache.
+        """Takes a new request. The scheduler calls this before it looks in the prefix cache.
 
         Raises AlreadyExists (TRANSFER_EXISTS) for another request of that id, Exhausted (LIMIT_EXCEEDED).
         """
@@ -119,7 +118,7 @@ class Policy:
         return admitted
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
-        """How many tokens beyond those that are computed here can come from elsewhere."""
+        """Returns how many tokens beyond the computed ones can come from elsewhere."""
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.OPEN:
             return Match(0)
@@ -132,10 +131,10 @@ class Policy:
     def allocated(
         self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
     ) -> None:
-        """The request has blocks: `external_tokens` of those that `match` said are to come, all of them or none.
+        """Takes a request's blocks. `external_tokens`: the tokens that `match` returned, or 0 if none are to come.
 
-        `after_step`: the last step that may still use what these blocks were before. Raises InvalidRequest for another
-        number of tokens (INVALID_FIELD), or too few blocks for them (BLOCK_COUNT_MISMATCH).
+        `after_step`: the last step that may still use the blocks' old content. Raises InvalidRequest for another number
+        of tokens (INVALID_FIELD), or too few blocks for them (BLOCK_COUNT_MISMATCH).
         """
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.OPEN:
@@ -155,8 +154,9 @@ class Policy:
             self._fill(request, after_step)
 
     def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
-        """Once `step` is done the KV of `computed_tokens` tokens is there: a push of a prefill sends what is whole, a
-        staged engine saves what is new. A decode engine sends all at its end: only then it is known what the KV is of.
+        """Takes a scheduled step: once `step` is done, `computed_tokens` tokens have KV. A prefill's push sends whole
+        blocks, a staged engine saves new ones. A decode engine sends all at its end, when it is known what the KV is
+        of.
         """
         request = self._requests.get(request_id)
         if request is None or request.over or not request.gives:
@@ -169,7 +169,7 @@ class Policy:
             self._send(request, blocks, whole(self.rules, tokens, named), last=False, step=step)
 
     def wanted(self, request_id: str) -> bool:
-        """A destination has registered for what a prefill gives. Whether that goes by parts from now on."""
+        """Notes that a destination registered for a prefill's KV. Returns whether the KV goes by parts from now on."""
         request = self._requests.get(request_id)
         if request is None or request.over or request.give is not Stage.OPEN:
             return False
@@ -178,7 +178,7 @@ class Policy:
         return request.pushes
 
     def preempted(self, request_id: str) -> None:
-        """The scheduler took its blocks; the request will be computed once more, in others."""
+        """Starts a request over: its blocks were taken, and it will be computed again in other blocks."""
         request = self._requests.get(request_id)
         if request is None or request.over:
             return
@@ -188,7 +188,7 @@ class Policy:
             self._tasks.append(StartOver(request_id))
 
     def given_tokens(self, request_id: str, computed_tokens: int, outcome: Outcome) -> int:
-        """How many tokens `finished` would hand over: the caller names their content before."""
+        """Returns how many tokens `finished` would hand over, so that the caller can name their content first."""
         request = self._requests.get(request_id)
         if request is None or request.over or outcome is not Outcome.COMPLETE:
             return 0
@@ -197,7 +197,7 @@ class Policy:
     def finished(
         self, request_id: str, table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
     ) -> Finished:
-        """The request left; `computed_tokens` of it have KV, which is there once `step` is done.
+        """Ends a request that left. Its `computed_tokens` tokens have KV once `step` is done.
 
         Raises InvalidRequest (BLOCK_COUNT_MISMATCH) for a table that does not hold them.
         """
@@ -218,7 +218,7 @@ class Policy:
         return self._left(request)
 
     def aborted(self, request_id: str, message: str = "aborted") -> Finished:
-        """The request is wanted no more, whatever became of it so far."""
+        """Ends a request that is not wanted any more, in any state."""
         request = self._requests.get(request_id)
         if request is None:
             return Finished(keep=False, handed_over=False)
@@ -231,7 +231,7 @@ class Policy:
         return self._left(request)
 
     def loaded(self, request_id: str) -> None:
-        """A staged engine has copied what came."""
+        """Ends the load of a staged engine, which has copied the received blocks."""
         request = self._requests.get(request_id)
         if request is not None and request.take is Stage.LOADING:
             self._load_ended(request)
@@ -239,8 +239,8 @@ class Policy:
     # ---- how transfers fare
 
     def received(self, request_id: str, tokens: int) -> None:
-        """What was to come is in the blocks: the KV of the prompt's first `tokens` tokens. They are fewer than were
-        asked for where the source had others from there on.
+        """Takes a transfer's success: the blocks have the KV of the prompt's first `tokens` tokens. These are fewer
+        than asked for if the source's tokens differ from there on.
         """
         request = self._requests.get(request_id)
         if request is None or request.take is not Stage.BUSY:
@@ -253,7 +253,7 @@ class Policy:
             self._load_ended(request)
 
     def failed(self, request_id: str, side: Side, loss: Loss) -> None:
-        """A transfer is over without success; its blocks return later."""
+        """Takes the failure of a transfer; its blocks return later."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -267,7 +267,7 @@ class Policy:
                 self._told.append(TakeLost(request_id, loss, on_loss))
 
     def returned(self, request_id: str, side: Side) -> None:
-        """Nothing of a transfer that is over uses its blocks any more."""
+        """Takes the return of blocks: nothing of an ended transfer uses them any more."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -303,7 +303,7 @@ class Policy:
             self._tasks.append(Begin(arrival.request_id, request.use_tokens))
 
     def _let_go(self, request: Request, after_step: int) -> None:
-        """Nothing is missing here, or nothing of it can be used: the source is told, and frees."""
+        """Tells the source to free its blocks: none is missing here, or none can be used."""
         arrival = request.arrival
         assert arrival.take is not None
         request.take = Stage.OVER
@@ -328,7 +328,7 @@ class Policy:
         self._tasks.append(task)
 
     def _end_take(self, request: Request, step: int, message: str = "its request is over") -> None:
-        """The request does not wait for its KV any more; blocks that are being filled return when they are at rest."""
+        """Ends a request's wait for KV; blocks that are being filled return when they are at rest."""
         arrival = request.arrival
         if arrival.take is None or request.take not in (Stage.OPEN, Stage.BUSY):
             return
@@ -352,7 +352,7 @@ class Policy:
     # ---- what goes
 
     def _send(self, request: Request, all_blocks: Lists, whole: list[int], *, last: bool, step: int) -> None:
-        """Hands over what a push has not handed over yet, up to that many blocks of each group."""
+        """Hands over blocks that a push has not handed over yet, up to `whole` blocks of each group."""
         blocks = tuple(ids[sent:end] for ids, sent, end in zip(all_blocks, request.sent, whole, strict=True))
         if not any(blocks) and not last:
             return
@@ -379,7 +379,7 @@ class Policy:
             self._send(request, blocks, [len(ids) for ids in blocks], last=True, step=step)
 
     def _give_up(self, request: Request, message: str) -> None:
-        """The destination that waits for a push learns that none comes."""
+        """Tells a destination that waits for a push that none will come."""
         if not request.gives:
             return
         if request.awaited:

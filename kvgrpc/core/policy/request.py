@@ -11,21 +11,21 @@ from kvgrpc.errors import InvalidRequest, Reason
 
 
 class Stage(Enum):
-    """The transfer of what is taken, or given."""
+    """The stage of one of a request's two transfers: taking or giving."""
 
     NONE = "none"
     OPEN = "open"
-    """Nothing of this engine's memory is in use for it."""
+    """The transfer uses none of this engine's memory."""
     BUSY = "busy"
-    """Blocks belong to a transfer."""
+    """Blocks belong to the transfer."""
     LOADING = "loading"
-    """A staged engine copies what came."""
+    """A staged engine copies the received blocks."""
     OVER = "over"
 
 
 @dataclass(eq=False)
 class Request:
-    """From its arrival until it has left and nothing of it is kept."""
+    """A request, from its arrival until it has left and nothing of it is kept."""
 
     arrival: Arrival
     take: Stage = Stage.NONE
@@ -35,20 +35,20 @@ class Request:
     """Blocks that are being filled."""
     take_loss: Loss | None = None
     taken_back: bool = False
-    """Its source needed the blocks before this one had any to read into: that is no failure of a load, and it is
-    computed here whatever the rules say of losses.
+    """The source took its blocks back before this engine had blocks to read into. This is no failed load: the request
+    is computed here, whatever `Rules.on_loss` says.
     """
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
     awaited: bool = False
-    """A destination may wait for what goes: it has registered, or the mode says that one will."""
+    """A destination may wait for the KV: it has registered, or the mode says that one will."""
     pushes: bool = False
-    """What goes, goes by parts of a push."""
+    """The KV goes by parts of a push."""
     sent: list[int] = field(default_factory=list)
-    """How many of the blocks that stand for what goes parts of a push have handed over, of each group."""
+    """Number of blocks that parts of a push have handed over, for each group."""
     saved_tokens: int = 0
     over: bool = False
-    """It left the scheduler."""
+    """True once the request left the scheduler."""
 
     @property
     def busy(self) -> bool:
@@ -56,13 +56,13 @@ class Request:
 
     @property
     def awaits_push(self) -> bool:
-        """A push that it takes may still come, or go on."""
+        """True if a push to this request may still come, or go on."""
         take, wanted = self.arrival.take, self.take_loss is None and not self.over
         return wanted and take is not None and take.mode is Mode.PUSH and self.take in (Stage.OPEN, Stage.BUSY)
 
     @property
     def gives(self) -> bool:
-        """Its KV is wanted, and nothing has gone wrong with that."""
+        """True if the KV is wanted, and nothing has gone wrong with giving it."""
         return self.give in (Stage.OPEN, Stage.BUSY) and self.give_loss is None
 
     @property
@@ -71,7 +71,9 @@ class Request:
         return prefills(self.arrival)
 
     def given_tokens(self, rules: Rules, computed_tokens: int) -> int:
-        """Tokens whose KV is handed over: of a prefill no more than the prompt. None where a state is of more."""
+        """Returns how many tokens of KV are handed over, for a prefill at most the prompt. 0 if a state is of more
+        tokens.
+        """
         if not self.gives:
             return 0
         tokens = computed_tokens
@@ -81,26 +83,26 @@ class Request:
         return 0 if states and tokens != computed_tokens else tokens
 
     def named_tokens(self, rules: Rules, tokens: int) -> int:
-        """Tokens that what goes is named by, when `tokens` of them are given at last: the parts of a push are named
-        before they are all there.
+        """Returns how many tokens the name of the given KV covers, when `tokens` of them are given at last. The parts
+        of a push are named before all of them are there.
         """
         by_parts = self.pushes and self.prefills
         return without_backoff(rules, self.arrival.prompt_tokens) if by_parts else tokens
 
 
 def prefills(arrival: Arrival) -> bool:
-    """Whether all that this engine does for a request is its prefill."""
+    """Returns whether this engine only prefills the request."""
     return arrival.give is not None and arrival.give.prefill
 
 
 def without_backoff(rules: Rules, prompt_tokens: int) -> int:
-    """Tokens of a prompt that are computed, or taken, before the decode engine's own part of it."""
+    """Returns how many prompt tokens are computed, or taken, before the decode engine's own part of the prompt."""
     return prompt_tokens - rules.backoff_tokens if prompt_tokens > rules.backoff_tokens else prompt_tokens
 
 
 def usable(rules: Rules, arrival: Arrival) -> int:
-    """Tokens of what is offered that can be used: whole units, or all; none where its blocks do not serve so few. The
-    last tokens that this engine is to compute it computes itself, and only once: from a state there is no way back.
+    """Returns how many offered tokens can be used: whole units, or all; 0 if their blocks do not serve so few. This
+    engine computes its last tokens itself, and only once: a state cannot go back.
     """
     if arrival.take is None or arrival.needs_all_outputs or not arrival.prompt_tokens:
         return 0
@@ -115,8 +117,8 @@ def usable(rules: Rules, arrival: Arrival) -> int:
 
 
 def cut(rules: Rules, table: Table, have_tokens: int, end_tokens: int, of_tokens: int = 0) -> Lists:
-    """Of the blocks that stand for `of_tokens` tokens (0: `end_tokens`), those from the first that is not whole at
-    `have_tokens` to the one of the last token before `end_tokens`; of a state its one.
+    """Returns blocks out of those that stand for `of_tokens` tokens (0: `end_tokens`): from the first block that is not
+    whole at `have_tokens` to the block of the last token before `end_tokens`. A state has one block.
 
     Raises InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH) for a table that does not hold them.
     """
@@ -140,12 +142,14 @@ def cut(rules: Rules, table: Table, have_tokens: int, end_tokens: int, of_tokens
 
 
 def whole(rules: Rules, tokens: int, of_tokens: int) -> list[int]:
-    """How many of the blocks that stand for `of_tokens` tokens are filled by so many. A state is whole at the end."""
+    """Returns, for each group, how many of the blocks for `of_tokens` tokens `tokens` tokens fill. A state is whole at
+    the end.
+    """
     return [group.held_of(of_tokens, tokens) for group in rules.groups]
 
 
 def with_layers(rules: Rules, blocks: Lists, layers: LayerRange | None) -> Lists:
-    """The blocks of those groups that have some of these layers; None: all."""
+    """Returns the blocks of the groups that have some of these layers; None: all layers."""
     if layers is None:
         return blocks
     return tuple(ids if layers[0] < group.layers else () for group, ids in zip(rules.groups, blocks, strict=True))

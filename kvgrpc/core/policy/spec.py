@@ -1,4 +1,4 @@
-"""What a request's transfers are called and made of, as its scheduler said it."""
+"""The names and content of a request's transfers, as its scheduler states them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Source:
-    """The engine that will push KV; empty where a router tells it where to, by the grant of `ReservedAt`."""
+    """The engine that will push KV; empty if a router takes the grant of `ReservedAt` to it."""
 
     address: str = ""
     engine_id: str = ""
@@ -34,17 +34,17 @@ class Source:
 
 @dataclass(frozen=True)
 class RequestSpec(ABC, Generic[Name]):
-    """Every field but the prompt, whose form is the shell's; `Name`: what KV is named by."""
+    """A request, except for the form of its prompt, which is the shell's. `Name`: the type that names KV."""
 
     request_id: str
     prompt: Any = None
-    """Empty, or None, where it has no token ids."""
+    """The prompt; empty or None if it has no token ids."""
     transfer_key: bytes = b""
-    """The key of what is given, or comes by push; a pull has that of its grant."""
+    """The key of a push, or of given KV; a pull has the key of its grant."""
     take: Offer | Source | None = None
     give: Give | None = None
     target: bytes = b""
-    """The WRITE grant of the destination of a push, where a router brought it."""
+    """The WRITE grant of a push's destination, if a router brought it."""
     label: str = ""
     """The LLM request's id in traces and lists; empty: `request_id`."""
     consumers: int = 1
@@ -53,34 +53,34 @@ class RequestSpec(ABC, Generic[Name]):
     firm_ttl_s: float | None = None
     priority: int = 0
     request_time_us: int = field(default=0, compare=False)
-    """See `began_at`; 0: when it hands over, and of a pull when the request began that handed over."""
+    """See `began_at`; 0: the time of the hand-over, and for a pull the time of the request that handed over."""
     needs_all_outputs: bool = False
     traceparent: str = field(default="", compare=False)
 
     @property
     @abstractmethod
     def prompt_tokens(self) -> int:
-        """0 where it has no token ids."""
+        """Number of prompt tokens; 0 if the prompt has no token ids."""
 
     @abstractmethod
     def first(self, tokens: int) -> Name:
-        """What the prompt's first `tokens` tokens are named by. Raises KVGrpcError where they have no name."""
+        """Returns the name of the prompt's first `tokens` tokens. Raises KVGrpcError if they have no name."""
 
     @property
     def offer(self) -> Offer:
-        """What it pulls."""
+        """Returns the offer to pull."""
         assert isinstance(self.take, Offer), "a pull takes what a grant offers"
         return self.take
 
     @property
     def source(self) -> Source:
-        """What pushes to it."""
+        """Returns the source that will push."""
         assert isinstance(self.take, Source), "a reservation waits for a source"
         return self.take
 
     @property
     def kept_s(self) -> float | None:
-        """How long what it gives is firm; None: the default. The next turn may never come: what it offers is soft."""
+        """Firm time of given KV, in seconds; None: the default. An offer to a next turn is soft: it may never come."""
         waits = self.give is not None and not self.give.prefill
         return 0.0 if waits and self.firm_ttl_s is None else self.firm_ttl_s
 
@@ -90,8 +90,8 @@ class RequestSpec(ABC, Generic[Name]):
         return False
 
     def arrival(self, rules: Rules) -> Arrival:
-        """Raises InvalidRequest (GRANT_INVALID) for what is no grant, or for a key of another length than the API
-        allows; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind.
+        """Returns the request as the policy takes it. Raises InvalidRequest (GRANT_INVALID) for an invalid grant or a
+        key of a wrong length, PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind.
         """
         take = None
         match self.take:
@@ -108,8 +108,8 @@ class RequestSpec(ABC, Generic[Name]):
 
 
 def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arrived_us: int) -> int:
-    """When a request began that its engine hears of at `arrived_us`: as stated, or with the prefill of what it decodes.
-    A next turn, which takes what it goes on from, began later than that.
+    """Returns the time when a request began, in microseconds since the Unix epoch: a decode without a stated time began
+    with its prefill, as its grant says. A next turn's prefill began later than the grant that it pulls.
     """
     decodes = isinstance(take, Offer) and (give is None or not give.prefill)
     if decodes and not stated_us:
@@ -119,7 +119,7 @@ def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arr
 
 
 def claims_of(grant: bytes, access: Access) -> Claims:
-    """What a grant of that kind says, unverified. Raises InvalidRequest (GRANT_INVALID), PreconditionFailed
+    """Returns a grant's claims, unverified. Raises InvalidRequest (GRANT_INVALID), PreconditionFailed
     (GRANT_WRONG_ACCESS).
     """
     claims = read_claims(grant)

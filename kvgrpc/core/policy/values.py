@@ -1,4 +1,4 @@
-"""What goes into a scheduler's policy, and what comes out of it; see `policy`."""
+"""The inputs and outputs of a scheduler's policy; see `policy`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,32 +13,31 @@ from kvgrpc.errors import NextStep, Reason
 Table: TypeAlias = Sequence[Sequence[int]]
 """The blocks of a request, for each group in token order from its first token on; of a state, the running one last."""
 DROPPED = -1
-"""In a table, a block that its engine has let go, since its tokens have left the group's window: never given or taken.
+"""Marks a block in a table that its engine let go, since its tokens left the group's window: it is never given or
+taken.
 """
 Lists: TypeAlias = tuple[tuple[int, ...], ...]
 """Blocks of each group, for one transfer."""
 
 
 class Mode(Enum):
-    """Which side begins a transfer."""
+    """The side that begins a transfer."""
 
     PULL = "pull"
     PUSH = "push"
     AUTO = "auto"
-    """Of what is given: whichever side comes first. It is pushed from when a destination has registered for it, and
-    handed over to readers at its end where none has.
-    """
+    """For given KV: it is pushed once a destination has registered for it, else handed over to readers at its end."""
 
 
 class OnLoss(Enum):
-    """What becomes of a request whose KV does not come."""
+    """The fate of a request whose KV does not come."""
 
     FAIL = "fail"
     RECOMPUTE = "recompute"
 
 
 class Outcome(Enum):
-    """How a request left the scheduler."""
+    """The way in which a request left the scheduler."""
 
     COMPLETE = "complete"
     """It stopped by itself or reached its length: its KV is whole."""
@@ -47,7 +46,7 @@ class Outcome(Enum):
 
 
 class Side(Enum):
-    """Which of a request's two transfers."""
+    """One of a request's two transfers."""
 
     TAKE = "take"
     GIVE = "give"
@@ -55,20 +54,20 @@ class Side(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """What one engine's policy goes by."""
+    """The settings of one engine's policy."""
 
     groups: tuple[Group, ...]
     on_loss: OnLoss = OnLoss.FAIL
     recompute_threshold_tokens: int = 64
-    """A prefill engine takes history from its decode engine if at least so many tokens of it are missing here."""
+    """Minimum number of tokens missing here for which a prefill engine takes history from its decode engine."""
     backoff_tokens: int = 0
-    """Tokens at the prompt's end that the decode engine computes in any case: 1 where a group keeps states. A prompt of
-    no more is computed by the decode engine alone.
+    """Tokens at the prompt's end that the decode engine always computes: 1 if a group keeps states. The decode engine
+    alone computes a prompt that has no more tokens.
     """
     layer_ranges: tuple[LayerRange, ...] = ()
-    """Pushes hand over each part in these ranges of layers, one after the other; empty: in all layers at once."""
+    """Layer ranges in which pushes hand over each part, one after the other; empty: all layers at once."""
     staged: bool = False
-    """Transfers move copies of the blocks in host memory: what was computed is saved there, what comes is loaded."""
+    """Transfers move copies of blocks in host memory: computed blocks are saved there, received blocks are loaded."""
     requests_max: int = 65_536
 
 
@@ -78,52 +77,50 @@ class Take:
 
     mode: Mode
     offer_tokens: int
-    """For a pull what its grant offers, for a push what the source will compute."""
+    """Tokens that a pull's grant offers, or that a push's source will compute."""
     keep: bool = False
-    """If this engine gives up, another one may come for a push: its source is not let go."""
+    """The source of a push is not let go if this engine gives up: another engine may come for the push."""
 
 
 @dataclass(frozen=True)
 class Give:
-    """Another engine, or the request's next turn, will want its KV."""
+    """Another engine, or the request's next turn, will want the request's KV."""
 
     mode: Mode
     prefill: bool = True
-    """All that this engine does for the request is its prefill. Else it decodes, and offers what it has for the next
-    turn.
-    """
+    """True: this engine only prefills the request. False: it decodes, and offers its KV for the next turn."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, as it came in."""
+    """A request as it arrived."""
 
     request_id: str
     prompt_tokens: int
-    """0 where the prompt has no token ids: its KV has no name, and neither comes nor goes."""
+    """0 if the prompt has no token ids: its KV has no name, and neither comes nor goes."""
     take: Take | None = None
     give: Give | None = None
     needs_all_outputs: bool = False
-    """Every prompt token has to go through this engine, for prompt log-probabilities say: nothing is taken."""
+    """Every prompt token must go through this engine, for example for prompt log-probabilities: nothing is taken."""
     whole_units: bool = False
-    """It is known by digests of whole units of tokens, and cannot be named at any other length but its own."""
+    """The prompt is known by digests of whole units of tokens, and can be named only at these lengths or its own."""
     wanted: object = None
-    """All that its transfers are called and made of: tokens, adapter, salt, keys, grants, intent. Only compared, and by
-    value: it must not change any more.
+    """The names and content of its transfers: tokens, adapter, salt, keys, grants, intent. It is only compared, by
+    value, and must not change.
     """
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why KV did not come, or did not go."""
+    """The reason why KV did not come, or did not go."""
 
     reason: Reason
     message: str
     next: NextStep
     phase: str = ""
-    """The transfer's failure; empty where there was no transfer, or it did not fail."""
+    """Phase of the transfer's failure; empty if there was no transfer, or it did not fail."""
     side: End | None = None
-    """At which of the two engines."""
+    """The engine at which it failed."""
     rank: int | None = None
 
 
@@ -140,7 +137,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Start:
-    """Gives a pull its blocks. None: everything was found here, and the source is let go."""
+    """Gives a pull its blocks. No blocks: everything was found here, and the source is let go."""
 
     request_id: str
     blocks: Lists
@@ -150,7 +147,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Reserves blocks for a push, and registers it at its source. No blocks: as with `Start`."""
+    """Reserves blocks for a push, and registers it at its source. No blocks: see `Start`."""
 
     request_id: str
     blocks: Lists
@@ -182,14 +179,14 @@ class Part:
 
 @dataclass(frozen=True)
 class StartOver:
-    """The parts of a push count no more: a prefill was preempted."""
+    """Discards the parts of a push so far: a prefill was preempted."""
 
     request_id: str
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """This side cannot deliver its push."""
+    """Tells the destination that this side cannot deliver its push."""
 
     request_id: str
     message: str
@@ -212,7 +209,7 @@ Task = Begin | Start | Reserve | HandOver | Part | StartOver | GiveUp | Cancel
 
 @dataclass(frozen=True)
 class Save:
-    """Staged engines copy these blocks to host memory, in the step that computed them."""
+    """A staged engine copies these blocks to host memory, in the step that computed them."""
 
     request_id: str
     blocks: Lists
@@ -220,7 +217,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Load:
-    """Staged engines copy these blocks from host memory, then call `Policy.loaded`."""
+    """A staged engine copies these blocks from host memory, then calls `Policy.loaded`."""
 
     request_id: str
     blocks: Lists
@@ -228,14 +225,14 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadEnded:
-    """What was to come is there, or will not be: told once for every allocation with tokens to come. The blocks are the
-    scheduler's again in either case.
+    """The awaited KV has come, or never will: told once for every allocation with tokens to come. Either way the blocks
+    are the scheduler's again.
     """
 
     request_id: str
     tokens: int
-    """Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before. Without
-    one, too, they may be fewer than were to come: the source had other tokens from there on.
+    """Tokens from the prompt's start that have KV; after a loss, the tokens that had it before. Even without a loss
+    there may be fewer than awaited, if the source's tokens differ from there on.
     """
     loss: Loss | None
     blocks: Lists
@@ -245,7 +242,7 @@ class LoadEnded:
 
 @dataclass(frozen=True)
 class SendEnded:
-    """Blocks that were kept are the scheduler's again: told once for every request whose blocks were to be kept."""
+    """Kept blocks are the scheduler's again: told once for every request whose blocks were to be kept."""
 
     request_id: str
     loss: Loss | None
@@ -253,7 +250,7 @@ class SendEnded:
 
 @dataclass(frozen=True)
 class TakeLost:
-    """KV will not come, and blocks for it were not allocated yet. By OnLoss.FAIL the request is to be ended."""
+    """KV will not come, and no blocks were allocated for it yet. By OnLoss.FAIL the scheduler must end the request."""
 
     request_id: str
     loss: Loss
@@ -276,8 +273,8 @@ class ReservedAt:
 
 @dataclass(frozen=True)
 class Provisional:
-    """These layers of a push are there. It replaces the last one: with fewer layers, or of a later epoch, it says that
-    the prefill started over, and that what was computed from the others is to be discarded.
+    """These layers of a push are there. Each Provisional replaces the last one. Fewer layers, or a later epoch, mean
+    that the prefill started over: results computed from the others must be discarded.
     """
 
     request_id: str
@@ -290,27 +287,27 @@ News = Told | ReservedAt | Provisional
 
 @dataclass(frozen=True)
 class Admitted:
-    """How a request is to be computed here."""
+    """The way in which a request is computed here."""
 
     prompt_tokens: int
-    """Tokens of its prompt: all, or all but those that the decode engine computes."""
+    """Prompt tokens to compute: all, or all but those that the decode engine computes."""
     one_token: bool
-    """Only its prefill is of interest: one token is enough."""
+    """Only the prefill is wanted: one token is enough."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What can be had from elsewhere beyond what is computed here."""
+    """KV that can come from elsewhere beyond what is computed here."""
 
     tokens: int
-    """More of the prompt's tokens. They come beside the engine's steps, never within one."""
+    """Number of further prompt tokens. They come beside the engine's steps, never within one."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What becomes of the blocks of a request that left."""
+    """The fate of the blocks of a request that left."""
 
     keep: bool
-    """They are not to be freed before SendEnded, or LoadEnded where they were still being filled."""
+    """The blocks must not be freed before SendEnded, or before LoadEnded if they are still being filled."""
     handed_over: bool
-    """There is a grant, or a push, for the engine that comes next."""
+    """A grant, or a push, exists for the engine that comes next."""

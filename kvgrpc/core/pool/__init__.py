@@ -1,4 +1,4 @@
 """Pool: blocks that this server gives out itself, and blocks in quarantine.
 
-Which blocks are pinned, and why, is in `tables.pins`.
+`tables.pins` says which blocks are pinned, and why.
 """

@@ -1,4 +1,4 @@
-"""The pool of blocks where this server manages it: AllocateBlocks and FreeBlocks."""
+"""Allocations of blocks from a pool that this server manages: AllocateBlocks and FreeBlocks."""
 
 from collections.abc import Collection
 
@@ -25,7 +25,7 @@ from kvgrpc.errors import (
 
 
 class Allocations:
-    """Allocation calls."""
+    """The calls that make, renew, give and free allocations."""
 
     def __init__(self, state: NodeState, reclaiming: Reclaiming) -> None:
         self._state = state
@@ -33,7 +33,7 @@ class Allocations:
         self._made = 0
 
     def allocate(self, event: AllocateBlocks) -> None:
-        """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
+        """Handles AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
         self.check_kind()
         if event.no_expiry and event.ttl_s is not None:
             raise invalid("no_expiry", "is said in place of a ttl, not with it")
@@ -43,7 +43,7 @@ class Allocations:
             self._take(event)
 
     def free(self, event: FreeBlocks) -> None:
-        """FreeBlocks: all or none; pinned ones come free at their last unpin."""
+        """Handles FreeBlocks: frees all blocks or none. Pinned blocks come free at their last unpin."""
         state = self._state
         self.check_kind()
         whole, caller = event.allocation_id if not event.blocks else "", event.call.principal
@@ -60,22 +60,22 @@ class Allocations:
         state.reply(event.call.id, Freed(free))
 
     def free_all(self, allocation_ids: Collection[str], caller: str) -> None:
-        """Gives back what is left of these allocations, as by FreeBlocks. Those that are gone, or not the caller's, are
-        passed over.
+        """Frees the rest of these allocations, as FreeBlocks does. Allocations that are gone, or not the caller's, are
+        skipped.
         """
         for allocation_id in dict.fromkeys(allocation_ids):
             if self._may(caller, Verb.USE, allocation_id):
                 self._give_all_back(allocation_id)
 
     def give(self, event: GiveAllocation) -> None:
-        """GiveAllocation: the allocation has another owner from now on."""
+        """Handles GiveAllocation: the allocation has another owner from now on."""
         blocks = self.find(event.allocation_id, event.call.principal, Verb.USE)
         self._state.allocator.give(event.allocation_id, event.owner)
         self._state.reply(event.call.id, Allocated(event.allocation_id, blocks, None))
 
     def find(self, allocation_id: str, caller: str, verb: Verb) -> Blocks:
-        """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED), also where the caller may not do that
-        with it.
+        """Returns the blocks that an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED), also if the caller
+        may not use it this way.
         """
         blocks = self._state.allocator.find(allocation_id)
         if blocks is None or not self._may(caller, verb, allocation_id):
@@ -85,7 +85,7 @@ class Allocations:
         return blocks
 
     def due(self, allocation_id: str) -> None:
-        """An allocation's TTL is over."""
+        """Frees an allocation whose TTL is over."""
         self._state.allocator.free_allocation(allocation_id)
 
     def _take(self, event: AllocateBlocks) -> None:
@@ -125,7 +125,7 @@ class Allocations:
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
 
     def _plan(self, counts: dict[int, int], by: RequestTime | None, caller: str) -> Plan | None:
-        """What to reclaim for that caller, None where nothing has to be. Raises Exhausted (POOL_EXHAUSTED)."""
+        """Returns what to reclaim for the caller; None if nothing is missing. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
         missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
@@ -141,7 +141,7 @@ class Allocations:
         return plan
 
     def _renew(self, event: AllocateBlocks) -> None:
-        """It never shortens: what has no TTL gets none."""
+        """Renews an allocation. Never shortens its time: an allocation without a TTL gets none."""
         state = self._state
         ttl_s = self._ttl_s(event)
         allocation_id, caller = event.allocation_id, event.call.principal
@@ -164,14 +164,14 @@ class Allocations:
         state.reply(event.call.id, Allocated(allocation_id, blocks, left_s))
 
     def _ttl_s(self, event: AllocateBlocks) -> float | None:
-        """The TTL that is granted; None: it has none."""
+        """Returns the granted TTL in seconds; None: no TTL."""
         limits = self._state.limits
         if event.ttl_s is not None:
             return granted_ttl(event.ttl_s, limits)
         return None if event.no_expiry or event.call.principal == ENGINE else limits.allocation_ttl_s
 
     def _may(self, caller: str, verb: Verb, allocation_id: str) -> bool:
-        """False for an allocation that does not exist, too."""
+        """Returns whether the caller may do this; False also for an allocation that does not exist."""
         owner = self._state.allocator.owner(allocation_id)
         return owner is not None and may(caller, verb, Thing(Kind.ALLOCATION, owner))
 

@@ -1,14 +1,14 @@
-"""What proves that peers write into this engine's memory no more, when the peers themselves do not say so.
+"""Proofs that peers write into this engine's memory no more, when the peers themselves do not say so.
 
-* The end of a peer's processes: every rank looks for those of the peer's ranks that it has reached. It is also the
-  end of that life.
-* Re-key: the ranks end the data paths that peers write by, and begin again under a new memory
-  generation. It ends the transfers of the moment, so it is the last resort: past the budget of quarantine, for engines
-  that cannot set blocks aside, when an operator says so; never often.
+* The end of a peer's processes: every rank watches those of the peer's ranks that it has reached. It is also the end of
+  that life.
+* Re-key: the ranks end the data paths that peers write by, and begin again under a new memory generation. It ends the
+  transfers of the moment, so it is the last resort: past the quarantine budget, for engines that cannot set blocks
+  aside, or when an operator asks. Re-keys are rate-limited.
 * An operator's word.
 
-A re-key begins by refusing new work and failing what moves, then waits for postings to end by themselves, at most as
-long as a transfer may take; then every rank is told, and with the last rank's report peers have to shake hands anew.
+A re-key first refuses new work and fails what moves. It then waits for postings to end by themselves, at most for the
+transfer timeout. Then every rank is told. After the last rank's report peers must shake hands anew.
 """
 
 from kvgrpc.core.actions import QuarantineReleased, Rekey
@@ -24,13 +24,13 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, Reason, invalid
 
 ANSWER_S = 15.0
-"""Ranks have so long for their part of a re-key before its caller is answered; a library's agent ends in 10 s."""
+"""Maximum time ranks get for a re-key before its callers are refused, in seconds; a library's agent ends in 10 s."""
 TOO_MUCH = "too much memory is in quarantine"
-"""Why a re-key begins that no operator asked for."""
+"""Reason of a re-key that no operator asked for."""
 
 
 class Quarantine:
-    """Proofs for blocks in quarantine."""
+    """Finds proofs for blocks in quarantine."""
 
     def __init__(self, state: NodeState, liveness: PeerLiveness, moves: Moves, reservations: Reservations) -> None:
         self._state = state
@@ -43,8 +43,8 @@ class Quarantine:
         return self._state.proofs
 
     def process_ended(self, event: ProcessEnded) -> None:
-        """A rank saw the end of the process of a peer's rank. With the last one the life is over, and often proved at
-        rest.
+        """Takes the end of a peer's process. After the last one the life is over, and at rest if nothing that its
+        processes wrote can land any more.
         """
         peer = self._state.peers.get(event.peer)
         pair = event.rank, event.peer_rank
@@ -59,7 +59,7 @@ class Quarantine:
             self._reservations.peer_at_rest(event.peer)
 
     def _forget_ended(self) -> None:
-        """Lives that are over, and of which nothing is in question any more."""
+        """Forgets the process ends of lives that are dead and may write no more."""
         if not self._proofs.processes_ended:
             return
         writers, peers = self._state.writing_lives(), self._state.peers
@@ -68,7 +68,7 @@ class Quarantine:
                 del self._proofs.processes_ended[life]
 
     def release(self, event: ReleaseQuarantine) -> None:
-        """ReleaseQuarantine: by re-key, which is answered when it is over, or because an operator says so."""
+        """Handles ReleaseQuarantine: by re-key, answered when that is over, or at once by an operator's word."""
         state = self._state
         self._check(event)
         before = sum(state.pins.quarantined)
@@ -87,7 +87,7 @@ class Quarantine:
             self._answer(event.call.id, before)
 
     def look(self) -> None:
-        """After each event: whether a re-key goes on, or one will be needed."""
+        """Continues a re-key, or plans one, after each event."""
         state = self._state
         self._forget_ended()
         if state.rekeying:
@@ -99,7 +99,7 @@ class Quarantine:
             state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._proofs.next_at))
 
     def quarantine_due(self, _: str) -> None:
-        """What was too much in quarantine had its time to come to rest by itself."""
+        """Begins a re-key if too much is still in quarantine after the time to come to rest by itself."""
         state = self._state
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
         fresh = [since for owner, since in owners.items() if owner not in self._proofs.tried]
@@ -115,7 +115,7 @@ class Quarantine:
             self._begin(TOO_MUCH)
 
     def rekey_due(self, _: str) -> None:
-        """Postings had their time to end; or the ranks had theirs to report."""
+        """Tells the ranks once postings had their time to end, or refuses the callers once the ranks had theirs."""
         if not self._proofs.rekeying_ranks:
             self._go()
             return
@@ -124,7 +124,7 @@ class Quarantine:
         self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, message, retry_delay_s=1.0, metadata={"phase": "rekey"}))
 
     def rekeyed(self, event: Rekeyed) -> None:
-        """A rank began its data paths again."""
+        """Takes a rank's report of a re-key; the last one ends it."""
         if event.rank not in self._proofs.rekeying_ranks:
             return
         self._proofs.rekeying_ranks.discard(event.rank)
@@ -134,7 +134,7 @@ class Quarantine:
             self._finish()
 
     def end_all(self, error: KVGrpcError) -> None:
-        """The incarnation ends, and with it what peers know of its memory."""
+        """Refuses the callers of a re-key: the incarnation ends, and with it what peers know of its memory."""
         self._refuse_calls(error)
 
     def _begin(self, why: str) -> None:
@@ -146,13 +146,13 @@ class Quarantine:
         state.react.rekey_begins()
 
     def _calm(self) -> bool:
-        """Nothing is left that could end by itself: our postings, and peers that still answer."""
+        """Returns whether nothing is left that could end by itself: our postings, and peers that still answer."""
         if self._state.moves.oldest_in_flight() is not None:
             return False
         return not any(self._state.lives_on(life) for life in self._state.writing_lives())
 
     def _go(self) -> None:
-        """Tells the ranks."""
+        """Tells the ranks to re-key."""
         state = self._state
         for life in self._state.writing_lives():
             self._liveness.watch(life)
@@ -163,7 +163,7 @@ class Quarantine:
             state.emit(Rekey(rank))
 
     def _finish(self) -> None:
-        """The memory has another generation: peers that knew the last one shake hands again."""
+        """Ends a re-key: the memory has a new generation, and peers that knew the last one shake hands again."""
         state = self._state
         writers = self._state.writing_lives()
         state.timers.clear(Timer.REKEY, "")
@@ -183,13 +183,13 @@ class Quarantine:
             self._answer(call, self._proofs.before)
 
     def _all_ended(self, life: str, ranks: set[int]) -> bool:
-        """Whether these ranks of ours saw the ends of all processes of a life that they had reached."""
+        """Returns whether these ranks of ours saw the ends of all processes of a life that they had reached."""
         ended, peer = self._proofs.processes_ended.get(life, {}), self._state.peers.get(life)
         return not ranks or (peer is not None and all(pair in ended for pair in peer.bridges.pairs if pair[0] in ranks))
 
     @property
     def _anything(self) -> bool:
-        """A re-key goes on, or there is something that one might prove."""
+        """True if a re-key goes on, or could prove something."""
         state = self._state
         return bool(state.rekeying or any(state.pins.quarantined) or state.transfers.quarantined)
 
@@ -206,7 +206,7 @@ class Quarantine:
             self._check_interval()
 
     def _preview(self, event: ReleaseQuarantine) -> None:
-        """How many blocks a call would ask for."""
+        """Answers how many blocks a call would ask for."""
         state = self._state
         pins = [pin for pin in state.pins if pin.kind is PinKind.QUARANTINE]
         asked = [pin for pin in pins if not event.transfer_ids or pin.owner in event.transfer_ids]
@@ -226,7 +226,7 @@ class Quarantine:
             self._state.refuse(call, error)
 
     def _wanted(self) -> bool:
-        """More is in quarantine than may stay there."""
+        """Returns whether more is in quarantine than may stay there."""
         return not self._state.sets_aside or bool(self._state.quarantine_full())
 
     def _check_interval(self) -> None:

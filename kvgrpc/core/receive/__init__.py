@@ -1,4 +1,4 @@
 """Receive: the destination's side. Pulls, and reservations into which a source pushes.
 
-How a move reaches its peer and ends there is in `moves`.
+`moves` has the parts that reach a move's peer and close its access there.
 """

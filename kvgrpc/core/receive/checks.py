@@ -1,4 +1,4 @@
-"""What is checked before a pull changes anything: its grant, its destination, and the source's answer."""
+"""Checks before a pull changes anything: its grant, its destination, and the source's answer."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,8 @@ from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, 
 
 
 def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
-    """What the grant says and what to ask of it, if a pull can use it.
-
-    Raises what `read_claims` and `contents.claim` raise, and for a wrong kind or key.
+    """Returns the grant's claims, and the claim to make of its content. Raises the errors of `read_claims` and
+    `contents.claim`, and errors for a wrong kind or key.
     """
     assert len(event.access_id) == ACCESS_ID_BYTES, "the event has 16 random bytes"
     claims = read_claims(event.token)
@@ -37,7 +36,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
 
 
 def check_key(stated: bytes, key: bytes, what: str) -> None:
-    """Raises PermissionDenied (TRANSFER_KEY_MISMATCH) for a key that is stated and not the one of the request."""
+    """Raises PermissionDenied (TRANSFER_KEY_MISMATCH) for a stated key that is not the request's."""
     if stated and stated != key:
         raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
 
@@ -45,7 +44,7 @@ def check_key(stated: bytes, key: bytes, what: str) -> None:
 def check_destination(
     state: NodeState, destination: Destination, tokens: int, caller: str, prefix: str = "destination."
 ) -> Blocks:
-    """The destination's blocks, which `caller` names. `prefix`: where its fields are in the request."""
+    """Returns the destination's blocks, which `caller` names. `prefix`: the path of its fields in the request."""
     have = destination.have_tokens
     if have < 0:
         raise invalid(f"{prefix}have_tokens", f"counts tokens; got {have}")
@@ -67,7 +66,7 @@ def check_destination(
 
 
 def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened, groups: Sequence[Group]) -> str:
-    """What is wrong with the source's answer; empty when nothing is. `groups`: of this engine."""
+    """Returns the error in the source's answer, as text; empty if there is none. `groups`: of this engine."""
     claim = pull.claim
     fewer = claim.prefix and 0 < opened.token_count < claim.tokens and opened.token_count % UNIT_TOKENS == 0
     if opened.token_count != claim.tokens and not fewer:

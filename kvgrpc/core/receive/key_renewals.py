@@ -1,8 +1,8 @@
-"""Renewing at a source what requests here will take, by their transfer keys: for as long as their engine says so.
+"""Renewals at a source by transfer key, for requests here that will take what it has.
 
-A request that waits for blocks to be pushed into has neither a grant nor a reservation, and one that has reserved some
-may wait for its prefill to be scheduled. Their engine says from time to time which keys these are, and its lead asks
-the source. Nothing is kept here: who says nothing more wants nothing more.
+A request that waits for blocks to be pushed into has neither a grant nor a reservation. A request with a reservation
+may still wait for its prefill to be scheduled. Their engine lists these keys from time to time, and its lead asks the
+source. Nothing is kept here: an engine that lists a key no more wants it no more.
 """
 
 from math import isfinite
@@ -20,15 +20,15 @@ from kvgrpc.errors import invalid
 
 
 class KeyRenewals:
-    """Of all keys that this engine names."""
+    """Renewals of all keys that this engine lists."""
 
     def __init__(self, state: NodeState, handshakes: Handshakes) -> None:
         self._state = state
         self._handshakes = handshakes
 
     def pass_on(self, event: RenewLeases) -> None:
-        """RenewLeases with a source: it is asked once. One that is not connected is reached for the next time. What it
-        is asked for a caller is bounded, because nobody waits for the answer.
+        """Handles RenewLeases with a source: asks the source once. A source that is not connected is dialled for the
+        next time. The number of keys asked for a caller is bounded, because nobody waits for the answer.
         """
         if (source := event.source) is None:
             return
@@ -51,7 +51,7 @@ class KeyRenewals:
         state.reply(call.id, Renewed(()))
 
     def answered(self, event: KeysRenewed) -> None:
-        """What the source still holds, or expects, a reservation waits for as long, up to its cap."""
+        """Extends the registration deadlines of reservations to the time left at their source, up to their caps."""
         state = self._state
         for key, left_s in event.rows:
             for transfer in state.transfers.with_key(key):

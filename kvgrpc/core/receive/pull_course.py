@@ -2,7 +2,7 @@
 
     connect -> open -> opened -> (blocks, step) -> posted -> settle
 
-What it has in common with a push is in `moves.course`.
+`moves.course` has the parts that it shares with a push.
 """
 
 from typing import TypeVar
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Pull)
 
 
 class PullCourse(Course[P]):
-    """What happens to a pull between its making and its end."""
+    """Takes a pull from its start to its end."""
 
     def __init__(self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PullEnds[P]) -> None:
         super().__init__(state, handshakes, liveness)
@@ -37,7 +37,7 @@ class PullCourse(Course[P]):
         self.retries[Timer.RENEW] = self._renewals.due
 
     def take(self, pull: P, blocks: Blocks, after_step: int, have_tokens: int = 0) -> None:
-        """The destination's blocks are the transfer's until they are returned."""
+        """Takes the destination's blocks: they are the transfer's until they are returned."""
         state = self._state
         pull.destination, pull.after_step, pull.have_tokens = blocks, after_step, have_tokens
         state.moves.weigh(pull)
@@ -58,18 +58,20 @@ class PullCourse(Course[P]):
             self._post_when_ready(move)
 
     def renew_by(self, pull: P, when: float) -> None:
-        """The next renewal of its lease is no later than that."""
+        """Moves the next renewal of a pull's lease to this time, if it is planned for later."""
         self._renewals.due_by(pull, when)
 
     def _post(self, move: P) -> None:
-        """Its source leaves a reader that waits alone for a firm time: before that it is told that it reads."""
+        """Posts a pull. If it was opened without blocks, its source leaves its claim alone only for a firm time: a
+        renewal before that says that the pull reads.
+        """
         super()._post(move)
         if move.opened_without_blocks and move.stage is Stage.WIRE:
             soon = move.opened_at + self._state.limits.firm_ttl_s / 2
             self.renew_by(move, max(soon, self._state.now))
 
     def settled(self, move: P) -> None:
-        """The source's lease held throughout the read."""
+        """Ends a pull with success: the source's lease held throughout the read."""
         self.ends.succeed(move)
 
     def _wrong(self, move: P, peer: Peer, opened: Opened) -> str:

@@ -1,7 +1,7 @@
-"""How pulls end, and what becomes of their blocks.
+"""The ends of pulls, and the fate of their blocks.
 
 Success needs a VALID settle; everything else fails closed. Blocks that a posting may still touch stay in quarantine
-until it ended, whatever became of the transfer.
+until it ended, even if the transfer is over.
 """
 
 from typing import TypeVar
@@ -20,10 +20,10 @@ P = TypeVar("P", bound=Pull)
 
 
 class PullEnds(Ends[P]):
-    """The ends of pulls, and what those of reservations have in common with them."""
+    """Ends pulls. The ends of reservations extend it."""
 
     def succeed(self, pull: P) -> None:
-        """The source vouched for the bytes: they are the engine's."""
+        """Ends a pull with success: the source vouched for the bytes, and the blocks are the engine's."""
         state = self._state
         assert pull.stage is Stage.SETTLING
         assert not pull.busy
@@ -39,7 +39,7 @@ class PullEnds(Ends[P]):
     def fail_with(
         self, move: P, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
-        """A peer that says CANCELLED was cancelled, and so is this side."""
+        """Ends a pull for this reason. A peer's CANCELLED cancels this side too."""
         failure = move_failure(move, reason, message, rank)
         if reason is Reason.CANCELLED:
             self.end(move, State.CANCELLED, failure, CloseOutcome.CANCELLED, closed=closed)
@@ -75,7 +75,7 @@ class PullEnds(Ends[P]):
         self._forget(pull)
 
     def at_rest(self, move: P) -> None:
-        """Nothing accesses the blocks of an ended pull any more: they come back."""
+        """Gives back the blocks of an ended pull: nothing accesses them any more."""
         state = self._state
         state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
         transfer = state.change(move.transfer_id, memory=Disposition.RETURNED)
@@ -83,7 +83,7 @@ class PullEnds(Ends[P]):
         self._forget(move)
 
     def _close_writes(self, move: P, failure: Failure | None, outcome: CloseOutcome) -> None:
-        """What a source may write is over; only reservations let one write."""
+        """Ends a source's access to write; only reservations have one."""
 
     def _forget(self, pull: P) -> None:
         self._state.moves.remove(pull)

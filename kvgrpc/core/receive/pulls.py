@@ -1,7 +1,7 @@
 """PullBlocks: the destination's side of a transfer, from its grant on.
 
 Success has one way only: through SETTLING with VALID. Everything else fails closed: the bytes are never offered.
-The stages are data in `state.move`; what is checked before anything changes is in `checks`; ends are in `pull_ends`.
+`state.move` has the stages as data, `checks` the checks before anything changes, `pull_ends` the ends.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from kvgrpc.errors import NextStep, NotFound, PreconditionFailed, Reason
 
 
 class Pulls:
-    """Pulls as their callers ask for them, and the ends that callers ask for of all that this engine receives."""
+    """Pulls as their callers ask for them, and the ends that callers ask for of anything this engine receives."""
 
     def __init__(
         self, state: NodeState, handshakes: Handshakes, course: PullCourse[Pull], ends: dict[type[Pull], PullEnds[Any]]
@@ -37,7 +37,7 @@ class Pulls:
         self._ends = ends
 
     def start(self, event: PullBlocks) -> None:
-        """PullBlocks with a grant: a RECEIVE transfer that opens its access at once."""
+        """Handles PullBlocks with a grant: makes a RECEIVE transfer that opens its access at once."""
         state = self._state
         state.check_open()
         claims, claim = check_pull(state, event)
@@ -90,7 +90,7 @@ class Pulls:
         return heard(event.request_time_us, event.call.wall_us, own=event.call.principal in ENGINE_SIDE)
 
     def give(self, event: GiveDestination) -> None:
-        """PullBlocks by transfer id: the blocks of an earlier pull."""
+        """Handles PullBlocks by transfer id: gives an earlier pull its blocks."""
         state = self._state
         caller = event.call.principal
         transfer = state.transfers.get_for(caller, Verb.GIVE_BLOCKS, event.transfer_id)
@@ -114,16 +114,16 @@ class Pulls:
             self._course.try_post(pull)
 
     def busy(self, transfer: Transfer) -> bool:
-        """Whether bytes of a pull, or a reservation, may be in flight."""
+        """Returns whether bytes of a pull, or a reservation, may be in flight."""
         return self._state.receives[transfer.id].busy
 
     def cancel(self, transfer: Transfer, message: str, outcome: CloseOutcome) -> None:
-        """Ends a pull, or a reservation."""
+        """Cancels a pull, or a reservation."""
         self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
 
     def cancelled(self, peer: str, row: Closing) -> bool:
-        """The source of a pull says that it was cancelled, or that its blocks may be gone: then it is asked at once
-        whether they are. False: it is of no pull from that life.
+        """Takes a source's closing of a pull's access. CANCELLED cancels the pull. FAILED means that the blocks may be
+        gone: the source is asked at once, by a renewal. Returns False if the access is no pull's from that life.
         """
         pull = self._state.moves.of_access(row.access_id)
         if type(pull) is not Pull or peer not in (pull.peer, pull.asked_of):
@@ -139,15 +139,15 @@ class Pulls:
         self._ends[type(pull)].end(pull, State.CANCELLED, failure, outcome)
 
     def end_all(self, failure: Failure) -> None:
-        """The incarnation ends: every pull and reservation fails. Its access is closed under the old life, which is
-        said once: an issuer that misses it closes all accesses of that life when it declares it dead.
+        """Fails every pull and reservation: the incarnation ends. Each access is closed once, under the old life: an
+        issuer that misses this closes all accesses of that life when it declares it dead.
         """
         for pull in list(self._state.receives.values()):
             if pull.stage is not Stage.ENDED:
                 self._ends[type(pull)].end(pull, State.FAILED, failure, CloseOutcome.DROPPED)
 
     def renew_answered(self, event: RenewAnswered) -> None:
-        """A pull whose source is gone fails at once while it waits; while it reads, settle tells."""
+        """Fails a waiting pull at once if its source is gone; a pull that reads learns it by its settle."""
         pull = self._state.receives.get(event.transfer_id)
         if pull is None or event.error is None or pull.stage is not Stage.OPEN:
             return

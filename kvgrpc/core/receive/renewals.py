@@ -1,4 +1,4 @@
-"""Renewing the leases of pulls that wait or read: at every third of the TTL, many in one call."""
+"""Renews the leases of pulls that wait or read: every third of the TTL, many in one call."""
 
 from kvgrpc.core.actions import SendRenew
 from kvgrpc.core.state import NodeState
@@ -7,11 +7,11 @@ from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
 
 INTERVAL_MIN_S = 0.05
-"""However short a TTL a peer states, it gets no more renewals than that."""
+"""Minimum interval of renewals, in seconds, however short a TTL the peer states."""
 ROWS_MAX = 4_096
-"""Rows of one call: grants of the greatest length fit into a message."""
+"""Maximum rows of one call: grants of the greatest length fit into a message."""
 BATCH_S = 1.0
-"""Renewals that are due within this time go in one call; for short TTLs a tenth of the TTL, so that none is late."""
+"""Renewals due within this time, in seconds, go in one call; for short TTLs within 10 % of the TTL: none is late."""
 
 
 class Renewals:
@@ -21,12 +21,12 @@ class Renewals:
         self._state = state
 
     def start(self, pull: Pull) -> None:
-        """A pull's access is open: the lease has its TTL, or less, from now on."""
+        """Plans the first renewal of a pull whose access is open. Its lease may have less than the TTL left."""
         assert pull.opened is not None
         self._plan(pull, min(pull.opened.ttl_s, pull.opened.remaining_s))
 
     def due(self, pull: Pull) -> None:
-        """Renews this pull's lease, and with it those of the same peer that are due soon."""
+        """Renews this pull's lease, and the leases at the same peer that are due soon."""
         now = self._state.now
         rows: list[tuple[str, bytes]] = []
         reading: list[bytes] = []
@@ -44,7 +44,7 @@ class Renewals:
             self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most]), told))
 
     def due_by(self, pull: Pull, when: float) -> None:
-        """Its next renewal is no later than that."""
+        """Moves a pull's next renewal to this time, if it is planned for later."""
         if when < pull.next_renewal:
             pull.next_renewal = when
             self._state.timers.set(Timer.RENEW, pull.name, when)

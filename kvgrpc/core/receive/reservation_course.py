@@ -1,7 +1,7 @@
 """The course of one reservation: from its registration at the source to the last part.
 
-connect -> registered -> opened by the source -> parts -> posted -> settle    where this side moves the bytes
-opened by the source -> written                      where the source does, and settles
+connect -> registered -> opened by the source -> parts -> posted -> settle    if this side moves the bytes
+opened by the source -> written                      if the source does, and settles
 """
 
 from kvgrpc.core.actions import LayersReceived, SendRegister
@@ -17,12 +17,12 @@ from kvgrpc.errors import Reason
 
 
 class ReservationCourse(PullCourse[Reservation]):
-    """What happens to a reservation between its making and its end."""
+    """Takes a reservation from its start to its end."""
 
     ends: ReservationEnds
 
     def reached(self, move: Reservation, peer: Peer) -> None:
-        """The source's lead is connected: the reservation is registered there."""
+        """Registers the reservation at the source, whose lead is connected."""
         self._state.moves.bind(move, peer.key)
         self.send_open(move)
 
@@ -32,7 +32,7 @@ class ReservationCourse(PullCourse[Reservation]):
         self._state.emit(SendRegister(move.peer, move.transfer_id, move.token, request_id, move.trace))
 
     def settled(self, move: Reservation) -> None:
-        """The source's lease held throughout the round."""
+        """Continues or ends a reservation: the source's lease held throughout the round."""
         if move.last_round:
             self.ends.succeed(move)
             return
@@ -44,15 +44,16 @@ class ReservationCourse(PullCourse[Reservation]):
         self.try_post(move)
 
     def stale(self, move: Reservation, reason: Reason, message: str) -> None:
-        """A push whose source took its parts back goes on with the next ones."""
+        """Starts a push over if its source took its parts back: the next parts may come. Else fails it."""
         if reason in (Reason.LEASE_VOIDED, Reason.PREEMPTED):
             self.start_over(move)
         else:
             super().stale(move, reason, message)
 
     def parts_arrived(self, move: Reservation, layers_done: tuple[LayerRange, ...]) -> None:
-        """More of a push is there: its layers may be used provisionally, and the next part has its time. Not where the
-        first tokens alone come: a step that counts on the others would compute from what is in their blocks now.
+        """Tells the engine which layers have arrived, provisionally, and restarts the deadline of the next part. If
+        only the first tokens come, no layer is told: a step that counts on the others would compute from what their
+        blocks hold now.
         """
         state = self._state
         self.await_part(move)
@@ -63,7 +64,7 @@ class ReservationCourse(PullCourse[Reservation]):
             state.tell(transfer.owner, LayersReceived(transfer.id, transfer.request_id, layers_done, epoch))
 
     def start_over(self, move: Reservation) -> None:
-        """The source has replaced its parts, or taken them back: what is here of them counts no more."""
+        """Discards the parts: the source has replaced them, or taken them back."""
         state = self._state
         for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
             state.timers.clear(timer, move.name)
@@ -79,10 +80,10 @@ class ReservationCourse(PullCourse[Reservation]):
         self.parts_arrived(move, ())
 
     def await_part(self, move: Reservation) -> None:
-        """The source has so long for its next part."""
+        """Sets the deadline for the source's next part."""
         state = self._state
         wait_s = move.registration_timeout_s
-        if move.writers:  # what it writes is known here when it has moved
+        if move.writers:  # parts of a source that writes are known here once they have moved
             wait_s += move.bytes_timeout_s(move.expected, state.limits)
         due = min(state.now + wait_s, move.cap)
         state.timers.set(Timer.REGISTRATION, move.name, max(due, state.now))

@@ -1,4 +1,4 @@
-"""How reservations end: as pulls do, and the source's access to write ends with them."""
+"""The ends of reservations: like those of pulls, and the source's access to write ends too."""
 
 from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.receive.pull_ends import PullEnds
@@ -12,15 +12,15 @@ from kvgrpc.errors import Reason
 
 
 class ReservationEnds(PullEnds[Reservation]):
-    """The ends of reservations."""
+    """Ends reservations."""
 
     def stop_reading(self, reservation: Reservation) -> None:
-        """Nothing more is read under its access at the source, but the push goes on."""
+        """Closes the access at the source, so that nothing more is read under it; the push goes on."""
         self._closes.close(reservation, CloseOutcome.FAILED)
         self._state.moves.drop_access(reservation)
 
     def close_access(self, access: Access) -> None:
-        """The source's access to write is over."""
+        """Closes the source's access to write."""
         state = self._state
         access.move(AccessState.CLOSED)
         state.expect(access, open_=False)
@@ -28,7 +28,7 @@ class ReservationEnds(PullEnds[Reservation]):
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
 
     def proved(self, access_id: bytes, reservation: Reservation) -> None:
-        """It is proved that nothing is written any more under an access of an ended reservation."""
+        """Takes a proof that nothing is written any more under an access of an ended reservation."""
         drop_writer(self._state, access_id)
         self.at_rest(reservation)
 
@@ -37,7 +37,9 @@ class ReservationEnds(PullEnds[Reservation]):
             drop_writer(self._state, access_id)
 
     def _close_writes(self, move: Reservation, failure: Failure | None, outcome: CloseOutcome) -> None:
-        """What the source says of it from now on is too late. It hears CANCELLED only where both sides are."""
+        """Ends the source's access to write: its later calls are refused. They get CANCELLED only if both sides were
+        cancelled.
+        """
         reason = failure.reason if failure else None
         if failure is not None and outcome is CloseOutcome.CANCELLED:
             self._state.end_grant(move.token, failure.message, Reason.CANCELLED)

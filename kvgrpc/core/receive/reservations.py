@@ -1,7 +1,7 @@
-"""Pushes at their destination: ReserveBlocks, the accesses that sources open on the blocks, and what they say then.
+"""Pushes at their destination: ReserveBlocks, the accesses that sources open on the blocks, and their later calls.
 
-A source that moves the bytes itself settles here; for one that does not, this side reads and settles there, with the
-steps of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
+A source that moves the bytes itself settles here. Otherwise this side reads, and settles at the source, with the steps
+of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
 """
 
 from dataclasses import replace
@@ -55,7 +55,7 @@ from kvgrpc.errors import (
 
 
 class Reservations:
-    """Blocks that this engine reserves for pushes, and what their sources may do with them."""
+    """Blocks that this engine reserves for pushes, and the accesses of sources to them."""
 
     def __init__(self, state: NodeState, handshakes: Handshakes, course: ReservationCourse) -> None:
         self._state = state
@@ -68,7 +68,7 @@ class Reservations:
     # -- calls
 
     def reserve(self, event: ReserveBlocks) -> None:
-        """ReserveBlocks: a RECEIVE transfer and a WRITE grant."""
+        """Handles ReserveBlocks: makes a RECEIVE transfer and a WRITE grant."""
         state = self._state
         state.check_open()
         check_transfer_key(event.key)
@@ -135,7 +135,7 @@ class Reservations:
             self._course.connect(reservation, event.call.connection)
 
     def parts_ready(self, event: PartsReady, peer: Peer) -> None:
-        """PartsReady: the source widens what we may read."""
+        """Handles PartsReady: the source widens what this side may read."""
         access = self._state.accesses.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.WRITE:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
@@ -157,16 +157,16 @@ class Reservations:
     # -- accesses of sources
 
     def misses_step(self, access: Access) -> bool:
-        """Whether an opening must wait for the engine's step: the source would write too early."""
+        """Returns whether an opening must wait for the engine's step: the source would write too early."""
         reservation = self._reservation_of(access)
         return not access.opening.reverse_access_id and reservation.after_step > self._state.steps.done()
 
     def misses_postings(self, access: Access) -> bool:
-        """Whether an opening must wait for our own postings, of parts that it replaces."""
+        """Returns whether an opening must wait for our own postings, of parts that it replaces."""
         return bool(self._reservation_of(access).postings)
 
     def check(self, access: Access) -> Parts | None:
-        """Raises what refuses the opening of a WAITING access. Returns its parts, if this side moves them."""
+        """Raises the error that refuses the opening of a WAITING access. Returns its parts if this side moves them."""
         state = self._state
         reservation = self._reservation_of(access)
         opening = access.opening
@@ -198,7 +198,9 @@ class Reservations:
         return parts
 
     def _compare(self, access: Access, offered: Content, reservation: Reservation) -> None:
-        """How many tokens may be filled: all that are wanted, or the first ones, where these will do."""
+        """Sets the number of tokens that may be filled: all wanted tokens, or a prefix if that is enough. Raises
+        otherwise.
+        """
         wanted, have = reservation.claim, reservation.have_tokens
         try:
             access.tokens = contents.check(offered, wanted)
@@ -207,7 +209,7 @@ class Reservations:
                 raise PreconditionFailed(Reason.CONTENT_MISMATCH, what)
             for tokens in (offered.tokens, wanted.tokens):
                 check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
-            # The source's lists begin where its own blocks of all that it offers do.
+            # The source's lists start at its first block for all tokens that it offers.
             check_prefix(self._state.peers[access.peer].description.pool.groups, offered.tokens, access.tokens)
         except KVGrpcError as error:
             reservation.refused = Refusal(access.peer, error.reason)
@@ -259,7 +261,7 @@ class Reservations:
         self._course.try_post(reservation)
 
     def opened(self, access: Access) -> Opened:
-        """What the opener of an open access may fill."""
+        """Returns what the opener of an open access may fill."""
         state = self._state
         reservation = self._reservation_of(access)
         return Opened(
@@ -274,7 +276,7 @@ class Reservations:
         )
 
     def settle(self, access: Access, row: Settling) -> Verdict:
-        """A source that writes says that parts are there. Asked again, the verdict is the same."""
+        """Returns the verdict on parts that a writing source has moved. A repeated settle gets the same verdict."""
         if access.verdict is None and (access.state is not AccessState.OPEN or access.opening.reverse_access_id):
             reason = access.stale or Reason.ACCESS_CLOSED
             access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
@@ -288,7 +290,7 @@ class Reservations:
         access.settled = row.part + 1
         target = reservation.destination
         assert target is not None
-        # What a peer says is shown only, and never more than there is.
+        # A peer's count is only shown, and never more than there is.
         most = self._state.bytes_of([len(ids) for ids in target])
         moved = min(row.nbytes, most - reservation.nbytes)
         reservation.nbytes += moved
@@ -305,7 +307,7 @@ class Reservations:
         return Verdict(True)
 
     def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
-        """The opener closed its access, or died: it delivers no more."""
+        """Ends the access of an opener that closed it, or died; a push under way fails."""
         live = access.state is AccessState.OPEN
         self._ends.close_access(access)
         if quiesced:
@@ -317,7 +319,7 @@ class Reservations:
             self._ends.fail_with(reservation, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
-        """A source says that it cannot deliver, before it opened anything, or before it opened again."""
+        """Fails a push whose source cannot deliver: it has opened nothing yet, or has not opened again."""
         reservation = self._state.targets.get(target_id)
         if reservation is None:
             return
@@ -339,8 +341,8 @@ class Reservations:
     # -- proofs
 
     def quiesced(self, peer: Peer, access_id: bytes) -> None:
-        """A source that may write says that its movers are at rest, though this lead may have declared it dead, or have
-        been. Who opened the access is believed, and not who has taken its name since.
+        """Takes a source's word that its movers are at rest, even if either side declared the other dead. The caller
+        that opened the access is believed; one that took its name since is not.
         """
         reservation = self._state.open_writes.get(access_id)
         if reservation is None or reservation.stage is not Stage.ENDED:
@@ -350,7 +352,7 @@ class Reservations:
             self._ends.proved(access_id, reservation)
 
     def peer_at_rest(self, peer: str) -> None:
-        """It is proved that a life of a peer writes nothing here any more."""
+        """Takes a proof that a life of a peer writes nothing here any more."""
         writes = [
             (id_, reservation)
             for id_, reservation in self._state.open_writes.items()
@@ -361,7 +363,7 @@ class Reservations:
             self._ends.proved(access_id, reservation)
 
     def _replace(self, reservation: Reservation) -> None:
-        """The prefill of a push starts over: its source has nothing under way under the last access."""
+        """Ends the last access when the prefill of a push starts over: its source has nothing under way under it."""
         self._state.accesses[reservation.write_access].stale = Reason.PREEMPTED
         self._ends.close_access(self._state.accesses[reservation.write_access])
         drop_writer(self._state, reservation.write_access)
@@ -375,12 +377,12 @@ class Reservations:
         return reservation
 
     def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
-        """The ranges that a source states, if there are such layers; else none."""
+        """Returns the layer ranges that a source states if there are such layers; else none."""
         most = max(group.layers for group in self._state.pool.pool.groups)
         sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
         return layers_done if sound else ()
 
     def _reads(self, access_id: bytes) -> bool:
-        """Whether this engine reads at a peer under that access."""
+        """Returns whether this engine reads at a peer under that access."""
         move = self._state.moves.of_access(access_id)
         return move is not None and move.operation is Operation.READ
