@@ -159,7 +159,7 @@ class HandOvers:
         state.reply(event.call.id, Released(self.view(lease), freed))
 
     def void(self, event: LeasesVoided) -> None:
-        """Ends the leases whose blocks the engine took back."""
+        """Ends the leases whose blocks the engine took back. `Pushes.voided` handles those of pushes."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
             if lease is None or lease.pushed:
