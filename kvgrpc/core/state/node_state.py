@@ -89,8 +89,7 @@ class NodeState:
         self.rekeying = ""
         """Reason why the ranks' data paths are about to begin again. Empty otherwise."""
         self.defect = ""
-        """Reason why there is no engine, from the defect that ended a life until the next life begins. Empty otherwise.
-        """
+        """Reason why there is no engine, from a life's defect until the next life begins. Empty otherwise."""
         self.begin(0, b"", None, attached=False)
 
     def begin(
