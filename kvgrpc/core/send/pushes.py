@@ -157,7 +157,7 @@ class Pushes:
             if not push.over:
                 self._ends.end(push, State.FAILED, failure)
 
-    # -- what ends it
+    # -- ends
 
     def voided(self, lease_id: str) -> None:
         """Handles blocks that the engine took back: the push starts over, or ends if it was a hand-over to readers."""

@@ -41,12 +41,12 @@ class Stage(Enum):
     ARRIVING = "arriving"
     STORED = "stored"
     SPILLING = "spilling"
-    """It is being copied out of the store, and stays in its pages until that is over."""
+    """The tensor is being copied out of the store, and stays in its pages until that is over."""
     SPILLED = "spilled"
     RETURNING = "returning"
-    """It is wanted in the store again, and waits for pages or is being copied into them."""
+    """The tensor is wanted in the store again, and waits for pages or is being copied into them."""
     HELD = "held"
-    """The engine or an RPC caller has it, until it is released."""
+    """The engine or an RPC caller has the tensor until it is released."""
 
 
 STAGES: dict[Stage, frozenset[Stage]] = {

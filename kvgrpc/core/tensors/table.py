@@ -4,7 +4,7 @@ Rules:
 * A tensor has one description. A put or a call that states another one is refused before bytes move.
 * A tensor that the engine holds is freed only by its release or its end: never by a deadline, a cancel, a put, or
   another caller that knows the request's key. One that an RPC caller holds also ends when it is not asked for in time.
-* A tensor that nobody has asked for is freed when its time is over. Such tensors are spilled to make room, oldest first.
+* A tensor that nobody has asked for is freed when its time is over. Such tensors are spilled for room, oldest first.
 * When somebody waits for a tensor of a request, the time of all that is here of it starts again.
 * Ended names are remembered. Late calls for them are refused, and nothing is stored.
 """
@@ -66,7 +66,7 @@ class TensorTable:
         self._own_ends = OwnEnds(limits.held_s)
         self._numbers = count()
 
-    # -- what comes from elsewhere
+    # -- arrivals
 
     def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float, payer: str = "") -> list[Tensor]:
         """Registers a tensor or bundle that is to come. Returns [] when the very same tensor is here or on its way.
@@ -134,7 +134,7 @@ class TensorTable:
         if wait is not None and wait.id not in self.tensors:
             self._answer(wait, error)
 
-    # -- who asks
+    # -- calls that ask
 
     def ask(self, wait: Wait, now: float) -> None:
         """Gives a call its tensor, or lets it wait. Raises the error that an Answer would contain, and Exhausted
@@ -181,7 +181,7 @@ class TensorTable:
         if tensor.gone:
             raise self.ended.error(tensor.id) or too_late(tensor.id, tensor.id, Reason.TRANSFER_ENDED)
 
-    # -- what is kept for others
+    # -- offers
 
     def offer(self, offer: Offer) -> Offer:
         """Adds an offer, or returns the one that the same put made. Raises PreconditionFailed (TRANSFER_ENDED,
@@ -312,7 +312,7 @@ class TensorTable:
             self._answer(wait, error)
         return freed
 
-    # -- parts of the above
+    # -- helpers
 
     def _waits(self, wait: Wait, now: float) -> None:
         """Adds a wait and renews all that is here of the request. Raises Exhausted (QUEUE_FULL, LIMIT_EXCEEDED)."""
