@@ -49,7 +49,7 @@ class Firmness:
         self._arm()
 
     def is_claimed(self, lease: Lease) -> bool:
-        """Returns whether someone reads the lease's blocks, is about to, or still gets parts of them."""
+        """Returns whether someone reads the lease's blocks, is about to, or waits for parts of them."""
         if not lease.pushed:
             return lease.read
         push = self._state.pushes.find(lease.transfer_id)

@@ -104,8 +104,7 @@ class PushEnds(Ends[Registration]):
             self._return(push)
 
     def taken_back(self, push: Push) -> None:
-        """Returns the last parts of an ended push that the engine took back, though our own postings may still read
-        them.
+        """Handles the last parts of an ended push that the engine took back, though our postings may still read them.
 
         Parts that were replaced earlier are not taken back: they are returned when nothing reads them.
         """
@@ -174,7 +173,7 @@ class PushEnds(Ends[Registration]):
         self.return_parts(push)
 
     def return_parts(self, push: Push) -> None:
-        """Returns the blocks of earlier epochs to the engine, unless our own postings still read them."""
+        """Gives the blocks of earlier epochs back to the engine, unless our own postings still read them."""
         if not push.posting:
             self._tell_parts(push)
 

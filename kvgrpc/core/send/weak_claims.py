@@ -21,7 +21,7 @@ class WeakClaims:
         self._state = state
 
     def reading(self, access_ids: Iterable[bytes]) -> None:
-        """Marks claims as strong: their readers read by now."""
+        """Ends weak claims whose readers read by now. Such claims yield to nobody."""
         for access_id in access_ids:
             access = self._state.accesses.get(access_id)
             if access is not None:

@@ -159,7 +159,7 @@ class PinTable:
         self.free[self.spaces[group]] -= len(ids)
 
     def take_back(self, group: int, ids: Ids) -> None:
-        """Returns blocks to the allocator. Pinned ones come free at their last unpin."""
+        """Gives blocks back to the allocator. Pinned ones come free at their last unpin."""
         self._count_softly_held(group, ids, -1)
         self._given[group][ids] = False
         self._count_softly_held(group, ids, 1)
