@@ -1,4 +1,4 @@
-"""Send: the source's side. Hand-overs and their leases, pushes and the registrations of their destinations.
+"""Send: the source's side: hand-overs and their leases, pushes and the registrations of their destinations.
 
-What peers do under the accesses that they opened here is in `access`.
+`access` handles what peers do under the accesses that they opened here.
 """

@@ -1,7 +1,7 @@
-"""Checksums of what is handed over, before a destination asks for them.
+"""Checksums of handed-over blocks, computed before a destination asks for them.
 
-Blocks that are handed over are not written, so it does not matter when their checksums are computed. An engine that
-compares checksums computes them lease after lease; `access.checksums` asks here first.
+Nobody writes handed-over blocks, so their checksums may be computed at any time. An engine that compares checksums
+computes them one lease at a time. `access.checksums` asks this module first.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from kvgrpc.errors import (
 )
 
 AHEAD_BYTES_MAX = 64 << 20
-"""Checksums that no destination has asked for. Those of hand-overs beyond that are computed when a destination asks."""
+"""Maximum number of bytes of prefetched checksums that are kept. Beyond it, checksums are computed on request."""
 
 TOO_LATE = DeadlineExceeded(
     Reason.DEADLINE,
@@ -40,7 +40,7 @@ Wanted = Sequence[tuple[Blocks, LayerRange | None]]
 
 
 def begin(state: NodeState, name: str, pieces: Pieces) -> RankChecksums:
-    """Asks all ranks."""
+    """Asks all ranks to compute the checksums of `pieces`."""
     ranks = range(state.pool.world_size)
     for rank in ranks:
         state.emit(ComputeChecksums(rank, name, pieces))
@@ -48,8 +48,8 @@ def begin(state: NodeState, name: str, pieces: Pieces) -> RankChecksums:
 
 
 class ChecksumPrefetch:
-    """Checksums of what is handed over, once its step is over. One lease has its turn at a time: a call for those of
-    another one waits for no more than that.
+    """Computes the checksums of each lease once its step is over. One lease has its turn at a time, so a call for
+    another lease waits for one turn at most.
     """
 
     def __init__(self, state: NodeState) -> None:
@@ -61,18 +61,20 @@ class ChecksumPrefetch:
         return self._state.prefetch
 
     def announced(self, lease: Lease) -> None:
-        """A lease stands. Ranks with mirrors sum up those: it waits until it is there, and holds up no other."""
+        """Queues a new lease. Ranks with mirrors checksum the mirrors, so such a lease is queued by `copied` and delays
+        no other lease.
+        """
         if not self._state.mirrored:
             self._add(lease)
 
     def copied(self, lease: Lease) -> None:
-        """A lease is in the mirrors, or has ended and will never be."""
+        """Queues a lease that is in the mirrors, unless it has ended."""
         if lease.live:
             self._add(lease)
 
     def go_on(self) -> None:
-        """The next lease has its turn if its step is over. As a rule those after it wait for the same step, or a later
-        one, and are not looked at.
+        """Starts the next lease if its step is over. Later leases usually wait for the same step or a later one, so
+        they are not looked at.
         """
         state = self._state
         while self._prefetch.turn is None and self._prefetch.queue:
@@ -89,7 +91,7 @@ class ChecksumPrefetch:
                 )
 
     def answer(self, call: int, access: Access, lease: Lease, wanted: Wanted) -> bool:
-        """Answers a call, now or when it can; False where its checksums are not among these."""
+        """Answers a call now or when its lease is ready. Returns False if the prefetch does not have its checksums."""
         state, turn = self._state, self._prefetch.turn
         self._prefetch.queue.pop(lease.id, None)
         under_way = turn is not None and turn.lease is lease
@@ -105,7 +107,7 @@ class ChecksumPrefetch:
         return True
 
     def computed(self, event: ChecksumsComputed) -> None:
-        """A rank has computed its checksums."""
+        """Takes the checksums that a rank computed."""
         turn = self._prefetch.turn
         if turn is None or turn.name != event.name or not turn.awaited.take(event.rank, event.values, event.message):
             return
@@ -121,8 +123,8 @@ class ChecksumPrefetch:
         self.go_on()
 
     def ended(self, lease: Lease, _: Failure | None) -> None:
-        """A lease ended, which still has its blocks. Where the ranks are at them, the next one waits for their answers;
-        else it waits for this one no longer.
+        """Drops a lease that ended and still has its blocks. If the ranks are computing it, the next lease waits for
+        their answers.
         """
         self._prefetch.queue.pop(lease.id, None)
         turn = self._prefetch.turn
@@ -135,7 +137,7 @@ class ChecksumPrefetch:
         self.go_on()
 
     def due(self, name: str) -> bool:
-        """The ranks took too long for the calls that wait; whether that is the name of what they do here."""
+        """Refuses the calls that the ranks kept waiting too long. Returns False when `name` is not the current turn."""
         turn = self._prefetch.turn
         if turn is None or turn.name != name:
             return False
@@ -143,7 +145,7 @@ class ChecksumPrefetch:
         return True
 
     def _add(self, lease: Lease) -> None:
-        """Its turn comes after those of all that were added before it."""
+        """Adds a lease at the end of the queue."""
         if self._state.checksums and self._state.pool.pool.stages == 1:
             self._prefetch.queue[lease.id] = lease
             self.go_on()
@@ -159,15 +161,15 @@ class ChecksumPrefetch:
             self._state.refuse(call, error)
 
     def _take(self, turn: PrefetchTurn) -> dict[int, tuple[Access, Places]]:
-        """The calls that waited; they wait no longer."""
+        """Returns the waiting calls and stops their timer."""
         self._state.timers.clear(Timer.CHECKSUMS, turn.name)
         found, self._prefetch.waiting = self._prefetch.waiting, {}
         return found
 
 
 def _places(blocks: Blocks, wanted: Wanted) -> Places | None:
-    """Where the checksums that are wanted lie among those of `blocks`, which hold it all; None unless they lie there
-    side by side, of whole blocks.
+    """Returns the positions of the wanted checksums among those of `blocks`, which contain all wanted blocks. Returns
+    None unless they are checksums of whole blocks and lie side by side.
     """
     begins = np.cumsum([0, *map(len, blocks)])
     places = []

@@ -1,4 +1,4 @@
-"""Which blocks a hand-over lists: exactly those of its tokens."""
+"""Checks that a hand-over lists exactly the blocks of its tokens."""
 
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.descriptors import Blocks

@@ -1,8 +1,9 @@
-"""How long a destination waits for parts of a push, and what its source's engine says of it.
+"""Waiting for the first part of a push, and what the source's engine says about it.
 
-A destination that comes before the first part waits for the registration timeout: the source may be computing. An
-engine that expects pushes is told of it, and says whether it knows the request. Of one that it never gets, since its
-API refused it or its router sent it elsewhere, the destination hears soon, and computes it.
+A destination that registers before the first part waits for the registration timeout, because the source may be
+computing. An engine that expects pushes is told of the registration and says whether it knows the request. If the
+engine never gets the request, because its API refused it or its router sent it elsewhere, the destination waits only
+for the announce wait. It then computes the prompt itself.
 """
 
 from kvgrpc.core.actions import Expected, PushWanted
@@ -18,29 +19,29 @@ from kvgrpc.errors import NextStep, Reason
 
 
 class Expecting:
-    """Pushes of which there is no part yet."""
+    """Deadlines of pushes that have no part yet."""
 
     def __init__(self, state: NodeState, ends: PushEnds) -> None:
         self._state = state
         self._ends = ends
 
     def begun(self, push: Push) -> None:
-        """A push began, with a part or with a registration."""
+        """Starts the wait of a push that began with a part or a registration."""
         self._await(push, self._state.limits.registration_timeout_s)
 
     def registered(self, push: Push) -> None:
-        """It began with a registration."""
+        """Asks an engine that expects pushes about one that began with a registration."""
         if self._state.expects_pushes:
             self._await(push, self._state.limits.announce_wait_s)
             self._state.tell(ENGINE, PushWanted(push.key))
 
     def awaited(self, event: FinishedBlocks) -> bool:
-        """Whether a destination waits for what is handed over to readers."""
+        """Returns whether a destination waits for blocks that are handed over to readers."""
         push = self._state.pushes.with_key(event.key)
         return event.takes_registrations and push is not None and push.parts is None and not push.part_epoch
 
     def expected(self, event: FinishedBlocks) -> None:
-        """FinishedBlocks (`expected`): the engine knows the request."""
+        """Handles FinishedBlocks (`expected`): the engine knows the request."""
         check_transfer_key(event.key)
         push = self._state.pushes.with_key(event.key)
         if push is not None and push.parts is None and not event.validate_only:
@@ -49,7 +50,7 @@ class Expecting:
         self._state.reply(event.call.id, Expected())
 
     def due(self, transfer_id: str) -> None:
-        """No destination registered for a push in time, or no part came."""
+        """Fails a push for which no destination registered, or no part came, in time."""
         push = self._state.pushes.find(transfer_id)
         assert push is not None
         message = "no destination came, or not all parts"

@@ -1,15 +1,15 @@
-"""Why a SEND did not succeed."""
+"""Reasons why a SEND did not succeed."""
 
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.errors import NextStep, Reason
 
 WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
-"""Why a lease ended early although nothing failed."""
+"""Reasons of an early lease end that is no failure."""
 
 
 def send_failure(lease: Lease) -> Failure | None:
-    """Why the SEND transfer of an ended lease did not succeed, None when it did."""
+    """Returns why the SEND transfer of an ended lease did not succeed, or None when it did."""
     if lease.state is LeaseState.DONE and lease.received:
         return None
     messages = {
@@ -33,6 +33,6 @@ def send_failure(lease: Lease) -> Failure | None:
 
 
 def consumer_cancelled(engine_id: str, why: str, phase: str) -> Failure:
-    """Why a SEND ends whose last consumer was cancelled."""
+    """Returns the failure of a SEND whose last consumer was cancelled."""
     message = f"engine {engine_id} cancelled it: {why}"
     return Failure(Reason.CANCELLED, message, phase, Side.DESTINATION, next=NextStep.RECOMPUTE)

@@ -1,9 +1,10 @@
-"""Firm, claimed, soft: whether a lease may be taken back.
+"""Firm, claimed, soft: decides whether a lease may be taken back.
 
-A lease is firm for its firm time after its hand-over, and for as long after its last claimer has gone; a renewal by
-anybody but the engine makes it firm for the time renewed. It is claimed while an access on it is open or waits to be,
-and a push while it has a destination, or while our own postings read it. A push that still gets parts is not soft: the
-engine is computing them. All other leases are soft. Which of them yield to older requests says `weak_claims`.
+A lease is firm for its firm time after its hand-over, and again after its last claimer has gone. A renewal by anybody
+but the engine makes it firm for the renewed time. A lease is claimed while an access on it is open or waiting. A pushed
+lease is claimed while the push has a destination, while our own postings read its blocks, or while it still gets parts,
+because the engine is computing them. All other leases are soft. `weak_claims` decides which leases yield to older
+requests.
 """
 
 from kvgrpc.core.state import NodeState
@@ -13,58 +14,58 @@ from kvgrpc.core.tables.timers import Timer
 
 
 class Firmness:
-    """Of all live leases."""
+    """The firm times and claims of all live leases."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
 
     def handed_over(self, lease: Lease) -> None:
-        """Blocks were handed over under it: it is firm from now on."""
+        """Makes a lease firm after blocks were handed over under it."""
         self._keep_firm(lease)
 
     def renewed(self, lease: Lease, ttl_s: float) -> None:
-        """Somebody else than the engine cares for it: it is firm for that time."""
+        """Makes a lease firm for `ttl_s` after somebody other than the engine renewed it."""
         self._keep(lease, ttl_s)
 
     def claimed(self, lease: Lease) -> None:
-        """It has a claimer."""
+        """Hardens a lease that got a claimer."""
         if self._take_out(lease):
             self._state.pins.harden(lease.id, PinKind.LEASE)
 
     def unclaimed(self, lease: Lease) -> None:
-        """A claimer has gone: if it was the last one of a live lease, the lease is firm anew."""
+        """Makes a live lease firm again if its last claimer has gone."""
         if lease.live and not self.is_claimed(lease):
             self._keep_firm(lease)
 
     def ended(self, lease: Lease) -> None:
-        """It is over; its pin goes with it."""
+        """Removes an ended lease. The caller drops its pin."""
         self._take_out(lease)
 
     def due(self, _: str = "") -> None:
-        """Leases whose firm time is over by now are soft."""
+        """Softens the leases whose firm time is over."""
         state = self._state
         for lease in state.soft_leases.soften(state.now):
             state.pins.soften(lease.id, PinKind.LEASE)
         self._arm()
 
     def is_claimed(self, lease: Lease) -> bool:
-        """Whether someone reads its blocks, is about to, or is still being computed for."""
+        """Returns whether someone reads the lease's blocks, is about to, or waits for parts of them."""
         if not lease.pushed:
             return lease.read
         push = self._state.pushes.find(lease.transfer_id)
         return push is None or push.claimed
 
     def soft_in_s(self, lease: Lease) -> float | None:
-        """In how long a live lease is soft, 0 for one that is; None while it is claimed."""
+        """Returns the seconds until a live lease is soft: 0 when it is, None while it is claimed."""
         return None if self.is_claimed(lease) else max(lease.firm_until - self._state.now, 0.0)
 
     def _keep_firm(self, lease: Lease) -> None:
-        """Its firm time begins."""
+        """Starts the firm time of a lease."""
         lease.kept_until = self._state.now + lease.firm_ttl_s
         self._keep(lease, lease.firm_ttl_s)
 
     def _keep(self, lease: Lease, for_s: float) -> None:
-        """It is firm for that time, or longer if it was so already."""
+        """Makes a lease firm for `for_s` from now, up to its cap. It never shortens the firm time."""
         state = self._state
         lease.firm_until = max(lease.firm_until, min(state.now + for_s, lease.cap))
         if self.is_claimed(lease):
@@ -77,7 +78,7 @@ class Firmness:
             self._arm()
 
     def _take_out(self, lease: Lease) -> bool:
-        """Whether it was soft."""
+        """Removes a lease from the table and returns whether it was soft."""
         soft_leases = self._state.soft_leases
         was_soft = soft_leases.take_out(lease)
         if not soft_leases.firm_count:
@@ -85,7 +86,7 @@ class Firmness:
         return was_soft
 
     def _arm(self) -> None:
-        """Sees to it that the next lease becomes soft in time."""
+        """Sets the timer for the lease that becomes soft next."""
         state = self._state
         when, armed = state.soft_leases.next_end(), state.timers.when(Timer.SOFTEN, "")
         if when is not None and (armed is None or when < armed):

@@ -1,7 +1,7 @@
 """Handing blocks over: FinishedBlocks for readers, GrantLease, and the life of a lease.
 
-A hand-over pins its blocks under a lease; the SEND transfer beside it is what people follow. Whatever ends the lease
-ends, in the same step, its pins, the accesses that stand on it, and the transfer.
+A hand-over pins its blocks under a lease. Users follow the SEND transfer beside it. The end of a lease ends its pins,
+its accesses and its transfer in the same step.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ from kvgrpc.errors import (
 
 
 class HandOvers:
-    """Leases of this engine."""
+    """The hand-overs of this engine and their leases."""
 
     def __init__(self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims) -> None:
         self._state = state
@@ -51,7 +51,7 @@ class HandOvers:
         self._minted = 0
 
     def finish(self, event: FinishedBlocks) -> None:
-        """FinishedBlocks (READERS) and GrantLease."""
+        """Handles FinishedBlocks (READERS) and GrantLease."""
         try:
             self._finish(event)
         except KVGrpcError as error:
@@ -75,7 +75,9 @@ class HandOvers:
         state.react.lease_began(lease)
 
     def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
-        """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
+        """Returns the lease that a hand-over would make. Changes nothing. Raises AlreadyExists, PermissionDenied,
+        InvalidRequest or Exhausted.
+        """
         state = self._state
         if len(state.leases) >= state.limits.leases:
             most = state.limits.leases
@@ -110,7 +112,7 @@ class HandOvers:
         )
 
     def add(self, lease: Lease, event: FinishedBlocks) -> None:
-        """The lease stands."""
+        """Adds the lease to the tables and pins its blocks."""
         state = self._state
         self._minted += not event.lease_id
         state.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
@@ -118,15 +120,15 @@ class HandOvers:
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
 
     def extend(self, lease: Lease, for_s: float) -> None:
-        """A push goes on: its lease lasts so long from now, up to the cap; never less than before. It is firm anew."""
+        """Extends a push's lease to `for_s` from now, up to the cap, and never shortens it. Makes it firm again."""
         lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
         self._firmness.handed_over(lease)
 
     def _refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
-        """After a refusal: whether the lease will never come, so that no opening waits for it.
+        """Returns, after a refusal, whether the lease will never come, and remembers that for waiting openings.
 
-        A client repeats a call that was refused for what may pass. Nothing repeats a call of the engine's session: it
-        has announced the lease already, and is told that it failed.
+        A client repeats a call that failed for a passing reason. Nothing repeats a call of the engine's session: it has
+        already announced the lease and is told that it failed.
         """
         state = self._state
         repeated = event.call.principal != ENGINE and isinstance(error, Exhausted | Unavailable)
@@ -140,11 +142,11 @@ class HandOvers:
         return True
 
     def forget_refused(self, lease_id: str) -> None:
-        """A refusal was remembered long enough."""
+        """Forgets a refused lease."""
         del self._state.refused_leases[lease_id]
 
     def release(self, event: ReleaseLease) -> None:
-        """ReleaseLease: it ends a live lease. An end stays as it was."""
+        """Handles ReleaseLease: ends a live lease. An ended lease stays unchanged."""
         state = self._state
         lease = self.find(event.lease)
         blocks = lease.blocks
@@ -157,7 +159,7 @@ class HandOvers:
         state.reply(event.call.id, Released(self.view(lease), freed))
 
     def void(self, event: LeasesVoided) -> None:
-        """The engine took blocks back: their readers will be told."""
+        """Ends the leases whose blocks the engine took back. `Pushes.voided` handles those of pushes."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
             if lease is None or lease.pushed:
@@ -166,7 +168,7 @@ class HandOvers:
                 self.end(lease, LeaseState.VOIDED)
 
     def find(self, ref: LeaseRef) -> Lease:
-        """The lease, live or ended. Raises NotFound, or the grant's errors."""
+        """Returns the lease, live or ended. Raises NotFound, or the errors of an invalid grant."""
         state = self._state
         if not ref.token:
             return state.leases.get(ref.lease_id)
@@ -174,7 +176,7 @@ class HandOvers:
         return state.leases.get(claims.lease_id)
 
     def due(self, lease_id: str) -> None:
-        """A lease's deadline: its time is over, or it was renewed meanwhile."""
+        """Handles a lease's deadline: the lease expires unless it was renewed."""
         lease = self._state.leases.get(lease_id)
         if lease.deadline > self._state.now:
             self._state.timers.set(Timer.LEASE, lease_id, lease.deadline)
@@ -182,8 +184,8 @@ class HandOvers:
             self.end(lease, LeaseState.EXPIRED)
 
     def count(self, lease: Lease) -> None:
-        """Counts the consumers that are done; the last one declared ends the lease. A consumer that is done with parts
-        of a push that were replaced is done with those that replaced them.
+        """Counts the consumers that are done and ends the lease with the last one. A consumer that is done with
+        replaced parts of a push is done with the new parts.
         """
         transfer = self._state.transfers.find(lease.transfer_id)
         if transfer is not None and not lease.live:
@@ -199,7 +201,7 @@ class HandOvers:
             self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
 
     def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None, *, cancelled: bool = False) -> None:
-        """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
+        """Ends a live lease with its pins, accesses and transfer. `failure` overrides the transfer's."""
         state = self._state
         lease.end(how)
         failure = failure or send_failure(lease)
@@ -214,12 +216,12 @@ class HandOvers:
                 self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
-        """Ends the live lease of parts that were replaced; its push goes on. `reason` is what its readers are told."""
+        """Ends the live lease of replaced parts, while its push goes on. Its readers are told `reason`."""
         lease.end(how)
         self._close(lease, reason)
 
     def outdate(self, access: Access, reason: Reason) -> None:
-        """Whatever is read under an open access from now on is not vouched for."""
+        """Makes an open access stale: later reads under it are not valid."""
         state = self._state
         access.move(AccessState.STALE)
         access.stale = reason
@@ -228,11 +230,11 @@ class HandOvers:
         lease = state.leases.get(access.lease_id)
         lease.closed(access.id)
         self._firmness.unclaimed(lease)
-        # Its reader closes it; one that does not is not waited for longer than the longest transfer.
+        # Its reader closes it. If not, it is forgotten after the lease cap, which no transfer exceeds.
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
 
     def view(self, lease: Lease) -> LeaseView:
-        """The lease as it is now."""
+        """Returns the lease as it is now."""
         now = self._state.now
         return LeaseView(
             id=lease.id,
@@ -255,11 +257,11 @@ class HandOvers:
         )
 
     def preview(self, lease: Lease) -> LeaseView:
-        """What would be granted: a lease that does not stand has no id."""
+        """Returns the lease that would be granted. It has no id, because it does not exist."""
         return replace(self.view(lease), id="", transfer_id="", blocks=no_blocks(len(lease.blocks)))
 
     def _close(self, lease: Lease, reason: Reason) -> None:
-        """Nothing stands on an ended lease any more."""
+        """Removes everything that depends on an ended lease."""
         state = self._state
         state.timers.clear(Timer.LEASE, lease.id)
         state.mirrors.drop(lease)
@@ -270,7 +272,7 @@ class HandOvers:
         state.leases.ended(lease)
 
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
-        """Everything that can be wrong with a hand-over, before anything changes."""
+        """Checks a hand-over completely before anything changes."""
         state = self._state
         state.check_open()
         check_transfer_key(event.key)
@@ -292,7 +294,9 @@ class HandOvers:
         return blocks, event.content, ttl_s
 
     def _check_alone(self, key: bytes) -> None:
-        """Raises for a transfer key in use: AlreadyExists (TRANSFER_EXISTS), or WAITS_FOR_MISMATCH for a push."""
+        """Raises for a transfer key in use: AlreadyExists (TRANSFER_EXISTS), or PreconditionFailed (WAITS_FOR_MISMATCH)
+        for a push.
+        """
         for transfer in self._state.transfers.with_key(key):
             if transfer.direction is Direction.SEND and not transfer.over:
                 lease = self._state.leases.find(transfer.lease_id)
@@ -328,7 +332,7 @@ class HandOvers:
         return transfer
 
     def _would_free(self, lease: Lease) -> Blocks:
-        """The blocks that come free with the lease's end: those that nothing else pins, but what ends with it."""
+        """Returns the blocks that the lease's end would free: those pinned only by the lease and what ends with it."""
         state = self._state
         owners = [(lease.id, PinKind.LEASE)]
         owners += [(state.accesses[access_id].owner, PinKind.ACCESS) for access_id in lease.accesses]

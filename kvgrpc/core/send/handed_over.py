@@ -1,4 +1,4 @@
-"""Hand-overs to readers that are pushed: a destination has registered under their key, before or after."""
+"""Hand-overs to readers that become pushes, because a destination registered under their key before or after them."""
 
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import NodeState
@@ -11,8 +11,8 @@ from kvgrpc.errors import AlreadyExists, Reason
 
 
 def find(state: NodeState, key: bytes) -> Lease | None:
-    """What was handed over under that key, to readers or to who registers. Raises AlreadyExists (TRANSFER_EXISTS) when
-    it is read.
+    """Returns the lease handed over under that key that takes registrations. Raises AlreadyExists (TRANSFER_EXISTS)
+    when it has, or had, a reader.
     """
     for transfer in state.transfers.with_key(key):
         lease = state.leases.find(transfer.lease_id)
@@ -25,7 +25,7 @@ def find(state: NodeState, key: bytes) -> Lease | None:
 
 
 def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> Push:
-    """From now on it is the one part of a push. Raises what refuses that part, and then nothing has changed."""
+    """Turns the lease into the one part of a new push. Raises what refuses that part, before anything changes."""
     parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
     parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
     payer = state.ledger.payer(RowKind.LEASE, lease.id)

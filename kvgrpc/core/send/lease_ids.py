@@ -1,4 +1,4 @@
-"""Ids of leases that callers mint: an engine announces a lease by its grant before its lead knows it."""
+"""Ids of leases that callers mint. An engine announces a lease by its grant before its lead knows the lease."""
 
 from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.core.state import NodeState
@@ -9,13 +9,13 @@ LEASE_ID_BYTES_MAX = 64
 
 
 def may_mint(state: NodeState, event: FinishedBlocks) -> bool:
-    """Whether the caller states ids of leases: where an engine is attached, the engine alone does."""
+    """Returns whether the caller may choose lease ids. Where an engine is attached, only the engine may."""
     return may(event.call.principal, Verb.MINT, Thing(Kind.LEASE, ENGINE if state.attached else EVERYONE))
 
 
 def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:
-    """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before, PermissionDenied (NOT_OWNER) for one that the
-    caller may not mint, InvalidRequest (INVALID_FIELD) for one that is too long.
+    """Raises PermissionDenied (NOT_OWNER) for a lease id that the caller may not mint, InvalidRequest (INVALID_FIELD)
+    for one that is too long, and AlreadyExists (TRANSFER_EXISTS) for one that was used before.
     """
     lease_id = event.lease_id
     if lease_id and not may_mint(state, event):

@@ -1,7 +1,7 @@
-"""RenewLeases: leases here last longer, and pushes for which no part has come yet.
+"""RenewLeases: extends leases of this engine, and pushes for which no part has come yet.
 
-A lease is named by its id, a grant or its transfer key. A destination that waits for blocks has only the key: under it
-there may be a lease, or a push that waits for its first part. Its source's engine knows whether that will come.
+A lease is named by its id, a grant or its transfer key. A destination that waits for blocks has only the key. The key
+may name a lease, or a push that waits for its first part. The source's engine knows whether that part will come.
 """
 
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from kvgrpc.core.values.owners import ENGINE_SIDE
 from kvgrpc.errors import KVGrpcError, NotFound, Reason
 
 Row = tuple[float, Reason | None, LeaseState | None]
-"""What is left, why it was not renewed, and the lease's state."""
+"""Remaining time in seconds, the reason why the row was not renewed, and the lease's state."""
 
 
 class LeaseRenewals:
-    """Of all leases of this engine."""
+    """Renewals of this engine's leases."""
 
     def __init__(
         self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims, find: Callable[[LeaseRef], Lease]
     ) -> None:
-        """`find` raises what refuses an id or a grant."""
+        """Takes `find`, which raises the error for an invalid lease id or grant."""
         self._state = state
         self._firmness = firmness
         self._weak_claims = weak_claims
         self._find = find
 
     def renew(self, event: RenewLeases) -> None:
-        """RenewLeases: one row for each lease asked for; a dead one is a row."""
+        """Handles RenewLeases with one row for each requested lease. An ended lease is a row, not an error."""
         if event.source is not None:
             return
         state = self._state
@@ -64,8 +64,8 @@ class LeaseRenewals:
         return lease.deadline - self._state.now, None, lease.state
 
     def _await_longer(self, key: bytes, event: RenewLeases) -> float | None:
-        """What is left of the wait for parts under a key, of which there are none; None: it is no such key. That wait
-        begins anew where the engine will hand some over, or say that there are none.
+        """Returns the seconds left to wait for parts under a key. Returns None when no push without parts has this key.
+        The wait restarts when the engine will hand parts over or say that there are none.
         """
         state = self._state
         push = state.pushes.with_key(key)
@@ -79,7 +79,7 @@ class LeaseRenewals:
         return due - state.now
 
     def _under(self, key: bytes) -> Lease:
-        """The lease of what is handed over, or pushed, under a key. Raises NotFound (LEASE_NOT_FOUND)."""
+        """Returns the lease that is handed over or pushed under a key. Raises NotFound (LEASE_NOT_FOUND)."""
         state = self._state
         sends = [found for found in state.transfers.with_key(key) if found.direction is Direction.SEND]
         leases = [lease for found in sends if (lease := state.leases.find(found.lease_id)) is not None]

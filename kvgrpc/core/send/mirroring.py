@@ -1,10 +1,10 @@
-"""Copies of what is handed over, for an engine whose memory no data path reaches.
+"""Copies handed-over blocks of an engine whose memory no data path reaches.
 
-Its ranks have mirrors of their memory in host memory, block for block, and peers read these. A block may be read once
-it is in the mirrors of all ranks, after the step that writes it. Every hand-over is copied, also of blocks that an
-earlier one has brought there: only the engine knows which of them it has written since.
+The engine's ranks have mirrors in host memory, block for block, and peers read those. A block may be read once it is in
+the mirrors of all ranks, after the step that writes it. Every hand-over is copied, even if an earlier one copied the
+same blocks, because only the engine knows whether it has written them since.
 
-Ranks copy in the order in which they are asked, also for leases that have ended meanwhile.
+Ranks copy in the order of the requests, and also copy leases that have ended meanwhile.
 """
 
 from kvgrpc.core.actions import CopyOut
@@ -22,11 +22,11 @@ from kvgrpc.core.values.pieces import pieces_of, portions_of
 from kvgrpc.errors import NextStep, Reason
 
 RUNNING_MAX = 2
-"""Portions that the ranks copy at once: while the end of one is told, the next is under way."""
+"""Maximum number of portions that ranks copy at once. The second one runs while the end of the first is reported."""
 
 
 class Mirroring:
-    """What is copied into the mirrors, portion by portion."""
+    """Copies leases into the mirrors, portion by portion."""
 
     def __init__(self, state: NodeState, hand_overs: HandOvers, course: PushCourse) -> None:
         self._state = state
@@ -38,15 +38,15 @@ class Mirroring:
         return self._state.mirrors
 
     def announced(self, lease: Lease) -> None:
-        """Blocks were handed over to readers."""
+        """Copies blocks that were handed over to readers."""
         self._add(lease, 0, lease.blocks, None, lease.after_step)
 
     def part_came(self, lease: Lease, part: Part, blocks: Blocks) -> None:
-        """A part of a push was handed over, of these blocks."""
+        """Copies the blocks of a part of a push."""
         self._add(lease, part.number, blocks, part.layers, part.after_step)
 
     def go_on(self) -> None:
-        """A step is over, or a portion has been copied: what may be copied next is begun, in its order."""
+        """Starts the next copies in order, after a step is over or a portion has been copied."""
         state, mirrors = self._state, self._mirrors
         ready = [copying for copying in mirrors.stepping if copying.after_step <= state.steps.done(copying.layers)]
         if ready:
@@ -63,7 +63,7 @@ class Mirroring:
             self._look(copying)
 
     def copied(self, event: CopiedOut) -> None:
-        """A rank has copied a portion, or could not."""
+        """Takes a rank's report that it has copied a portion or failed."""
         portion = self._mirrors.running.get(event.name)
         if portion is None or event.rank not in portion.ranks:
             return
@@ -90,7 +90,7 @@ class Mirroring:
         state, mirrors = self._state, self._mirrors
         mirrors.begun += 1
         copying.running += 1
-        # With the life: a late report of another one is no answer to this.
+        # The name contains the incarnation, so a late report of another life does not match.
         name, ranks = f"c{mirrors.begun}-{state.incarnation:x}", set(range(state.pool.world_size))
         mirrors.running[name] = CopyingPortion(copying, set(ranks), state.now)
         pool = state.pool.pool
@@ -99,7 +99,7 @@ class Mirroring:
             state.emit(CopyOut(rank, name, of_stages[rank // state.pool.stage_ranks]))
 
     def _look(self, copying: Copying) -> None:
-        """Whether all of it is there; then it may be read."""
+        """Makes the blocks readable once all portions are copied."""
         lease = copying.lease
         if not copying.begun or copying.running or not lease.live:
             return
@@ -112,7 +112,7 @@ class Mirroring:
             self._course.try_post(move)
 
     def _fail(self, lease: Lease, event: CopiedOut) -> None:
-        """What cannot be copied is never there: its readers are told."""
+        """Ends a lease whose blocks could not be copied, and tells its readers."""
         lease.failed = f"rank {event.rank} of its engine could not copy it into its mirror: {event.message}"
         phase = "rendezvous" if lease.pushed else "readers"
         failure = Failure(

@@ -3,7 +3,7 @@
     (parts, registration) -> connect -> open -> opened -> posted -> settle      where this side moves the bytes
                                                 opened -> told                  where the destination does, and settles
 
-What it has in common with a pull is in `moves.course`; ends are in `push_ends`.
+The steps shared with a pull are in `moves.course`. Ends are in `push_ends`.
 """
 
 from kvgrpc.core.actions import SendParts
@@ -33,7 +33,7 @@ from kvgrpc.errors import OutOfRange, Reason
 
 
 class PushCourse(Course[Registration]):
-    """What happens to a registration between its making and its end."""
+    """The steps of a registration between its making and its end."""
 
     def __init__(
         self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PushEnds, hand_overs: HandOvers
@@ -44,8 +44,8 @@ class PushCourse(Course[Registration]):
         self.retries[Timer.PARTS_RETRY] = self.tell
 
     def reached(self, move: Registration, peer: Peer) -> None:
-        """The destination's lead is connected; the access is opened as soon as there is a part, and nothing of earlier
-        ones is under way.
+        """Handles the connection to the destination's lead: opens the access once there is a part and no earlier
+        posting is in flight.
         """
         if move.push.parts is None or move.postings:
             self._state.moves.bind(move, peer.key)
@@ -59,7 +59,7 @@ class PushCourse(Course[Registration]):
             self.connect(move)
 
     def open(self, move: Registration, peer: Peer) -> None:
-        # What is to be re-packed only its destination can put in place.
+        # Only the destination can put re-packed bytes in place.
         reads = READS_PUSHES in peer.description.features or peer.bridges.outgoing.repacked
         move.writes = peer.data_paths <= self._state.writers and not reads
         if move.replaced:
@@ -75,7 +75,7 @@ class PushCourse(Course[Registration]):
         super().open(move, peer)
 
     def try_post(self, move: Registration) -> None:
-        """Moves what is ready, or tells the destination of it."""
+        """Posts the ready parts, or tells the destination of them."""
         if move.stage is not Stage.OPEN:
             return
         done = move.posted if move.writes else move.told
@@ -88,7 +88,7 @@ class PushCourse(Course[Registration]):
             self._extend(move)
             self._post_when_ready(move)
         elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
-            # Opened while the memory was registered again: what is read under it is not vouched for.
+            # The access was opened before the memory was registered again, so reads under it are not valid.
             self.ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory again")
         elif not move.telling:
             self._widen(move)
@@ -96,7 +96,7 @@ class PushCourse(Course[Registration]):
             self.tell(move)
 
     def parts_answered(self, event: PartsAnswered) -> None:
-        """The destination knows which parts are ready, or did not answer."""
+        """Takes the destination's answer to SendParts, or the error."""
         move = self._state.pushes.of_access(event.access_id)
         if move is None or move.stage is not Stage.OPEN or not move.telling:
             return
@@ -109,11 +109,11 @@ class PushCourse(Course[Registration]):
             self.ends.fail(move, event.error)
 
     def tell(self, move: Registration) -> None:
-        """Says again which parts are ready."""
+        """Sends the ready parts to the destination, also as a retry."""
         self._state.emit(SendParts(move.peer, move.access_id, move.rows(), move.trace))
 
     def settled(self, move: Registration) -> None:
-        """The destination's target held throughout the round."""
+        """Handles a valid settle: the destination's target held throughout the round."""
         state, push = self._state, move.push
         lease = state.leases.get(push.lease_id)
         lease.nbytes_done += move.nbytes - move.settled_bytes
@@ -140,7 +140,7 @@ class PushCourse(Course[Registration]):
         return wrong_blocks(peer.description, opened, exact=False)
 
     def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:
-        """The destination said which blocks are to be filled."""
+        """Handles the answer to OpenAccess, which names the blocks to fill."""
         move.told, move.telling = move.telling, 0
         move.progress = Progress(self._state.pool.pool, opened.token_count)
         self._state.moves.weigh(move)
@@ -161,9 +161,9 @@ class PushCourse(Course[Registration]):
         super()._post(move)
 
     def _ready(self, move: Registration, done: int) -> bool:
-        """Counts the parts that the engine's steps have written, and that are in its mirrors where it has any, of which
-        `done` were; whether some are not. No more than one call tells, or one round moves: the others are looked at
-        when these are done.
+        """Counts the parts that the engine's steps have written and, where there are mirrors, that are copied. `done`
+        of them were moved or told before. Returns whether some are late. Looks at one batch only, which is what one
+        round moves or one call tells.
         """
         state = self._state
         fresh, uncopied = move.parts.batch(done), state.leases.get(move.push.lease_id).uncopied
@@ -175,7 +175,7 @@ class PushCourse(Course[Registration]):
         return late < len(fresh)
 
     def _widen(self, move: Registration) -> None:
-        """The destination may read what is ready, and is about to be told."""
+        """Lets the destination read the parts that are ready and that it is about to be told of."""
         move.telling = move.ready
         access = self._state.accesses[move.reverse_id]
         listed = move.parts.listed(move.parts.between(move.told, move.ready))
@@ -184,14 +184,14 @@ class PushCourse(Course[Registration]):
         self._extend(move)
 
     def _extend(self, move: Registration) -> None:
-        """The lease lasts as long as the bytes of these parts may take."""
+        """Extends the lease by the time that the bytes of its blocks may take, and the settle timeout."""
         state = self._state
         lease = state.leases.get(move.push.lease_id)
         nbytes = state.bytes_of([len(ids) for ids in lease.blocks])
         self._hand_overs.extend(lease, move.bytes_timeout_s(nbytes, state.limits) + state.limits.settle_timeout_s)
 
     def _let_read(self, move: Registration, peer: Peer) -> None:
-        """Opens a READ access on our own lease, for the destination."""
+        """Opens a READ access on our own lease for the destination."""
         state = self._state
         lease = state.leases.get(move.push.lease_id)
         opening = Opening(move.reverse_id, b"", None)

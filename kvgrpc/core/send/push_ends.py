@@ -1,8 +1,8 @@
-"""How pushes end at their source, and their registrations.
+"""The ends of pushes and of their registrations, at the source.
 
-A push ends with its lease (`HandOvers.end` is the one end of both), or, while it has none, by itself. A destination
-that fails is not the end of its push: as with pulls, another one may come while the lease lives. One that gives up for
-good, or dies, is a consumer that is done, if the hand-over says so (RELEASE).
+A push ends with its lease, through `HandOvers.end`. While it has no lease, it ends by itself. A destination that fails
+does not end its push: as with pulls, another destination may come while the lease lives. A destination that gives up
+for good, or dies, counts as a done consumer if the hand-over says RELEASE.
 """
 
 from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
@@ -25,11 +25,11 @@ from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import KVGrpcError, Reason
 
 OUTCOMES = {Reason.CANCELLED: CloseOutcome.CANCELLED, Reason.PEER_LOST: CloseOutcome.DROPPED}
-"""What it means for a push that a destination ended so. After all else it may come again."""
+"""Outcome for the push, by the reason why a registration ended. After other reasons the destination may come again."""
 
 
 class PushEnds(Ends[Registration]):
-    """The ends of registrations, and of the pushes that they belong to."""
+    """Ends registrations and the pushes that they belong to."""
 
     def __init__(self, state: NodeState, closes: PendingCloses, hand_overs: HandOvers, firmness: Firmness) -> None:
         super().__init__(state, closes)
@@ -67,8 +67,8 @@ class PushEnds(Ends[Registration]):
         self.failed(move.push, move.claims.engine_id, message, outcome)
 
     def failed(self, push: Push, engine_id: str, message: str, outcome: CloseOutcome) -> None:
-        """A destination takes nothing of a push, or nothing more. One that was cancelled is done, whatever the grant
-        says; while there are no parts the known destinations are all.
+        """Records that a destination takes nothing, or nothing more, of a push. A cancelled destination is done,
+        whatever the grant says. While there are no parts, only the known destinations count.
         """
         push.trouble = f"engine {engine_id}: {message}"
         lease = self._state.leases.find(push.lease_id)
@@ -88,11 +88,11 @@ class PushEnds(Ends[Registration]):
             self._state.change(push.transfer_id, waiting_for="registration")
 
     def done(self, move: Registration) -> None:
-        """A destination has everything."""
+        """Ends a registration whose destination has received everything."""
         self._over(move, None)
 
     def at_rest(self, move: Registration) -> None:
-        """The last posting of an ended registration is over: nothing of ours writes at the destination any more."""
+        """Removes an ended registration after its last posting: no write of ours can reach the destination any more."""
         state, push = self._state, move.push
         self._closes.close(move, push.outcome)
         state.pins.drop(move.name, PinKind.ACCESS)
@@ -104,9 +104,9 @@ class PushEnds(Ends[Registration]):
             self._return(push)
 
     def taken_back(self, push: Push) -> None:
-        """The engine took back the last parts of a push that is over, though our own postings may still read them.
+        """Handles the last parts of an ended push that the engine took back, though our postings may still read them.
 
-        Those that were replaced before are not in its hands: they are returned when nothing reads them.
+        Parts that were replaced earlier are not taken back: they are returned when nothing reads them.
         """
         self._take_back(push)
         if not push.reads(self._state.pins):
@@ -138,13 +138,13 @@ class PushEnds(Ends[Registration]):
             state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
 
     def lease_ended(self, lease: Lease, failure: Failure | None) -> None:
-        """The lease of a push is over, and the push with it."""
+        """Ends a push with its lease."""
         push = self._state.pushes.find(lease.transfer_id)
         if push is not None:
             self._end_all(push, failure)
 
     def start_over(self, push: Push, how: LeaseState) -> None:
-        """The parts of this epoch count no more: `how` their lease ends. The next epoch has its time."""
+        """Discards the parts of this epoch and ends their lease as `how`. The wait for the next epoch starts."""
         state = self._state
         lease = state.leases.get(push.lease_id)
         reason = Reason.LEASE_VOIDED if how is LeaseState.VOIDED else Reason.PREEMPTED
@@ -173,7 +173,7 @@ class PushEnds(Ends[Registration]):
         self.return_parts(push)
 
     def return_parts(self, push: Push) -> None:
-        """The blocks of earlier epochs are the engine's again, unless our own postings still read them."""
+        """Gives the blocks of earlier epochs back to the engine, unless our own postings still read them."""
         if not push.posting:
             self._tell_parts(push)
 
@@ -187,14 +187,14 @@ class PushEnds(Ends[Registration]):
         self._state.tell(transfer.owner, PartsReturned(transfer.id, transfer.request_id, lease_id))
 
     def _take_back(self, push: Push) -> None:
-        """The engine uses the blocks of this epoch again already, though they are read."""
+        """Drops the pins of this epoch's blocks: the engine reuses them already, though they may be read."""
         for move in push.registrations.values():
             if move.posted_epoch == push.part_epoch:
                 self._state.pins.drop(move.name, PinKind.ACCESS)
 
     def _end_all(self, push: Push, failure: Failure | None) -> None:
-        """Ends what is left of a push. The grants that came are refused for a while, and what may still come: of a push
-        that was cancelled when both halves had met that is nothing.
+        """Ends what is left of a push. Its grants and key are refused for a while. The key of a push that was cancelled
+        after both halves had met is not refused, because nothing more can come under it.
         """
         state = self._state
         message = failure.message if failure else "it has succeeded"
@@ -212,7 +212,7 @@ class PushEnds(Ends[Registration]):
         self._state.pushes.forget(push)
 
     def _over(self, move: Registration, message: str | None) -> None:
-        """`message` tells the destination why; None when it knows that it is over."""
+        """Ends a registration. `message` tells the destination why, and None means that it knows."""
         self._stop(move)
         if message is not None:
             self._closes.close(move, move.push.outcome, message)
@@ -225,11 +225,11 @@ class PushEnds(Ends[Registration]):
             self._remove(move)
 
     def _shut(self, move: Registration, reason: Reason) -> None:
-        """What is read under the destination's access from now on is not vouched for."""
+        """Makes the destination's read access stale."""
         access = self._state.accesses.get(move.reverse_id)
         if access is not None and access.state is AccessState.OPEN:
             self._hand_overs.outdate(access, reason)
-            if move.stage not in AT_ISSUER:  # the destination never learned of it
+            if move.stage not in AT_ISSUER:  # The destination never learned of the access.
                 access.move(AccessState.CLOSED)
                 self._state.expect(access, open_=False)
                 forget = self._state.now + self._state.limits.settle_timeout_s
@@ -241,7 +241,7 @@ class PushEnds(Ends[Registration]):
 
 
 def _said(push: Push, failure: Failure | None) -> Reason:
-    """What a destination or a part is told that comes after the end of its push."""
+    """Returns the reason given to a destination or a part that comes after the end of its push."""
     if failure is not None and failure.reason in (Reason.SOURCE_FAILED, Reason.LEASE_RECLAIMED):
         return failure.reason
     if failure is not None and failure.reason is Reason.CANCELLED and push.outcome is not CloseOutcome.FAILED:

@@ -1,7 +1,7 @@
-"""Pushing: the source's side, from the first part or the first registration to the end of its last posting.
+"""Pushing at the source, from the first part or the first registration to the end of the last posting.
 
-A push begins with RegisterPush or with its first part, whichever comes first; they are paired by the exact transfer
-key. Everything wrong with a part is found before anything changes.
+A push begins with RegisterPush or with its first part, whichever comes first. The exact transfer key pairs them. A part
+is checked completely before anything changes.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ class Pushes:
     # -- calls
 
     def register(self, event: RegisterPush) -> None:
-        """RegisterPush: from now on the source knows where the blocks go."""
+        """Handles RegisterPush, which tells the source where the blocks go."""
         state = self._state
         claims = read_claims(event.token)
         if claims.access is not AccessKind.WRITE:
@@ -102,7 +102,7 @@ class Pushes:
         self._course.connect(move, event.call.connection)
 
     def finish(self, event: FinishedBlocks) -> None:
-        """FinishedBlocks for a registration: one part, or that there will be none."""
+        """Handles FinishedBlocks for a registration: one part, or the statement that there will be none."""
         state = self._state
         check_transfer_key(event.key)
         push = self._state.pushes.with_key(event.key)
@@ -134,7 +134,7 @@ class Pushes:
             blocks=sum(len(ids) for ids in lease.blocks),
             nbytes=state.bytes_of([len(ids) for ids in lease.blocks]),
         )
-        # Every part would list all blocks before it anew.
+        # The reply lists no blocks: otherwise every part would list all earlier blocks again.
         state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
         self._mirroring.part_came(lease, part, blocks)
         if first:
@@ -146,21 +146,21 @@ class Pushes:
                 self._course.try_post(move)
 
     def cancel(self, push: Push, message: str, outcome: CloseOutcome) -> None:
-        """Ends a push. `outcome` is what that means for its destinations."""
+        """Ends a push as cancelled. `outcome` is what that means for its destinations."""
         push.outcome = outcome
         failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
         self._ends.end(push, State.CANCELLED, failure)
 
     def end_all(self, failure: Failure) -> None:
-        """The incarnation ends: what has no lease fails too."""
+        """Fails every push at the end of the incarnation, also those without a lease."""
         for push in self._state.pushes:
             if not push.over:
                 self._ends.end(push, State.FAILED, failure)
 
-    # -- what ends it
+    # -- ends
 
     def voided(self, lease_id: str) -> None:
-        """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
+        """Handles blocks that the engine took back: the push starts over, or ends if it was a hand-over to readers."""
         push = self._state.pushes.with_lease(lease_id)
         if push is not None and push.over:
             self._ends.taken_back(push)
@@ -171,7 +171,7 @@ class Pushes:
             self._ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, call: Call, peer: str, row: Closing) -> bool:
-        """The destination ends an access that we opened there. False: this engine opened no such access."""
+        """Handles a destination's close of an access that we opened there. Returns False if there is no such access."""
         move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
         if move is None:
             return row.outcome is not CloseOutcome.FAILED and self._never_comes(call, peer, row)
@@ -185,7 +185,7 @@ class Pushes:
         return True
 
     def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
-        """The destination closed the access under which it read."""
+        """Ends a registration whose destination closed the access under which it read."""
         move = self._state.pushes.of_reader(access.id)
         if move is None or move.stage is Stage.ENDED:
             return
@@ -195,8 +195,8 @@ class Pushes:
             self._ends.give_up(move, _REASONS[access.outcome], message or "the destination gave up", access.outcome)
 
     def vouches(self, access: Access, row: Settling) -> bool:
-        """Whether a destination that reads was told of the part that it settles; a pull has no parts. It need not say
-        of the last one that it is: what arrived as something else is settled, but is not the end.
+        """Returns whether a reading destination was told of the part that it settles. A pull has no parts. The last
+        part may be settled without `last`: after a checksum mismatch the settle is not the end.
         """
         move = self._state.pushes.of_reader(access.id)
         if move is None:
@@ -222,8 +222,8 @@ class Pushes:
         return push
 
     def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
-        """A destination dropped its reservation, or was cancelled, before it was registered here. False: that row is of
-        none.
+        """Handles a destination that dropped or cancelled its reservation before it registered here. Returns False when
+        the row names no such reservation.
         """
         state = self._state
         try:
@@ -267,7 +267,7 @@ class Pushes:
         return move
 
     def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
-        """The first part, or the first one of a higher epoch."""
+        """Begins the parts of a push, or of a higher epoch."""
         state = self._state
         if push.parts is not None:
             self._ends.start_over(push, LeaseState.RELEASED)
@@ -286,14 +286,14 @@ class Pushes:
         state.change(push.transfer_id, consumers=push.consumers)
 
     def _admit(self, push: Push, lease: Lease) -> None:
-        """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
+        """Keeps as many destinations as the hand-over declares. Those that gave up meanwhile count."""
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
-            if move.stage is not Stage.ENDED:  # with the push, since those before it were all
+            if move.stage is not Stage.ENDED:  # an earlier failure here may have ended the push
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, f"it has {push.consumers} destinations already")
         self._hand_overs.count(lease)
 
     def _check_key(self, key: bytes) -> None:
-        """See `NodeState.check_key`. A destination that is refused may have missed blocks that were taken back."""
+        """Checks as `NodeState.check_key`. Counts a refused destination that missed reclaimed blocks."""
         state = self._state
         try:
             state.check_key(key)
@@ -304,7 +304,7 @@ class Pushes:
             raise
 
     def _check_new(self, key: bytes) -> None:
-        """Raises what refuses another push."""
+        """Raises the error that refuses a new push."""
         if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
             other = "blocks were handed over to readers under this transfer key"
             raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, other)
@@ -317,7 +317,7 @@ class Pushes:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this registration has failed here: reserve blocks anew")
 
     def _check_wanted(self, push: Push) -> None:
-        """Raises AlreadyExists (TRANSFER_EXISTS) when the push has as many destinations as it may have."""
+        """Raises AlreadyExists (TRANSFER_EXISTS) when the push has all the destinations that it may have."""
         most = self._state.limits.registrations
         if len(push.registrations) >= most:
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{most} destinations came for this push already")
@@ -325,7 +325,7 @@ class Pushes:
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"this push has all destinations: it declared {push.consumers}")
 
     def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Blocks, Parts, Part, Content]:
-        """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
+        """Checks a part completely before anything changes. `first` marks the first part of its epoch."""
         state = self._state
         if push is None:
             state.check_key(event.key, begins=False)
@@ -355,7 +355,7 @@ class Pushes:
     def _lease(
         self, event: FinishedBlocks, push: Push | None, content: Content, blocks: Blocks, *, first: bool
     ) -> Lease:
-        """The lease of the epoch, or the one that its first part makes."""
+        """Returns the lease of the epoch, or the lease that its first part would make."""
         if push is None or first:
             return self._hand_overs.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
@@ -363,7 +363,7 @@ class Pushes:
         return self._state.leases.get(push.lease_id)
 
     def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:
-        """The source cannot deliver. Without a push the next one under that key is refused."""
+        """Handles a source that cannot deliver. Without a push, the next push under that key is refused."""
         state = self._state
         if push is None:
             if not event.validate_only:
@@ -383,11 +383,11 @@ _REASONS = {
     CloseOutcome.DROPPED: Reason.PEER_LOST,
     CloseOutcome.FAILED: Reason.PEER_FAILED,
 }
-"""Why a registration ends that its destination closes."""
+"""Reasons for the end of a registration, by the outcome with which its destination closed it."""
 
 
 def _content(event: FinishedBlocks, push: Push | None) -> Content:
-    """The content of the push; that of its first part, which later ones may repeat."""
+    """Returns the content of the push. The first part states it and later parts may repeat it."""
     known = None if push is None else push.content
     if event.content is None and known is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "the first part of a push states the content of the whole prompt")

@@ -1,11 +1,11 @@
-"""Reclaiming: the owner of a pool takes blocks back from leases that are soft.
+"""Reclaiming: the owner of a pool takes blocks back from soft leases.
 
-All or nothing: where all soft leases together would not set enough blocks free, none is ended, because that would cost
-their readers a computation and help nobody. What is ended is the oldest ones, without those that are not needed beside
-younger ones. It ends in the event that asks for it, and since nobody has claimed it, its blocks are free at once.
+It is all or nothing. If all soft leases together cannot free enough blocks, none is ended: that would cost their
+readers a computation and help nobody. The oldest leases are ended, except those that are not needed beside younger
+ones. They end in the event that asks for it. Nobody has claimed them, so their blocks are free at once.
 
-For a request that waits, leases that yield to it by `weak_claims` are ended, too, where soft ones are too few: that of
-the youngest reader first. Their readers are told, and compute what they lose.
+If soft leases are too few for a waiting request, leases that yield to it by `weak_claims` are ended too, those of the
+youngest readers first. Their readers are told and compute what they lose.
 """
 
 from collections.abc import Mapping
@@ -31,25 +31,25 @@ from kvgrpc.core.values.request_times import RequestTime, heard
 from kvgrpc.errors import PreconditionFailed, Reason
 
 LATER_MAX = 16
-"""Leases that an answer names which would be soft later."""
+"""Maximum number of firm leases that an answer names, with the time when they become soft."""
 READERS_TOLD_MAX = 3
-"""Readers that the log names."""
+"""Maximum number of readers that the log names."""
 LEASES_LISTED_MAX = 1_000
-"""Ended leases that an answer names."""
+"""Maximum number of ended leases that an answer names."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Leases whose end sets enough blocks free, oldest first, and those blocks."""
+    """Leases whose end frees enough blocks, oldest first, and those blocks."""
 
     leases: tuple[Lease, ...]
     freed: Blocks
     claimed: int = 0
-    """How many of them have readers that wait."""
+    """Number of these leases that are weakly claimed."""
 
 
 def named_by(event: ReclaimBlocks | AllocateBlocks) -> RequestTime | None:
-    """The request in whose name blocks are asked for, no older than it can be."""
+    """Returns the request for which blocks are wanted. Its age is limited to a plausible one."""
     if event.by is None:
         return None
     own = event.call.principal in ENGINE_SIDE
@@ -57,7 +57,7 @@ def named_by(event: ReclaimBlocks | AllocateBlocks) -> RequestTime | None:
 
 
 class Reclaiming:
-    """ReclaimBlocks, and AllocateBlocks that may reclaim."""
+    """Handles ReclaimBlocks, and AllocateBlocks that may reclaim."""
 
     def __init__(self, state: NodeState, hand_overs: HandOvers, weak_claims: WeakClaims, closes: PendingCloses) -> None:
         self._state = state
@@ -66,7 +66,7 @@ class Reclaiming:
         self._closes = closes
 
     def reclaim(self, event: ReclaimBlocks) -> None:
-        """ReclaimBlocks: enough of the soft leases end, or none."""
+        """Handles ReclaimBlocks: ends enough of the soft leases, or none."""
         state = self._state
         if event.call.principal not in ENGINE_SIDE and state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
@@ -89,12 +89,12 @@ class Reclaiming:
     def plan(
         self, needed: Mapping[int, int], caller: str, *, mine: bool = False, by: RequestTime | None = None
     ) -> Plan | None:
-        """What `caller` may end so that `needed[space]` blocks of each space come free that are not; None where that is
-        not to be had. `mine`: also blocks that were given out come free, for the engine that asks knows what else uses
-        them. `by`: the request that weak claims of younger ones yield to.
+        """Returns the leases that `caller` may end so that `needed[space]` more blocks of each space come free, or None
+        when that is impossible. `mine` also counts allocated blocks, because the asking engine knows what else uses
+        them. `by` is the request to which weak claims of younger requests yield.
 
-        It costs the blocks of the leases that are looked at: those that are ended, and those that are spared since
-        younger ones give more.
+        The cost is linear in the blocks of the leases that are looked at: the ended ones, and those spared because
+        younger ones free more.
         """
         pins = self._state.pins
         too_few = any(count > pins.reclaimable(space, given=mine) for space, count in needed.items())
@@ -141,7 +141,7 @@ class Reclaiming:
                 self._closes.reader_lost(access, "an older request needed its blocks", lease.trace)
 
     def asked(self, by: RequestTime | None, counts: Mapping[int, int], *, enough: bool) -> None:
-        """Blocks were asked for in the name of a request: who waits for whom can be seen, and is said at times."""
+        """Records that blocks were requested in the name of a request. Logs at intervals which readers it waits for."""
         state = self._state
         state.lacking.asked(by, counts, state.now, enough=enough)
         if by is None or enough:
@@ -155,7 +155,9 @@ class Reclaiming:
             state.emit(BlocksLacking(by.request_id, sum(counts.values()), shown, len(readers)))
 
     def later(self, *, mine: bool = False) -> tuple[Later, ...]:
-        """What will be soft next if nobody claims it, with the blocks that would come free with each lease alone."""
+        """Returns the leases that become soft next if nobody claims them, each with the blocks that it alone would
+        free.
+        """
         state = self._state
         rows, alone = [], state.pins.none()
         for lease in state.soft_leases.soonest(LATER_MAX):
@@ -166,7 +168,7 @@ class Reclaiming:
         return tuple(rows)
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
-        """In how long there might be enough soft blocks, as far as that can be seen; None where it cannot."""
+        """Returns the seconds until enough blocks may be soft, or None when that cannot be foreseen."""
         pins = self._state.pins
         missing = {space: count - pins.reclaimable(space) for space, count in needed.items()}
         for row in self.later():
@@ -176,7 +178,7 @@ class Reclaiming:
         return None
 
     def _sets_free(self, lease: Lease, gone: list[Counts], *, mine: bool) -> list[int]:
-        """How many blocks of each space a lease would set free with its end, as the last one of those that are gone."""
+        """Returns how many blocks of each space the lease's end would free, if all leases in `gone` had ended."""
         pins = self._state.pins
         counts = [0] * len(pins.soft)
         for group, (space, ids) in enumerate(zip(pins.spaces, lease.blocks, strict=True)):
@@ -192,7 +194,7 @@ class Reclaiming:
         return tuple(freed)
 
     def _add(self, gone: list[Counts], lease: Lease, step: int) -> None:
-        """Its pins are gone, with those of its readers, or with -1 are there."""
+        """Adds `step` to the counts in `gone`, for the pins of a lease and its readers."""
         state = self._state
         readers = [state.accesses[access_id].owner for access_id in lease.accesses]
         for blocks in (lease.blocks, *(state.pins.held(owner, PinKind.ACCESS) for owner in readers)):

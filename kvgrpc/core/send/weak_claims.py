@@ -1,9 +1,9 @@
-"""Weak claims: leases whose readers wait, and which a request that is older than all of these may take.
+"""Weak claims: leases with waiting readers, which a request older than all of these readers may take.
 
-A claim is weak until its reader says that it reads: it has no blocks to read into yet, and may wait for those of an
-engine that waits for these. A lease that renewals alone keep firm is claimed weakly, too. No claim yields in the firm
-time of its lease, nor in the default one after it was opened: then its reader may have blocks any moment. A reader is
-taken for as old as it says, but never for older than the request whose blocks it reads.
+A claim is weak until its reader says that it reads. Such a reader has no blocks to read into yet, and may wait for
+blocks of an engine that waits for these. A lease that only renewals keep firm is also weakly claimed. No claim yields
+during the firm time of its lease, or during the default firm time after it was opened, because its reader may get
+blocks at any moment. A reader is as old as it says, but never older than the request whose blocks it reads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,38 +15,38 @@ from kvgrpc.core.values.request_times import RequestTime
 
 
 class WeakClaims:
-    """Of all live leases."""
+    """The weak claims on all live leases."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
 
     def reading(self, access_ids: Iterable[bytes]) -> None:
-        """Their readers read by now: these claims yield to nobody."""
+        """Ends weak claims whose readers read by now. Such claims yield to nobody."""
         for access_id in access_ids:
             access = self._state.accesses.get(access_id)
             if access is not None:
                 access.waits_for_blocks = False
 
     def younger(self, asking: RequestTime) -> list[Lease]:
-        """Leases that yield to that request, those of the youngest readers first."""
+        """Returns the leases that yield to that request, those of the youngest readers first."""
         found = [(claimed, lease) for lease in self._state.leases if (claimed := self._yields(lease)) is not None]
         younger = [(claimed, lease) for claimed, lease in found if claimed > asking]
         return [lease for _, lease in sorted(younger, key=lambda pair: pair[0], reverse=True)]
 
     def waiting(self) -> Iterator[tuple[Lease, Access]]:
-        """Each lease that is live with each of its readers that waits for blocks of its own."""
+        """Yields each live lease with each of its readers that waits for its own blocks."""
         for lease in self._state.leases:
             for access_id in lease.accesses:
                 if (access := self._state.accesses[access_id]).waits_for_blocks:
                     yield lease, access
 
     def time_of(self, lease: Lease, access: Access) -> RequestTime:
-        """When the request of a reader began."""
+        """Returns the time at which the request of a reader began."""
         opening = access.opening
         return RequestTime(max(opening.request_time_us, lease.request_time_us), opening.request_id)
 
     def _yields(self, lease: Lease) -> RequestTime | None:
-        """The oldest request that claims it, if that is weak; None: it yields to nobody, or is soft."""
+        """Returns the oldest request that weakly claims the lease. Returns None when it yields to nobody or is soft."""
         state = self._state
         if lease.waiting or not lease.request_time_us:
             return None

@@ -1,6 +1,6 @@
-"""State: all that a node knows, in one object, and the rows that name events and actions.
+"""State: one object with all that a node knows, and the rows that refer to events and actions.
 
-Tables that know neither are in `tables`; what changes all these is in the rooms above.
+Tables that refer to neither are in `tables`. The code that changes the state is in the rooms above.
 """
 
 from kvgrpc.core.state.node_state import NodeState

@@ -1,4 +1,4 @@
-"""How many blocks of each group a call asks for."""
+"""Checks and sums of the block counts that a call asks for."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,9 @@ from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, in
 
 
 def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[int, int]:
-    """Rows (group, count) as a caller wrote them, checked against the pool: counts by group, at least one block in all.
+    """Returns counts by group from the rows (group, count) of a caller, after checks against the pool and its limits.
 
-    Raises InvalidRequest or OutOfRange.
+    Raises InvalidRequest or OutOfRange. At least one block must be asked for.
     """
     groups = state.pool.pool.groups
     counts: dict[int, int] = {}
@@ -52,7 +52,7 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
 
 
 def by_space(counts: Mapping[int, int], state: NodeState) -> dict[int, int]:
-    """How many blocks of each space counts by group ask for."""
+    """Returns counts by space for counts by group."""
     found: dict[int, int] = {}
     for group, count in counts.items():
         space = state.pins.spaces[group]

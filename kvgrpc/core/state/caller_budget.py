@@ -1,7 +1,7 @@
-"""Budgets of what callers may cause at other engines: so much in a while from one connection, and so much from all.
+"""Budgets for the work that callers cause at other engines, per connection and for all connections together.
 
-A while is the connect timeout, the longest that one handshake takes, so that a budget bounds what is under way as well.
-What the engine itself asks for, and moves that go on, are not bounded by what callers do.
+The window is the connect timeout. A handshake ends within it unless ranks have to meet, so a budget nearly always
+bounds the handshakes under way too. The engine's own requests and running moves are not bounded by these budgets.
 """
 
 from collections import Counter, deque
@@ -18,15 +18,15 @@ class CallerBudget:
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
-        """What a caller caused too many of, in its error."""
+        """Plural noun for the work, for error messages."""
         self._begun: deque[tuple[float, str]] = deque()
-        """When, and for which connection; the oldest first."""
+        """Begin time and connection of each unit of work, oldest first."""
         self._counts: Counter[str] = Counter()
 
     def check(self, connection: str, limits: Limits, now: float) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when this connection may cause none now."""
         self._forget(now - limits.connect_timeout_s)
-        ours = self._counts[connection]  # 0 for one that has none, which is not kept
+        ours = self._counts[connection]  # reading 0 for a new connection adds no row
         for what, count, most in (
             ("this connection", ours, limits.dials_per_connection),
             ("callers", len(self._begun), limits.dials),
@@ -40,13 +40,13 @@ class CallerBudget:
                 )
 
     def begin(self, connection: str, now: float, count: int = 1) -> None:
-        """A connection caused so many; empty: it was no caller."""
+        """Records `count` units of work for a connection. An empty connection is no caller and is not recorded."""
         if connection:
             self._begun.extend([(now, connection)] * count)
             self._counts[connection] += count
 
     def left(self) -> dict[str, int]:
-        """How many rows each table still has."""
+        """Returns the number of rows in each table."""
         return {"begun": len(self._begun), "counts": len(self._counts)}
 
     def _forget(self, past: float) -> None:

@@ -1,4 +1,4 @@
-"""How an engine is, for those that choose among engines: what is free, and what waits."""
+"""The load of an engine, for routers that choose among engines."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ from kvgrpc.core.state.node_state import NodeState
 
 @dataclass(frozen=True)
 class GroupLoad:
-    """Blocks of one group's space: groups of one space have the same numbers."""
+    """Block counts of one group's space. Groups of one space have the same numbers."""
 
     blocks: int
     free: int
-    """Neither allocated nor pinned; where the engine manages its blocks, not pinned."""
+    """Number of blocks that are neither allocated by the server nor pinned."""
     soft: int = 0
-    """Held by nothing but leases that may be taken back at any time."""
+    """Number of blocks that only soft leases hold."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine at one moment."""
+    """The load of an engine at one moment."""
 
     groups: tuple[GroupLoad, ...] = ()
-    """In the order of the pool's; none while there is no pool."""
+    """Loads in the order of the pool's groups. Empty while there is no pool."""
     transfers: int = 0
-    """That are not over."""
+    """Number of transfers that are not over."""
     waiting_turns: int = 0
-    """Moves that wait for their turn."""
+    """Number of moves that wait for their turn."""
     queued_bytes: int = 0
-    """Of transfers whose access is open, what has not moved yet."""
+    """Number of bytes that transfers with an open access still have to move."""
     leases: int = 0
 
 
 def engine_status(state: NodeState) -> EngineStatus:
-    """The engine as it is now. It costs a look at each group, however much there is in it."""
+    """Returns the engine's present load. The cost is one lookup for each group, independent of the group's size."""
     groups = state.description.pool.groups if state.description is not None else ()
     return EngineStatus(
         groups=tuple(

@@ -1,7 +1,7 @@
-"""Handshakes under way: those that we started, one for each address, and those that peers started.
+"""Handshakes under way: at most one that we started for each address, and those that peers started.
 
-Both wait for our ranks to make an endpoint for the other side; both are bounded. A caller or move that waits for an
-address states which engine it expects there, and is judged by that alone: a wrong expectation fails no other.
+Both kinds wait for our ranks to make an endpoint for the other side, and both are bounded. A caller or move that waits
+for an address states the engine that it expects there. A wrong expectation fails nothing else.
 """
 
 from dataclasses import dataclass, field
@@ -15,49 +15,48 @@ class Shake:
     """A handshake and the endpoints that our ranks made for it."""
 
     key: str
-    """Names it to our ranks; never text from outside."""
+    """Name of the handshake for our ranks. It never contains text from outside."""
     with_whom: str
-    """Names the other side to our ranks, which keep few offers for each: a life, or an address to dial."""
+    """Name of the other side for our ranks: a life, or an address to dial. Ranks keep few offers for each name."""
     offers: dict[int, RankEndpoint] = field(default_factory=dict)
 
     def endpoints(self) -> tuple[RankEndpoint, ...]:
-        """In the order of the ranks."""
+        """Returns the endpoints in the order of the ranks."""
         return tuple(self.offers[rank] for rank in sorted(self.offers))
 
 
 @dataclass(eq=False)
 class Dialling(Shake):
-    """One that we started."""
+    """A handshake that we started."""
 
     address: str = ""
     to: str = ""
-    """Where it is called: there, or at another address of the life that answers there."""
+    """Address that is called: `address`, or another address of the life that answers there."""
     proving: str = ""
-    """The life that is shown what it has told us; empty: none is."""
+    """The life that is shown the proofs which it told us. Empty when no life is shown any."""
     shows: tuple[bytes, ...] = field(default=(), repr=False)
-    """What the life that has answered in the place of that one told us to show it."""
+    """Proofs told by the life that answered instead of `proving`. They are shown to that life only."""
     again: bool = False
-    """It was called once more, to show another proof than at first."""
+    """True after a second call that shows other proofs than the first."""
     expected_engine_id: str = ""
-    """What the call to the peer states; that of the first caller."""
+    """The engine id that the first caller expects and that the call to the peer states."""
     trace: str = ""
     calls: dict[int, str] = field(default_factory=dict)
-    """ConnectPeer calls that wait, and the engine that each expects."""
+    """Waiting ConnectPeer calls -> engine id that each expects."""
     peer: str = ""
-    """The life that answered, once it has."""
+    """The life that answered. Empty before the answer."""
     told: int = -1
-    """The generation of our memory that its endpoints are of."""
+    """The memory generation of the endpoints that were sent. -1 before that."""
     longer: bool = False
-    """It was given the time that ranks need that meet."""
+    """True once the handshake got the extra time that ranks need to meet."""
 
 
 @dataclass(eq=False)
 class Admission(Shake):
-    """One that a peer started."""
+    """A handshake that a peer started."""
 
     peer: Peer = field(kw_only=True)
-    """The peer that started it."""
     call_id: int = 0
     protocol: int = 0
     proof: bytes = field(default=b"", repr=False)
-    """What the peer is told to show."""
+    """Proof that the peer is told to show."""

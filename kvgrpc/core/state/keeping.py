@@ -1,4 +1,4 @@
-"""Accesses of peers, entered in the tables and in the ledger at once."""
+"""Changes of peers' accesses, made in the tables and the ledger together."""
 
 from kvgrpc.core.state.node_state import NodeState
 from kvgrpc.core.tables.accesses import Access
@@ -9,20 +9,20 @@ from kvgrpc.core.values.owners import PEER
 
 
 def add_access(state: NodeState, peer: Peer, access: Access) -> None:
-    """A new one, of that life of a peer, which pays for it."""
+    """Adds a new access of a peer's life, which pays for it."""
     state.accesses[access.id] = access
     peer.accesses[access.id] = None
     state.ledger.keep(RowKind.ACCESS, access.id, PEER + peer.key, access.kept_bytes)
 
 
 def weigh_access(state: NodeState, access: Access) -> None:
-    """It pins other blocks, or holds other things."""
+    """Updates an access's weight after it pins other blocks or holds other things."""
     access.pinned_bytes = state.pins.kept_bytes(access.owner, PinKind.ACCESS)
     state.ledger.weigh(RowKind.ACCESS, access.id, access.kept_bytes)
 
 
 def forget_access(state: NodeState, access: Access) -> None:
-    """Nothing of it is left."""
+    """Removes an access from all tables."""
     del state.accesses[access.id]
     state.ledger.drop(RowKind.ACCESS, access.id)
     peer = state.peers.get(access.peer)

@@ -1,7 +1,7 @@
-"""Moves: what a lead knows of a transfer for which it holds an access, from the first word to the last posting.
+"""Moves: what a lead knows of a transfer and its access, from the first message to the last posting.
 
-A pull is a move into this engine's blocks (`pull`), a push that lands here too (`reservation`), and a push from here
-one out of them (`push`: one for each destination). The stages are data:
+A pull is a move into this engine's blocks (`pull`), and so is a push that lands here (`reservation`). A push from here
+has one move out of these blocks for each destination (`push`). The stages are data:
 
 RENDEZVOUS   a push: the other side, or what it moves, is not known yet
 CONNECTING   the peer's lead is being reached
@@ -11,8 +11,8 @@ WIRE         postings are in flight
 SETTLING     all bytes of the round are there; the peer is asked whether its side held
 ENDED        the transfer is over; the object lives on while memory may be accessed for it
 
-A pull has one round of WIRE and SETTLING, a push as many as its parts need. A push whose prefill starts over is back at
-RENDEZVOUS.
+A pull has one round of WIRE and SETTLING. A push has as many as its parts need, and returns to RENDEZVOUS when its
+prefill starts over.
 """
 
 from abc import ABC, abstractmethod
@@ -39,9 +39,9 @@ from kvgrpc.core.values.telemetry import MoveTelemetry
 
 
 class Stage(Enum):
-    """Where a move is."""
+    """The stage of a move."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     RENDEZVOUS = "rendezvous"
@@ -62,14 +62,14 @@ STAGES: dict[Stage, frozenset[Stage]] = {
     Stage.SETTLING: frozenset({Stage.OPEN, Stage.RENDEZVOUS, Stage.ENDED}),
     Stage.ENDED: frozenset(),
 }
-"""Which stage may follow which. The values are the names of the phases that people see."""
+"""Allowed next stages of each stage. The values are the phase names that users see."""
 
 MOVE_BYTES = 5_000
-"""Of one without its token and blocks: with its deadlines, its indexes, and its row in the ledger."""
+"""Estimated bytes of a move without its token and blocks: its deadlines, its indexes and its row in the ledger."""
 PEER_BLOCKS_MAX = 65_536
-"""Blocks that a grant may say it is of, as far as that is believed."""
+"""Maximum number of blocks that is believed when a grant states its block count."""
 AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
-"""While a move is there its access is open."""
+"""Stages in which the move's access is open."""
 
 MOVE_TIMERS = (
     Timer.REGISTRATION,
@@ -87,24 +87,24 @@ MOVE_TIMERS = (
 
 @dataclass(eq=False)
 class Comparing:
-    """Checksums of one round, of both sides, over its parts in their order."""
+    """Checksums of both sides for one round, over its parts in their order."""
 
     name: str
     asks: list[list[Chunk]]
-    """What the source is asked for at once: one after the other."""
+    """Batches of parts. The source is asked for the checksums of one batch at a time."""
     here: list[RankChecksums] = field(default_factory=list)
-    """Part by part, as they were posted."""
+    """This side's checksums of each part, in the order of posting."""
     there: list[tuple[bytes, ...]] = field(default_factory=list)
-    """The answers so far."""
+    """The source's answers so far."""
 
     @property
     def asked(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
-        """The blocks of the source whose checksums come next."""
+        """The source's blocks in the next batch."""
         return tuple((part.source, part.layers) for part in self.asks[len(self.there)])
 
     @property
     def all_there(self) -> bool:
-        """Whether the source has said everything."""
+        """True when the source has answered for all batches."""
         return len(self.there) == len(self.asks)
 
     @property
@@ -116,12 +116,12 @@ class Comparing:
         return next((awaited.error for awaited in self.here if awaited.error), "")
 
     def both(self) -> tuple[list[bytes], list[bytes]]:
-        """The checksums of this side and of the source's, by rank, in the order of the blocks."""
+        """Returns the checksums of this side and of the source, by rank, in the order of the blocks."""
         return _by_rank([awaited.by_rank() for awaited in self.here]), _by_rank(self.there)
 
 
 def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
-    """One after the other, of every rank; of none where the parts do not name the same number of ranks."""
+    """Joins the checksums of each rank over all parts. Returns [] when the parts name different numbers of ranks."""
     if len({len(part) for part in parts}) != 1:
         return []
     return [b"".join(rank) for rank in zip(*parts, strict=True)]
@@ -129,82 +129,81 @@ def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
 
 @dataclass(eq=False)
 class Move(ABC):
-    """One move; see `Pull`, `Reservation` and `Push`."""
+    """One move; see `Pull`, `Reservation` and `Registration`."""
 
     operation: ClassVar[Operation] = Operation.WRITE
-    """What its postings do: READ brings bytes into this engine's blocks, WRITE into the peer's."""
+    """Direction of the postings: READ fills this engine's blocks, WRITE fills the peer's."""
     retried_here: ClassVar[bool] = False
-    """After a failure the same call may succeed at this engine; a push is begun anew at its source."""
+    """True when the same call may succeed at this engine after a failure. A push is begun again at its source."""
     transfer_id: str
     token: bytes
-    """The grant that its access stands on."""
+    """The grant for the move's access."""
     claims: Claims
-    """What names the other side: of the grant, or of the peer that opened."""
+    """Claims that identify the other side: those of the grant, or of the peer that opened."""
     access_id: bytes
-    """The access at the peer; empty while there is none."""
+    """Id of the access at the peer. Empty while there is none."""
     trace: str
     name: str = field(default="", kw_only=True)
-    """What its deadlines and postings are named after; the transfer's id, where a transfer has one move."""
+    """Prefix of the deadlines' and postings' names. It is the transfer's id where a transfer has one move."""
     leading: bool = field(default=True, kw_only=True)
-    """The phases of its transfer are this one's."""
+    """True when the phases of the transfer are those of this move."""
     payer: str = field(default="", kw_only=True)
-    """Whose share of what may be kept it is in."""
+    """The principal whose share of the kept bytes this move uses."""
     counts_waiting: bool = field(default=True, kw_only=True)
-    """Its transfer timeout runs also while it waits for its turn."""
+    """True when the transfer timeout also runs while the move waits for its turn."""
     stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
     transfer_timeout_s: float | None = field(default=None, kw_only=True)
-    """How long its bytes may take, as its caller said; None: by their number."""
+    """Timeout for moving the bytes, in seconds, as the caller stated it. None: it depends on their number."""
     after_step: int = field(default=0, kw_only=True)
-    """What is to be posted next waits for this step of the engine."""
+    """Engine step that must finish before the next posting."""
     peer: str = field(default="", kw_only=True)
     asked_of: str = field(default="", kw_only=True)
-    """The life that was asked for its access last, and may have opened it; also while the peer is reached anew."""
+    """The life last asked for the access, which may have opened it. It is kept while the peer is reached again."""
     opened: Opened | None = field(default=None, kw_only=True)
-    """The peer's answer to its OpenAccess."""
+    """The peer's answer to OpenAccess."""
     next_renewal: float = field(default=inf, kw_only=True)
-    """When the lease that its access stands on is renewed; infinite while it renews none."""
+    """Time of the next renewal of the access's lease. Infinite when the move renews none."""
     postings: set[str] = field(default_factory=set, kw_only=True)
-    """Those that may still access memory."""
+    """Postings that may still access memory."""
     unproved: set[str] = field(default_factory=set, kw_only=True)
-    """Those of them that have ended, without proof that no access follows."""
+    """Postings among them that ended without proof that no access follows."""
     writes: bool = field(default=False, kw_only=True)
-    """Its postings write into the peer's blocks."""
+    """True when the postings write into the peer's blocks."""
     writes_may_land: bool = field(default=False, kw_only=True)
-    """What one of its writes sent may still land at the peer, though nothing of it is in flight here."""
+    """True when bytes already sent may still land at the peer, though no posting is in flight here."""
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
-    """Rounds that were posted."""
+    """Number of rounds that were posted."""
     comparing: Comparing | None = field(default=None, kw_only=True)
-    """The checksums of the round, while they are compared."""
+    """Checksums of the round while they are compared."""
     mismatch: str = field(default="", kw_only=True)
-    """Which block of the round arrived as something else, as text: it counts only if the source vouches for its side.
-    """
+    """Text about the first block with a wrong checksum. It counts only if the source's settle is valid."""
     left: list[Slice] | None = field(default=None, kw_only=True)
-    """What of the round is still to be posted."""
+    """Slices of the round that are not posted yet. None when none are left."""
     expected: int = field(default=0, kw_only=True)
-    """Bytes that it will move over all ranks, as far as that is known before they are planned."""
+    """Expected bytes over all ranks, as far as known before planning."""
     planned: int = field(default=0, kw_only=True)
-    """Bytes that were planned, for each rank of the destination."""
+    """Planned bytes, over all ranks of the destination."""
     by_pair: "dict[Pair, Moved]" = field(default_factory=dict, kw_only=True)
-    """What each pair of ranks moves of it, as far as that is planned."""
+    """Planned bytes and descriptors of each pair of ranks."""
     nbytes: int = field(default=0, kw_only=True)
-    """Bytes that have moved, over all ranks."""
+    """Bytes moved so far, over all ranks."""
     settled_bytes: int = field(default=0, kw_only=True)
-    """Those of them whose round is settled."""
+    """Moved bytes whose round is settled."""
     times: dict[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
-    """Of each posting name, over all that moved under it: time on the wire, and of that for submitting."""
+    """Posting name -> seconds on the wire, and seconds of these for submitting, summed over its postings."""
 
     def __post_init__(self) -> None:
         self.name = self.name or self.transfer_id
 
     def move(self, stage: Stage) -> None:
-        """Asserts that the table allows it."""
+        """Changes the stage. Asserts that `STAGES` allows it."""
         assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
         self.stage = stage
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs, with the blocks of the peer: until the peer has said which, those of its grant."""
+        """Estimated bytes, with the peer's blocks. Until the peer has named them, the grant's count is used."""
         if self.opened is None:
             there = 8 * min(self.claims.block_count, PEER_BLOCKS_MAX)
         else:
@@ -212,18 +211,18 @@ class Move(ABC):
         return MOVE_BYTES + 2 * len(self.token) + there
 
     def bytes_timeout_s(self, nbytes: int, limits: Limits) -> float:
-        """How long so many bytes of a rank may take."""
+        """Returns the timeout for moving `nbytes` bytes of a rank, in seconds."""
         return bytes_timeout(nbytes, limits) if self.transfer_timeout_s is None else self.transfer_timeout_s
 
     def moved(self, event: PostingEnded) -> None:
-        """A posting brought all its bytes."""
+        """Records a posting that moved all its bytes."""
         wire_s, post_s = self.times.get(event.posting_id, (0.0, 0.0))
         self.times[event.posting_id] = wire_s + event.wire_s, post_s + event.post_s
         self.nbytes += event.nbytes
 
     @property
     def telemetry(self) -> MoveTelemetry | None:
-        """None: this side moved nothing."""
+        """Telemetry of this side. None when this side moved nothing."""
         if not self.times:
             return None
         wire_s, post_s = map(max, zip(*self.times.values(), strict=True))
@@ -231,12 +230,12 @@ class Move(ABC):
 
     @property
     def busy(self) -> bool:
-        """This engine's blocks may still be accessed for it."""
+        """True while this engine's blocks may still be accessed for the move."""
         return bool(self.postings)
 
     @property
     def missing_proof(self) -> str:
-        """What would prove its blocks at rest, as text."""
+        """Text that names the proof missing before the blocks are at rest."""
         flying = _ranks(self.postings - self.unproved)
         lost = _ranks(self.unproved)
         return "; ".join(
@@ -250,55 +249,55 @@ class Move(ABC):
 
     @property
     def registration_id(self) -> bytes:
-        """What names it to a source that knows of it by its grant only, while it has no access; empty: none does."""
+        """Id of the move at a source that has only its grant, while there is no access. Empty when it has none."""
         return b""
 
     @property
     def fills(self) -> str:
-        """The peer's transfer into whose blocks its postings write; empty where they write into ours."""
+        """The peer's transfer whose blocks the postings fill. Empty when they fill ours."""
         return ""
 
     @abstractmethod
     def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:
-        """The pin that it has reason for, by owner and kind."""
+        """Returns owner and kind of the pin that the move needs now, or None."""
 
     @property
     @abstractmethod
     def block_count(self) -> int:
-        """Blocks that it moves in all."""
+        """Number of blocks that the move fills in all."""
 
     @property
     @abstractmethod
     def last_round(self) -> bool:
-        """The round that is being settled is its last one."""
+        """True when the round being settled is the last one."""
 
     @abstractmethod
     def chunks(self, bridge: Bridge) -> list[Chunk]:
-        """What the next round moves."""
+        """Returns what the next round moves."""
 
     @abstractmethod
     def begin_round(self) -> None:
-        """The next round begins."""
+        """Marks the next round as begun."""
 
     @abstractmethod
     def settling(self) -> Settling:
-        """What settles the round that has moved."""
+        """Returns the settling of the round that has moved."""
 
 
 class Moved(NamedTuple):
-    """What a pair of ranks moves of a move."""
+    """Bytes and descriptors of one pair of ranks in a move."""
 
     nbytes: int = 0
     descriptors: int = 0
 
 
 def posting_name(name: str, rank: int, peer_rank: int) -> str:
-    """The posting of a rank, with a rank of the peer, for the present round of a move: they have one at a time."""
+    """Returns the name of the posting of a rank with a peer's rank. A move has one such posting at a time."""
     return f"{name}/{rank}.{peer_rank}"
 
 
 def rank_of(posting_id: str) -> int:
-    """The rank of this engine that makes a posting."""
+    """Returns the rank of this engine that makes a posting."""
     return int(posting_id.rpartition("/")[2].partition(".")[0])
 
 

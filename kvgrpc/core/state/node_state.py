@@ -1,7 +1,7 @@
 """All mutable state of a node, and the few operations that every room needs.
 
-The rooms above hold the rules; they share this one object, and act on each other's decisions through `react`. `begin`
-makes the tables of a new incarnation: nothing of the old one is left in them.
+The rooms above hold the rules. They share this one object and act on each other's decisions through `react`. `begin`
+makes new tables for an incarnation: they contain nothing of the old one, unless a defect ended that.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ NOT_THE_ENGINE = (
 
 
 class NodeState:
-    """What a node knows. `now` is the time of the event being handled."""
+    """All that a node knows. `now` is the time of the event being handled."""
 
     def __init__(self, limits: Limits, writers: frozenset[str], *, checksums: bool = False) -> None:
         self.limits = limits
@@ -76,7 +76,7 @@ class NodeState:
         self.actions: list[Action] = []
         self.react: Reactions
         self.peers: dict[str, Peer] = {}
-        """Peers by life; the lead ends them all before an incarnation begins."""
+        """Peers by life. The lead ends them all before an incarnation begins."""
         self.timers = Timers()
         self.dial_budget = CallerBudget("handshakes with other engines")
         self.renewal_budget = CallerBudget(f"renewals of {KEYS_A_RENEWAL} keys at other engines")
@@ -85,19 +85,19 @@ class NodeState:
         self.description: EngineDescription | None = None
         self.draining = False
         self.stopping = False
-        """The server was told to end: it drains for good."""
+        """True when the server was told to end. It then drains for good."""
         self.rekeying = ""
-        """Why the ranks' data paths are about to begin anew; empty while they are not."""
+        """Reason why the ranks' data paths are about to begin again. Empty otherwise."""
         self.defect = ""
-        """Why there is no engine, after a life that a defect ended and until the next one; empty otherwise."""
+        """Reason why there is no engine, from a life's defect until the next life begins. Empty otherwise."""
         self.begin(0, b"", None, attached=False)
 
     def begin(
         self, incarnation: int, secret: bytes, description: EngineDescription | None, *, attached: bool,
         sets_aside: bool = True, mirrored: bool = False,
     ) -> None:  # fmt: skip
-        """Empty tables for a new incarnation. The caller ended everything of the old one. Only of a life that a defect
-        ended it is told, to the end of the next one, what became of its transfers and leases.
+        """Makes empty tables for a new incarnation. The caller has ended everything of the old one. Transfers and
+        leases of a life that a defect ended stay known until the next life ends.
         """
         self.rekeying = ""
         self.sets_aside, self.expects_pushes, self.mirrored = sets_aside, False, mirrored
@@ -107,7 +107,7 @@ class NodeState:
         self.attached = attached
         self.began = self.now
         self.ledger = Ledger(self.limits)
-        """What all that is kept weighs; scheduler's requests and tensors are entered by the rooms that know them."""
+        """Bytes kept by each caller. The rooms enter schedulers' requests and tensors themselves."""
         if not self.defect:
             self.leases = LeaseTable(self.limits.ended_leases, self.ledger)
             self.transfers = TransferTable(incarnation, self.limits.transfer_history, self.ledger)
@@ -118,28 +118,28 @@ class NodeState:
         self.dials: dict[str, Dialling] = {}
         """Handshakes that this lead started, by address."""
         self.handshakes: dict[str, Shake] = {}
-        """All that are under way, by key."""
+        """All handshakes under way, by key."""
         self.drop_moves()
         self.accesses: dict[bytes, Access] = {}
         self.openings = WaitingOpenings()
         self.closed_ids = ClosedAccessIds(self.limits.accesses)
         self.checksum_asks = ChecksumAsks()
         self.sends: dict[str, tuple[int, str]] = {}
-        """Calls of peers that wait for a rank to begin to send, by name: each with its pair of ranks."""
+        """Calls of peers that wait until a rank begins to send: name -> call id and pair of ranks."""
         self.meetings: dict[str, list[SendWanted]] = {}
-        """Ranks that want to meet ranks of a peer, by its life: it has only introduced itself."""
+        """Requests of our ranks to meet ranks of a peer, by its life. The peer has only introduced itself so far."""
         self.on_device = False
-        """Some of the memory of its ranks is a device's, as far as they have offered it."""
+        """True when some rank has offered device memory."""
         self.prefetch = Prefetch()
         self.mirrors = Mirrors()
         self.proofs = Proofs()
         self.keys = IdempotencyKeys(self.limits.idempotency_keys, self.ledger)
         self.tombstones = Tombstones[bytes, Tombstone]("key", self.ledger)
-        """Transfer keys under which something may still come that is too late."""
+        """Transfer keys under which something may still come too late."""
         self.ended_grants = Tombstones[bytes, KVGrpcError]("grant", self.ledger)
-        """WRITE grants, by digest, whose push is over, and what is said to those that come with one."""
+        """Digests of WRITE grants whose push is over -> error for calls that use them."""
         self.refused_leases = Tombstones[str, None]("lease", self.ledger)
-        """Leases whose hand-over was refused."""
+        """Ids of leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
         self.steps = RankSteps(description)
         self.lacking = LackingRequests()
@@ -150,14 +150,14 @@ class NodeState:
         self.allocator = Allocator(sizes, self.pins, self.ledger)
 
     def drop_moves(self) -> None:
-        """Empty tables of what moves: of an incarnation that is over, nothing more is said or proved."""
+        """Makes empty tables of moves. Nothing more is told or proved about moves of an old incarnation."""
         self.moves = MoveTable(self.ledger)
         self.receives: dict[str, Pull] = {}
         """Pulls and reservations that are not forgotten, by transfer."""
         self.targets: dict[str, Reservation] = {}
         """Reservations that are not forgotten, by the target in their grant."""
         self.open_writes: dict[bytes, Reservation] = {}
-        """Reservations by access: sources may write into them until that is proved to be over."""
+        """Reservations by access. Sources may write into them until the contrary is proved."""
         self.pushes = PushTable(self.ledger)
         self.closes = Closes()
 
@@ -177,11 +177,11 @@ class NodeState:
         self.actions.append(action)
 
     def expect(self, access: Access, *, open_: bool) -> None:
-        """The opener of an access may access our memory from now on, or no longer."""
+        """Tells the ranks whether the opener of an access may access our memory."""
         self.emit(Expect(access.owner, open=open_, paths=access.opening.data_paths))
 
     def reply(self, call_id: int, answer: Answer) -> None:
-        """Answers a call, and all that joined it."""
+        """Answers a call and all calls that joined it."""
         reply = Reply(call_id, answer, self.transfers.seq)
         calls, name = self.keys.finish(call_id, reply)
         if name:
@@ -190,7 +190,7 @@ class NodeState:
             self.emit(Reply(call, answer, reply.event_seq))
 
     def refuse(self, call_id: int, error: KVGrpcError) -> None:
-        """Refuses a call, and all that joined it."""
+        """Refuses a call and all calls that joined it."""
         calls, _ = self.keys.finish(call_id, None)
         for call in calls:
             self.emit(Refuse(call, error.untraced()))
@@ -203,13 +203,13 @@ class NodeState:
             self.keys.forget(name)
 
     def create(self, call: Call, **fields: Unpack[Wanted]) -> Transfer:
-        """A new transfer of the caller's; watchers learn of it."""
+        """Creates a transfer for the caller and tells watchers."""
         transfer = self.transfers.create(self.now, call.payer, owner=call.principal, trace=call.trace, **fields)
         self.emit(TransferChanged(transfer))
         return transfer
 
     def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
-        """Changes a transfer; watchers learn of it. An end ends the running phase too."""
+        """Changes a transfer and tells watchers. An end also ends the running phase."""
         old = self.transfers.get(transfer_id)
         if not old.over and changes.get("state") in ENDED:
             changes["phases"] = old.phases_ended(self.now)
@@ -227,8 +227,8 @@ class NodeState:
             self.emit(TellEngine(news))
 
     def resolve(self, lists: BlockLists, field: str, rows: str = "groups") -> Blocks:
-        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed. `rows` is
-        what the field calls them.
+        """Returns block ids checked against the pool: one array for each group, empty where none is listed. `rows` is
+        the field's name for the lists.
 
         Raises OutOfRange or InvalidRequest.
         """
@@ -256,12 +256,12 @@ class NodeState:
         return tuple(blocks)
 
     def bytes_of(self, counts: Sequence[int]) -> int:
-        """Bytes of so many blocks of each group, over all ranks."""
+        """Returns the bytes of these block counts by group, over all ranks."""
         assert self.description is not None, "only a pool has blocks"
         return self.description.stage_ranks * self.description.pool.bytes_of(counts)
 
     def check_life(self, incarnation: int) -> None:
-        """Raises Aborted (INCARNATION_CHANGED) when block ids are of another life than this one; 0 is not checked."""
+        """Raises Aborted (INCARNATION_CHANGED) when block ids are of another life. Incarnation 0 is not checked."""
         if incarnation not in (0, self.incarnation):
             raise Aborted(
                 Reason.INCARNATION_CHANGED,
@@ -270,18 +270,18 @@ class NodeState:
 
     @property
     def pool_owner(self) -> str:
-        """Who takes blocks of the pool, and schedules for it: of one whose blocks the server gives out, everyone."""
+        """Owner of the pool's blocks and scheduling. A pool whose blocks the server gives out belongs to everyone."""
         return ENGINE if self.attached and self.pool.pool_kind is PoolKind.ENGINE_MANAGED else EVERYONE
 
     def check_pool(self, caller: str, verb: Verb) -> None:
-        """Raises PermissionDenied (NOT_OWNER) for a caller that does not speak for the engine whose pool this is."""
+        """Raises PermissionDenied (NOT_OWNER) for a caller that does not speak for the engine that owns the pool."""
         if not may(caller, verb, Thing(Kind.POOL, self.pool_owner)):
             raise PermissionDenied(Reason.NOT_OWNER, NOT_THE_ENGINE)
 
     def check_owned(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
-        """Raises PreconditionFailed: BLOCK_NOT_ALLOCATED for blocks of a pool that this server manages which are not
-        the caller's, or not of the allocation that is stated; POOL_KIND_MISMATCH for an allocation of a pool that the
-        engine manages. Raises PermissionDenied (NOT_OWNER) for blocks of such a pool unless the engine names them.
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) in a server-managed pool for blocks that are not the caller's
+        or not of the stated allocation. Raises in an engine-managed pool PermissionDenied (NOT_OWNER) for blocks that
+        the engine does not name, and PreconditionFailed (POOL_KIND_MISMATCH) for a stated allocation.
         """
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
             self.allocator.check_usable(blocks, allocation_id, caller)
@@ -294,9 +294,9 @@ class NodeState:
             )
 
     def check_key(self, key: bytes, *, begins: bool = True) -> None:
-        """Raises PreconditionFailed for a transfer key under which nothing may come for a while: CANCELLED,
-        SOURCE_FAILED where the source gave up, TRANSFER_ENDED where the push has ended without it. `begins`: what comes
-        can be no late part of what has ended.
+        """Raises PreconditionFailed for a refused transfer key: CANCELLED, SOURCE_FAILED when the source gave up, or
+        TRANSFER_ENDED or LEASE_RECLAIMED when the push is over. `begins` means that the call cannot be a late part of
+        an ended push.
         """
         known = self.tombstones.get(key)
         if known is not None and not (begins and known.parts_only):
@@ -311,33 +311,31 @@ class NodeState:
     def tombstone_key(
         self, key: bytes, message: str, reason: Reason = Reason.CANCELLED, *, parts_only: bool = False
     ) -> None:
-        """What comes under that key is refused for a while; past the bound the oldest key is forgotten. `parts_only`:
-        only parts of a push, until a destination registers for one.
+        """Refuses calls under that key for a while. Beyond the table's limit the oldest key is forgotten. `parts_only`
+        refuses only parts of a push, until a destination registers for one.
         """
         check_transfer_key(key)
         tombstone = Tombstone(too_late(reason, message), parts_only)
         self._bury(self.tombstones, key, tombstone, Timer.TOMBSTONE, message)
 
     def end_grant(self, token: bytes, message: str, reason: Reason) -> None:
-        """That WRITE grant is refused for a while; past the bound the oldest one is forgotten."""
+        """Refuses that WRITE grant for a while. Beyond the table's limit the oldest one is forgotten."""
         self._bury(self.ended_grants, digest_of(token), too_late(reason, message), Timer.ENDED_GRANT, message)
 
     def lift_tombstone(self, key: bytes) -> None:
-        """The request of that key is begun anew."""
+        """Accepts the key again, because its request is begun again."""
         if key in self.tombstones:
             del self.tombstones[key]
             self.timers.clear(Timer.TOMBSTONE, key.hex())
 
     def let_retry(self, key: bytes) -> None:
-        """What has ended under that key may be tried again; what was cancelled before it came may not."""
+        """Lets an ended request be tried again under its key, unless it was cancelled."""
         known = self.tombstones.get(key)
         if known is not None and known.error.reason is not Reason.CANCELLED:
             self.lift_tombstone(key)
 
     def check_open(self) -> None:
-        """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations
-        are taken.
-        """
+        """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new work is accepted."""
         if self.draining:
             raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
         self.check_steady()
@@ -351,8 +349,8 @@ class NodeState:
             raise Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0)
 
     def caller(self, engine_id: str, incarnation: int, proof: bytes) -> Peer:
-        """The life of a peer that calls. Raises PreconditionFailed: NO_HANDSHAKE for one that is unknown, or proved and
-        dead; NOT_PROVED for who does not show that it speaks for it. A dead life that hears NO_HANDSHAKE was believed.
+        """Returns the calling life of a peer. Raises PreconditionFailed (NOT_PROVED) for a caller without that life's
+        proof, and (NO_HANDSHAKE) for a life that is unknown or dead. A dead life gets NO_HANDSHAKE only with its proof.
         """
         peer = self.peers.get(peer_key(engine_id, incarnation))
         if peer is not None and not peer.proves(proof):
@@ -364,20 +362,20 @@ class NodeState:
         return peer
 
     def lives_on(self, life: str) -> bool:
-        """Whether that life of a peer is known and not declared dead."""
+        """Returns whether a peer's life is known and not declared dead."""
         peer = self.peers.get(life)
         return peer is not None and peer.state is not PeerState.DEAD
 
     def writing_lives(self) -> dict[str, None]:
-        """Lives of sources that may write here, in the order in which they came: the same in every process."""
+        """Returns the lives of sources that may write here. The order of arrival is the same in every process."""
         return dict.fromkeys(reservation.writers[id_].life for id_, reservation in self.open_writes.items())
 
     def raise_generation(self) -> None:
-        """The memory was registered again."""
+        """Raises the generation after the memory was registered again."""
         self.description = replace(self.pool, memory_generation=self.pool.memory_generation + 1)
 
     def quarantine_full(self) -> str:
-        """Which group has too many blocks in quarantine, as text; empty while no group has."""
+        """Returns text that names a group with too many blocks in quarantine, or ""."""
         for group, count in enumerate(self.pins.quarantined[space] for space in self.pins.spaces):
             if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
                 return (
@@ -387,7 +385,7 @@ class NodeState:
         return ""
 
     def check_room(self) -> None:
-        """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""
+        """Raises Exhausted (QUEUE_FULL) when there are as many transfers as allowed."""
         most = self.limits.transfers
         if self.transfers.live >= most:
             raise Exhausted(

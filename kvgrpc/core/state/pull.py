@@ -1,4 +1,4 @@
-"""One pull at its destination. Its stages are those of `move`."""
+"""A pull at its destination. Its stages are those of `move`."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -27,13 +27,13 @@ class Pull(Move):
     destination: Blocks | None = field(default=None, kw_only=True)
     request_time_us: int = field(default=0, kw_only=True)
     opened_without_blocks: bool = field(default=False, kw_only=True)
-    """Its source takes it for a reader that waits, until it is told otherwise."""
+    """True when it opened its access without blocks. Its source treats it as a waiting reader until told otherwise."""
     opened_at: float = field(default=0.0, kw_only=True)
     have_tokens: int = field(default=0, kw_only=True)
-    """Tokens whose KV its engine has."""
+    """Number of tokens whose KV its engine has."""
     unfilled: tuple[int, ...] = field(default=(), kw_only=True)
-    """How many of the last blocks of each group nothing comes for, where the source has fewer tokens than were asked
-    for; empty: it has them all.
+    """Number of last blocks of each group that stay unfilled, because the source has fewer tokens than requested. Empty
+    when the source has them all.
     """
 
     @property
@@ -43,12 +43,12 @@ class Pull(Move):
 
     @property
     def tokens(self) -> int:
-        """Tokens that come, or were found locally: what was asked for, until the source has answered."""
+        """Number of tokens that come or were found locally. Until the source answers, the requested number."""
         return self.claim.tokens if self.opened is None else self.opened.token_count
 
     @property
     def filled(self) -> Blocks:
-        """The blocks that what comes goes into."""
+        """Blocks that the incoming bytes fill."""
         assert self.destination is not None
         if not self.unfilled:
             return self.destination
@@ -59,12 +59,12 @@ class Pull(Move):
 
     @property
     def moves_nothing(self) -> bool:
-        """Its engine has found everything locally."""
+        """True when its engine has found everything locally."""
         return self.destination is not None and not any(len(ids) for ids in self.destination)
 
     @property
     def has_parts(self) -> bool:
-        """The source has something to read that was not read yet."""
+        """True when the source has something that was not read yet."""
         return True
 
     def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:  # noqa: ARG002 - its target is pinned until the end
@@ -87,7 +87,7 @@ class Pull(Move):
         return [Chunk(tuple(ids for _, ids in self.opened.blocks), filled, None, begins)]
 
     def begin_round(self) -> None:
-        """It has one round only."""
+        """Does nothing, because a pull has one round."""
 
     def settling(self) -> Settling:
         return Settling(self.access_id, last=True, nbytes=self.nbytes)

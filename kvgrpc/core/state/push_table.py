@@ -1,4 +1,4 @@
-"""Pushes and the registrations of their destinations, until nothing of them is left."""
+"""The table of pushes and the registrations of their destinations."""
 
 from collections.abc import Hashable, Iterator
 
@@ -9,7 +9,7 @@ from kvgrpc.errors import KVGrpcError
 
 
 class PushTable:
-    """All pushes. A registration is found by its grant, or by either of its accesses."""
+    """All pushes. A registration is found by its grant or by either of its accesses."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
@@ -19,45 +19,45 @@ class PushTable:
         self._by_reader: dict[bytes, Registration] = {}
 
     def begin(self, push: Push) -> None:
-        """A new push."""
+        """Adds a new push."""
         self._by_id[push.transfer_id] = self._by_key[push.key] = push
         self._ledger.keep(RowKind.PUSH, push.transfer_id, push.payer, push.kept_bytes)
 
     def weigh(self, push: Push) -> None:
-        """It has other parts."""
+        """Updates the weight of a push that has other parts."""
         self._ledger.weigh(RowKind.PUSH, push.transfer_id, push.kept_bytes)
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
-        """What each push weighs."""
+        """Estimated bytes of each push, by transfer id."""
         return {push.transfer_id: push.kept_bytes for push in self._by_id.values()}
 
     def add(self, move: Registration) -> None:
-        """A destination of a push registered."""
+        """Adds a destination that registered for a push."""
         move.push.registrations[move.token] = move
         self.weigh(move.push)
         self._by_access[move.access_id] = self._by_reader[move.reverse_id] = move
 
     def take_ids(self, move: Registration, access_id: bytes, reverse_id: bytes) -> None:
-        """Its next accesses have these ids. The table of moves knows the new access already."""
+        """Gives the registration new access ids. The table of moves knows the new access already."""
         self.drop_access(move.access_id)
         del self._by_reader[move.reverse_id]
         move.reverse_id = reverse_id
         self._by_access[access_id] = self._by_reader[reverse_id] = move
 
     def drop_access(self, access_id: bytes) -> None:
-        """The destination knows that this access is over."""
+        """Removes an access that the destination knows to be over."""
         self._by_access.pop(access_id, None)
 
     def remove(self, move: Registration) -> None:
-        """Forgets a registration, and its push with the last one."""
+        """Forgets a registration, and its push if nothing of that is left."""
         self.drop_access(move.access_id)
         del self._by_reader[move.reverse_id]
         move.opened = move.progress = None
         self.forget(move.push)
 
     def forget(self, push: Push) -> None:
-        """Forgets a push if it is over and nothing of it is left."""
+        """Forgets a push if it is over and our own postings do not read its blocks."""
         if push.over and not push.posting:
             self._by_id.pop(push.transfer_id, None)
             self._ledger.drop(RowKind.PUSH, push.transfer_id)
@@ -65,20 +65,20 @@ class PushTable:
                 del self._by_key[push.key]
 
     def find(self, transfer_id: str) -> Push | None:
-        """The push of a transfer."""
+        """Returns the push of a transfer."""
         return self._by_id.get(transfer_id)
 
     def with_key(self, key: bytes) -> Push | None:
-        """The push under a key that is not over."""
+        """Returns the push under a key that is not over."""
         push = self._by_key.get(key)
         return push if push is not None and not push.over else None
 
     def with_lease(self, lease_id: str) -> Push | None:
-        """The push whose present parts are under that lease, which may have ended long ago: its postings go on."""
+        """Returns the push whose present parts have that lease. The lease may have ended while postings go on."""
         return next((push for push in self._by_id.values() if push.lease_id == lease_id), None)
 
     def with_token(self, token: bytes) -> Registration | None:
-        """The registration of a grant."""
+        """Returns the registration of a grant."""
         try:
             push = self._by_key.get(read_claims(token).transfer_key)
         except KVGrpcError:
@@ -86,17 +86,17 @@ class PushTable:
         return push.registrations.get(token) if push is not None else None
 
     def of_access(self, access_id: bytes) -> Registration | None:
-        """The registration that has that access at its destination."""
+        """Returns the registration with that access at its destination."""
         return self._by_access.get(access_id)
 
     def of_reader(self, access_id: bytes) -> Registration | None:
-        """The registration whose destination reads under that access."""
+        """Returns the registration whose destination reads under that access."""
         return self._by_reader.get(access_id)
 
     def left(self) -> dict[str, int]:
-        """How many rows each index still has."""
+        """Returns the number of rows in each index."""
         return {name[1:]: len(index) for name, index in vars(self).items() if isinstance(index, dict)}
 
     def __iter__(self) -> Iterator[Push]:
-        """All, oldest first; they may end meanwhile."""
+        """Iterates over a copy, oldest first, because pushes may end meanwhile."""
         return iter(list(self._by_id.values()))

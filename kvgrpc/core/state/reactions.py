@@ -1,6 +1,6 @@
-"""What one room decides and others must act on at once, as functions that `node` fills with its table of reactions.
+"""Reactions: functions through which one room's decision reaches other rooms at once. `node` fills the table.
 
-A room that says `state.react.peer_dead(peer)` knows none of the rooms that act on it, and goes on when all have.
+A room that calls `state.react.peer_dead(peer)` knows none of the rooms that react. It goes on when all have reacted.
 """
 
 from collections.abc import Callable
@@ -26,19 +26,19 @@ class Reaction(Generic[P]):
 
 
 class Reactions(NamedTuple):
-    """What happens in one room and concerns others."""
+    """Events in one room that concern others."""
 
     peer_heard: Reaction[[Peer]]
     peer_back: Reaction[[Peer]]
-    """A life was admitted that was unknown or dead."""
+    """A life that was unknown or dead was admitted."""
     peer_dead: Reaction[[Peer]]
     peer_forgotten: Reaction[[str]]
-    """The row of a dead life is dropped; by its key."""
+    """The row of a dead life is dropped. The argument is its key."""
     peer_ready: Reaction[[str, Peer]]
     """The lead at an address can be used."""
     peer_failed: Reaction[[str, KVGrpcError, str | None, Peer | None]]
-    """The lead at an address cannot be used: why; the engine id that was expected there, where only moves that expect
-    it fail; and the life that answered, if one did.
+    """The lead at an address cannot be used. Arguments: the address, the error, the engine id expected there if only
+    moves that expect it fail, and the life that answered, if any.
     """
     memory_changed: Reaction[[Peer]]
     """A peer registered its memory again."""
@@ -46,12 +46,12 @@ class Reactions(NamedTuple):
     """This engine's memory is about to be registered again."""
     rekey_ends: Reaction[[]]
     lease_began: Reaction[[Lease]]
-    """A lease stands on which readers open accesses."""
+    """A lease began on which readers open accesses."""
     lease_refused: Reaction[[str]]
-    """The hand-over of an announced lease was refused; by its id."""
+    """The hand-over of an announced lease was refused. The argument is the lease id."""
     lease_copied: Reaction[[Lease]]
-    """Its blocks are in the mirrors, or will never be."""
+    """The lease's blocks are in the mirrors, or never will be."""
     lease_ended: Reaction[[Lease, Failure | None]]
-    """A lease has ended whose blocks are still listed; the failure of its transfer, if it failed."""
+    """A lease ended whose blocks are still listed. The second argument is the failure of its transfer, if it failed."""
     lease_voided: Reaction[[str]]
-    """The engine took back blocks of a push, by the id of their lease, which may have ended before."""
+    """The engine took back blocks of a push. The argument is the id of their lease, which may have ended before."""

@@ -1,7 +1,7 @@
-"""One push at its destination. Its stages are those of `move`; RENDEZVOUS lasts until the source opened its access.
+"""A push at its destination. Its stages are those of `move`. RENDEZVOUS lasts until the source opened its access.
 
-Either side may move the bytes. Where the source does, nothing is posted here, and its access may write until it is
-proved to be at rest: so long the blocks cannot come back.
+Either side may move the bytes. Where the source does, nothing is posted here, and the source may write under its access
+until that access is proved at rest. The blocks cannot come back before.
 """
 
 from collections.abc import Sequence
@@ -24,58 +24,58 @@ from kvgrpc.errors import Reason
 
 
 class Refusal(NamedTuple):
-    """Why a life of a source may not fill a target."""
+    """The refusal of a source that may not fill a target: its life and the reason."""
 
     peer: str
     reason: Reason
 
 
 class Writer(NamedTuple):
-    """Who opened an access under which it may write."""
+    """The opener of an access under which it may write."""
 
     life: str
     told: tuple[bytes, ...]
-    """What that life was to show here then, of which it has shown one."""
+    """Proofs that this life was told to show when it opened. It has shown one of them."""
 
 
 @dataclass(eq=False)
 class Reservation(Pull):
-    """One push at its destination. Before the source opened its access, `claims` name what is known of it."""
+    """One push at its destination. Before the source opened its access, `claims` contain what is known of it."""
 
     retried_here: ClassVar[bool] = False
 
     target_id: str = field(kw_only=True)
-    """Names its blocks in the WRITE grant."""
+    """Name of its blocks in the WRITE grant."""
     registration_timeout_s: float = field(kw_only=True)
     cap: float = field(kw_only=True)
-    """No part is waited for longer than this."""
+    """Time after which no part is waited for."""
     write_access: bytes = b""
     """The access that the source opened here last."""
     writers: dict[bytes, Writer] = field(default_factory=dict)
-    """Accesses under which a source may write, until that is proved to be over."""
+    """Accesses under which a source may write, until the contrary is proved."""
     refused: Refusal | None = None
-    """A source that came with other KV than was asked for, and why it was refused."""
+    """A source that was refused because it came with other KV than requested, and the reason."""
     part_epoch: int = 0
     parts: Parts | None = None
-    """Those of the source's parts that are known, where this side moves the bytes."""
+    """Known parts of the source, where this side moves the bytes."""
     progress: Progress | None = None
-    """How far they have come."""
+    """Progress of the known parts."""
     posted: int = 0
-    """How many of them were posted."""
+    """Number of known parts that were posted."""
 
     def narrow(self, groups: Sequence[Group], tokens: int) -> None:
-        """Its source has other tokens behind these: what it has of the same is all that is wanted."""
+        """Narrows the request to the first `tokens` tokens, because the source's later tokens differ."""
         claim = self.claim
         self.unfilled = tuple(group.blocks_of(claim.tokens) - group.blocks_of(tokens) for group in groups)
         self.claim = Claim(tokens, claim.prefix[: tokens // UNIT_TOKENS * DIGEST_BYTES][-DIGEST_BYTES:])
 
     def begin(self, source: PoolLayout, parts: Parts) -> None:
-        """These parts, and more to come, are this side's to move."""
+        """Begins to move these parts and those that follow."""
         self.parts = parts
         self.progress = Progress(source, self.claim.tokens)
 
     def rewind(self) -> None:
-        """Nothing of the parts counts any more."""
+        """Discards all progress, because the parts count no more."""
         self.parts = self.progress = None
         self.posted = 0
         self.settled_bytes = self.nbytes
@@ -115,10 +115,10 @@ class Reservation(Pull):
 
 
 def unknown_source(source: PushSource, key: bytes) -> Claims:
-    """What names a source that has not opened anything yet."""
+    """Returns claims for a source that has not opened anything yet."""
     return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
 
 
 def claims_of(source: EngineDescription, key: bytes) -> Claims:
-    """What names a source that has opened its access."""
+    """Returns claims for a source that has opened its access."""
     return Claims(AccessKind.WRITE, source.engine_id, source.incarnation, source.address, "", key, 0.0, 0, 0)

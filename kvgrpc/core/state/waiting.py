@@ -1,4 +1,4 @@
-"""What waits: for the answer of a peer, for what an opening misses, for checksums, for mirrors, for a re-key."""
+"""Rows that wait: for a peer's answer, an opening's missing condition, checksums, mirrors or a re-key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,40 +19,40 @@ class Closes:
 
     sent: dict[bytes, SendClose] = field(default_factory=dict)
     following: dict[bytes, SendClose] = field(default_factory=dict)
-    """What is to be said of an access once the close under way is answered: an answer names no more than that."""
+    """Closes to send for an access once the close under way is answered. An answer names only the access."""
     unsent: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
-    """Closes by address, for issuers that are still being reached; those that name a life reached it before."""
+    """Closes by address, for issuers that are still being reached. A close that names a life had reached it before."""
     parked: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
     """Closes by life, for issuers that were declared dead."""
     retries: dict[str, int] = field(default_factory=dict)
-    """How often each of those was dialled again, of those that may wait for a proof."""
+    """Life -> number of times it was dialled again, for dead lives that may wait for a proof."""
 
 
 @dataclass(eq=False)
 class OpenCall:
-    """An OpenAccess call, which is answered when its last row is."""
+    """An OpenAccess call. It is answered when its last row is."""
 
     id: int
     rows: list[Opened | KVGrpcError | None]
     left: int
     blocks: int = 0
-    """That its answer names at most, so far."""
+    """Maximum number of blocks that its answer names so far."""
 
 
 @dataclass
 class WaitingOpenings:
-    """Accesses that peers asked for and that are not open yet."""
+    """Accesses that peers requested and that are not open yet."""
 
     rows: dict[bytes, list[tuple[OpenCall, int]]] = field(default_factory=dict)
-    """Rows that wait, by access id."""
+    """Waiting rows, by access id."""
     missing: dict[tuple[str, str], dict[bytes, None]] = field(default_factory=dict)
-    """Accesses that wait, by what they miss and whose it is."""
+    """Waiting accesses, by the missing condition and whose it is."""
     early: dict[str, dict[bytes, None]] = field(default_factory=dict)
     """Accesses that were closed before their lease was announced, by lease id."""
 
 
 Places = list[slice]
-"""Which bytes of a lease's checksums are wanted, of every rank."""
+"""Byte ranges of a lease's checksums, the same for every rank."""
 
 
 @dataclass(eq=False)
@@ -63,13 +63,13 @@ class ChecksumAsk:
     access: Access
     portions: Iterator[list[tuple[Blocks, LayerRange | None]]]
     next: list[tuple[Blocks, LayerRange | None]] | None
-    """The portion that comes next; None: that was the last one."""
+    """The next portion. None after the last one."""
     found: list[tuple[bytes, ...]] = field(default_factory=list)
     """Checksums of each portion, by rank."""
 
     @property
     def name(self) -> str:
-        """The ranks know its portions by that."""
+        """The name of its portions at the ranks."""
         return f"s{self.call}"
 
 
@@ -80,18 +80,18 @@ class ChecksumAsks:
     waiting: dict[str, ChecksumAsk] = field(default_factory=dict)
     """Calls by name."""
     queue: dict[str, dict[str, ChecksumAsk]] = field(default_factory=dict)
-    """Those whose next portion is not begun: by peer, whose turns they have, and by name."""
+    """Calls whose next portion is not begun, by peer and name. Peers take turns."""
     running: dict[str, tuple[ChecksumAsk, RankChecksums]] = field(default_factory=dict)
-    """Portions that the ranks are at, by name; also of calls that wait no longer."""
+    """Portions that the ranks compute, by name, also for calls that no longer wait."""
 
 
 @dataclass(eq=False)
 class PrefetchTurn:
-    """The lease whose checksums are being computed ahead; None once it has ended."""
+    """The lease whose checksums are being computed ahead. `lease` is None once it has ended."""
 
     lease: Lease | None
     name: str
-    """The ranks know it by that."""
+    """The name at the ranks."""
     awaited: RankChecksums
 
 
@@ -103,13 +103,13 @@ class Prefetch:
     """Leases that wait for their turn, by id."""
     turn: PrefetchTurn | None = None
     nbytes: int = 0
-    """Bytes of checksums that are kept, or will be."""
+    """Bytes of checksums that are kept or being computed."""
     waiting: dict[int, tuple[Access, Places]] = field(default_factory=dict)
-    """Calls that wait for the lease that has its turn."""
+    """Calls that wait for the lease whose turn it is."""
 
     @property
     def idle(self) -> bool:
-        """Nothing is computed, and nothing waits for its turn."""
+        """True when nothing is computed and nothing waits."""
         return self.turn is None and not self.queue
 
 
@@ -119,71 +119,67 @@ class Copying:
 
     lease: Lease
     number: int
-    """That of the part."""
+    """Number of the part. A hand-over to readers is part 0."""
     after_step: int
     layers: LayerRange | None
     portions: Iterator[list[tuple[Blocks, LayerRange | None]]]
-    """Those that are not begun."""
+    """Portions that are not begun."""
     running: int = 0
-    """Portions that the ranks are at."""
+    """Number of portions that the ranks are copying."""
     begun: bool = False
-    """All portions are."""
+    """True when all portions are begun."""
 
 
 @dataclass(eq=False)
 class CopyingPortion:
-    """A portion that ranks are at."""
+    """A portion that ranks are copying."""
 
     copying: Copying
     ranks: set[int]
-    """Those that have not answered."""
+    """Ranks that have not answered."""
     since: float
 
 
 @dataclass
 class Mirrors:
-    """What is copied into the mirrors."""
+    """Copies into the mirrors."""
 
     stepping: list[Copying] = field(default_factory=list)
-    """What waits for its step, in the order of the hand-overs."""
+    """Copies that wait for their step, in the order of the hand-overs."""
     queue: list[Copying] = field(default_factory=list)
-    """What may be copied, in the order in which it may."""
+    """Copies that may begin, in the order in which their steps finished."""
     running: dict[str, CopyingPortion] = field(default_factory=dict)
-    """Portions that ranks are at, by name, oldest first; also those of leases that have ended."""
+    """Portions that ranks are copying, by name, oldest first, also of ended leases."""
     begun: int = 0
-    """Portions that ever were."""
+    """Number of portions ever begun."""
 
     def drop(self, lease: Lease) -> None:
-        """A lease is over: nothing more of it is begun."""
+        """Begins no further copy of an ended lease."""
         self.stepping = [copying for copying in self.stepping if copying.lease is not lease]
         self.queue = [copying for copying in self.queue if copying.lease is not lease]
 
 
 @dataclass
 class Proofs:
-    """What is known of writes into this engine's memory that may go on, and the re-key that ends them."""
+    """Facts about writes into this engine's memory that may go on, and the re-key that ends them."""
 
     processes_ended: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)
-    """For each life the pairs, our rank and its, of which the process of its rank is gone, and whether nothing that it
-    sent arrives any more.
+    """Life -> pairs (our rank, its rank) whose process at the peer has ended -> whether nothing that it sent still
+    arrives.
     """
     rekeying_ranks: set[int] = field(default_factory=set)
-    """Ranks that have not reported of the re-key."""
+    """Ranks that have not reported the end of the re-key."""
     unproved: set[int] = field(default_factory=set)
-    """Ranks whose re-key proved nothing about what peers write."""
+    """Ranks whose re-key proved nothing about peers' writes."""
     doubted: dict[str, set[int]] = field(default_factory=dict)
-    """For each life such ranks of all re-keys since it may write: a later re-key is of other data paths than it wrote
-    by.
-    """
+    """Life -> such ranks in all re-keys since it may write. A later re-key covers other data paths than it used."""
     calls: list[int] = field(default_factory=list)
     """ReleaseQuarantine calls that wait for the re-key."""
     before: int = 0
-    """Blocks in quarantine when the re-key began."""
+    """Number of blocks in quarantine when the re-key began."""
     next_at: float = 0.0
-    """When there may be another re-key."""
+    """Earliest time of another re-key."""
     tried: frozenset[str] = frozenset()
-    """What was still in quarantine after the last re-key: another one is of no use to it."""
+    """Owners still in quarantine after the last re-key. Another re-key does not help them."""
     quarantines_tried: int = 0
-    """How many quarantines there had ever been when all that were left had been tried: until there is another one
-    nothing is due.
-    """
+    """Value of `PinTable.quarantines` when everything left had been tried. Until it grows, no re-key is due."""

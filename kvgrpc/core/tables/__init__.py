@@ -1,4 +1,4 @@
-"""Tables: what a lead remembers, one table a file, each guarding its own rules.
+"""Tables: the memory of a lead, one table in each file. Each table guards its own rules.
 
-Pins, leases, accesses, peers, transfers, timers, turns. The protocol that fills them is above.
+The tables hold pins, leases, accesses, peers, transfers, timers and turns. The protocol that fills them is above.
 """

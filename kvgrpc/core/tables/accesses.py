@@ -1,11 +1,11 @@
 """Accesses at the issuer: grants in use by peers.
 
-    WAITING   for its lease to be announced or for the engine's step; nothing was promised yet
+    WAITING   for its lease, a step, the mirrors, liveness or our postings; nothing was promised yet
     OPEN      the peer may read; it pins
-    STALE     the lease (or memory, or incarnation) ended under it: whatever the peer read is not vouched for
-    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again. One that
-              never opened is a tombstone, kept for the registration timeout. Of the others the id is remembered as
-              long, so that a message that was long under way does not open them again
+    STALE     the lease (or memory, or incarnation) ended under it: the peer's reads are not vouched for
+    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be requested again. An access
+              that never opened is a tombstone, kept for the registration timeout. The ids of the others are kept as
+              long, so that a late message does not open them again
 
 A verdict is given once and never changes.
 """
@@ -20,31 +20,31 @@ from kvgrpc.core.values.grants import Access as Kind
 from kvgrpc.errors import Reason
 
 ACCESS_BYTES = 3_100
-"""Of one, without the texts, the content and the parts of its opening: with its pin, its deadlines, and its row in
-the ledger.
+"""Estimated bytes of an access without the texts, content and parts of its opening: its pin, its deadlines and its row
+in the ledger.
 """
 PART_BYTES = 600
-"""Of a group's blocks in a part, without their ids."""
+"""Estimated bytes of a group's blocks in a part, without their ids."""
 
 
 class CloseOutcome(Enum):
-    """What the closing of an access means, as the side says that closes it."""
+    """The meaning of a close, as stated by the closing side."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     DROPPED = "dropped"
-    """This consumer will not come again: it counts as done, if the grant says so."""
+    """The consumer will not come again. It counts as done if the grant says so."""
     FAILED = "failed"
-    """It did not get the KV and does not count: another may try, or the same one."""
+    """The consumer did not get the KV and does not count. It or another one may try again."""
     CANCELLED = "cancelled"
-    """It was cancelled, and so is the request: it counts as done, and the transfer of the side that hears it ends
-    CANCELLED, at once if it is of this consumer alone.
+    """The consumer and its request were cancelled. It counts as done. The transfer of the side that is told ends
+    CANCELLED, at once if this is its only consumer.
     """
 
 
 class AccessState(Enum):
-    """The life of an access."""
+    """The states of an access."""
 
     WAITING = "waiting"
     OPEN = "open"
@@ -62,7 +62,7 @@ STATES: dict[AccessState, frozenset[AccessState]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What settling an access answered."""
+    """The answer to a settle."""
 
     valid: bool
     reason: Reason | None = None
@@ -71,7 +71,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Opening:
-    """One row of OpenAccess: what a peer asks for."""
+    """One row of OpenAccess: the request of a peer."""
 
     access_id: bytes
     token: bytes
@@ -80,18 +80,19 @@ class Opening:
     request_id: str = ""
     data_paths: tuple[str, ...] = ()
     reverse_access_id: bytes = b""
-    """WRITE: the READ access that the opener holds on its own lease for the issuer, which then moves the bytes; empty:
-    the opener writes."""
+    """WRITE: the READ access that the opener holds on its own lease for the issuer, which then moves the bytes. Empty
+    when the opener writes.
+    """
     push_content: Content | None = None
     """WRITE: the content of the whole prompt."""
     part_epoch: int = 0
-    """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
+    """WRITE: the epoch of the parts that move under this access. A higher one replaces parts under earlier accesses."""
     parts: tuple[ReadyPart, ...] = ()
-    """WRITE that the issuer moves: the parts that it may read at once."""
+    """WRITE moved by the issuer: the parts that it may read at once."""
     waits_for_blocks: bool = False
     """READ: the opener has no blocks to read into yet."""
     request_time_us: int = 0
-    """READ: when the opener's request began; 0: when that of the lease did."""
+    """READ: begin time of the opener's request, in microseconds. 0 means that of the lease."""
 
 
 @dataclass(eq=False)
@@ -110,20 +111,20 @@ class Access:
     stale: Reason | None = None
     verdict: Verdict | None = None
     waiting_for: str = ""
-    """What a WAITING access misses: lease, step, liveness, postings."""
+    """The condition that a WAITING access misses: lease, step, liveness, postings, copy."""
     kind: Kind = Kind.READ
     tokens: int = 0
-    """Those that may be read, or filled, under it, once it is known that both sides mean the same."""
+    """Number of tokens that may be read or filled, once it is known that both sides mean the same content."""
     settled: int = 0
-    """How many parts were settled under it."""
+    """Number of parts settled under it."""
     outcome: CloseOutcome = CloseOutcome.FAILED
-    """What its closing meant, where it was not closed after a success."""
+    """Outcome of its close, unless it was closed after a success."""
     pinned_bytes: int = 0
-    """Of the blocks that it pins, or has pinned."""
+    """Estimated bytes of the blocks that it pins or has pinned."""
     why: str = ""
-    """What was said when it was closed, as text."""
+    """Message that came with its close."""
     waits_for_blocks: bool = field(init=False)
-    """Its opener has not said yet that it has blocks to read into."""
+    """True until its opener says that it has blocks to read into."""
 
     def __post_init__(self) -> None:
         self.waits_for_blocks = self.opening.waits_for_blocks
@@ -134,12 +135,12 @@ class Access:
 
     @property
     def owner(self) -> str:
-        """Its name in the pin table."""
+        """The access's name in the pin table."""
         return pin_owner(self.opening.access_id)
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs."""
+        """Estimated bytes of this row."""
         asked = self.opening
         nbytes = ACCESS_BYTES + len(asked.token) + len(asked.transfer_id) + len(asked.request_id) + self.pinned_bytes
         if asked.push_content is not None:
@@ -149,21 +150,21 @@ class Access:
         return nbytes + parts_bytes(asked.parts) if asked.parts else nbytes
 
     def move(self, state: AccessState) -> None:
-        """Asserts that the table allows it."""
+        """Changes the state. Asserts that `STATES` allows it."""
         assert state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
 
     @property
     def held(self) -> bool:
-        """Neither waiting nor over."""
+        """True while it is open or stale."""
         return self.state in (AccessState.OPEN, AccessState.STALE)
 
 
 def pin_owner(access_id: bytes) -> str:
-    """An access's name among pin owners and in logs."""
+    """Returns an access's name among pin owners and in logs."""
     return f"a-{access_id.hex()}"
 
 
 def parts_bytes(parts: Sequence[ReadyPart]) -> int:
-    """What parts weigh as their source tells them."""
+    """Estimates the bytes of parts as their source states them."""
     return sum([PART_BYTES + 8 * len(ids) for part in parts for _, ids in part.blocks])

@@ -1,8 +1,8 @@
 """Allocation of blocks in a SERVER_MANAGED pool.
 
-Knows which blocks were given out, and as of which group; what is free the pin table knows. A block is given out again
-only when it is neither allocated nor pinned, as of whichever group of its space: so FreeBlocks on pinned blocks takes
-effect at the last unpin by itself.
+The allocator knows which blocks were given out, and for which group. The pin table knows which blocks are free. A block
+is given out again only when no group of its space has it allocated or pinned. So FreeBlocks on pinned blocks takes
+effect at the last unpin.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -18,19 +18,19 @@ from kvgrpc.core.values.owners import Kind, Thing, Verb, may
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
-"""Blocks come back when a transfer ends, which takes tens of milliseconds."""
+"""Retry delay in seconds. Blocks come back when a transfer ends, which takes tens of milliseconds."""
 ALLOCATION_BYTES = 1_000
-"""Of an allocation without its blocks: with its deadline, and its row in the ledger."""
+"""Estimated bytes of an allocation without its blocks: its deadline and its row in the ledger."""
 _NO_NUMBER = -1
-"""Of no allocation, and no block."""
+"""Number that no allocation has."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose an allocation is, and what was said of it when it was made."""
+    """The owner of an allocation, and the terms stated when it was made."""
 
     owner: str
-    """A principal."""
+    """The owning principal."""
     since: float = 0.0
     request_id: str = ""
     label: str = ""
@@ -42,24 +42,24 @@ class Allocator:
     def __init__(self, blocks: tuple[int, ...], pins: PinTable, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
         self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]
-        """Number of the allocation that holds each block as one of the group; 0 for none."""
+        """For each group: the number of the allocation that holds each block as one of the group, or 0."""
         self._pins = pins
         self._numbers: dict[str, int] = {}
         self._ids: dict[int, str] = {}
         self._left: dict[int, int] = {}
-        """How many blocks each allocation still holds: at least 1."""
+        """Number of blocks that each allocation still holds, at least 1."""
         self._kept: dict[int, tuple[Kept, int]] = {}
-        """The blocks of each and how many these are, some of which were given back since, but less than half: whoever
-        wants to know what it holds looks at those alone, and not at the pool.
+        """Listed blocks of each allocation, and their number. Fewer than half of them were given back since. A lookup
+        reads this list instead of the whole pool.
         """
         self._terms: dict[int, Terms] = {}
         self._last = 0
 
     def choose(self, counts: Mapping[int, int]) -> Blocks:
-        """`counts[group]` free blocks of each group, all or none, lowest ids first (long runs coalesce best). No two
-        groups of one space get the same block.
+        """Returns `counts[group]` free blocks of each group, all or none, lowest ids first, because long runs coalesce
+        best. Two groups of one space never get the same block.
 
-        Raises Exhausted (POOL_EXHAUSTED), with what is left for a group of what is free in its space.
+        Raises Exhausted (POOL_EXHAUSTED) with the number of free blocks that a group has left in its space.
         """
         chosen: list[Ids] = []
         spaces = self._pins.spaces
@@ -79,7 +79,7 @@ class Allocator:
         return tuple(chosen)
 
     def take(self, allocation_id: str, blocks: Blocks, terms: Terms, payer: str = "") -> None:
-        """These free blocks, at least one, are a new allocation's, for which `payer` pays."""
+        """Gives these free blocks, at least one, to a new allocation for which `payer` pays."""
         self._last += 1
         self._terms[self._last] = terms
         self._numbers[allocation_id] = self._last
@@ -93,15 +93,15 @@ class Allocator:
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
-        """What each allocation weighs."""
+        """Estimated bytes of each allocation, by id."""
         return {allocation_id: self._kept_bytes(number) for allocation_id, number in self._numbers.items()}
 
     def __len__(self) -> int:
-        """Allocations that hold a block."""
+        """Returns the number of allocations that hold a block."""
         return len(self._numbers)
 
     def free(self, blocks: Blocks) -> list[str]:
-        """Gives blocks back, all of which are allocated; returns the allocations that hold none any more."""
+        """Gives allocated blocks back and returns the allocations that hold none any more."""
         ended: list[str] = []
         touched = set[int]()
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
@@ -130,38 +130,38 @@ class Allocator:
             self._forget(number)
 
     def owner(self, allocation_id: str) -> str | None:
-        """The principal that owns an allocation; None when the allocation does not exist."""
+        """Returns the principal that owns an allocation, or None when the allocation does not exist."""
         terms = self._terms.get(self._numbers.get(allocation_id, _NO_NUMBER))
         return None if terms is None else terms.owner
 
     def give(self, allocation_id: str, owner: str) -> None:
-        """An allocation that exists is that principal's from now on."""
+        """Makes a principal the owner of an existing allocation."""
         number = self._numbers[allocation_id]
         self._terms[number] = replace(self._terms[number], owner=owner)
 
     def known(self, allocation_id: str) -> bool:
-        """Whether an allocation still holds a block."""
+        """Returns whether an allocation still holds a block."""
         return allocation_id in self._numbers
 
     def find(self, allocation_id: str) -> Blocks | None:
-        """The blocks that an allocation still holds; None when it does not exist."""
+        """Returns the blocks that an allocation still holds, or None when it does not exist."""
         number = self._numbers.get(allocation_id)
         return None if number is None else self._of(number)
 
     def rows(self) -> Iterator[tuple[str, Terms]]:
-        """All allocations, oldest first."""
+        """Returns all allocations, oldest first."""
         return ((allocation_id, self._terms[number]) for allocation_id, number in self._numbers.items())
 
     def holders(self, group: int, block: int) -> frozenset[str]:
-        """The allocations that hold a block, as one of whichever group of its space."""
+        """Returns the allocations that hold a block as one of any group of its space."""
         alike = (other for other, space in enumerate(self._pins.spaces) if space == self._pins.spaces[group])
         numbers = {int(self._holder[other][block]) for other in alike if block < len(self._holder[other])}
         return frozenset(self._ids[number] for number in numbers if number)
 
     def check_usable(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
-        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, or of an allocation that the caller
-        may not use, or were given out as blocks of another group of their space; where an allocation is stated, also
-        for those of another one.
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free, in an allocation that the caller
+        may not use, or given out for another group of their space. With a stated allocation, also for blocks outside of
+        it.
         """
         number = self._numbers.get(allocation_id, _NO_NUMBER)
         for group, ids in enumerate(blocks):
@@ -184,12 +184,12 @@ class Allocator:
                 raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why, metadata={"group": str(group)})
 
     def allocated(self, space: int) -> int:
-        """Blocks of a space that were given out."""
+        """Returns the number of blocks of a space that were given out."""
         groups = (group for group, other in enumerate(self._pins.spaces) if other == space)
         return sum(int(np.count_nonzero(self._holder[group])) for group in groups)
 
     def free_count(self, space: int) -> int:
-        """Blocks of a space that nothing pins and that were not given out."""
+        """Returns the number of blocks of a space that are neither pinned nor given out."""
         return self._pins.free[space]
 
     def _may_use(self, number: int, caller: str) -> bool:
@@ -216,7 +216,7 @@ class Allocator:
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:
-    """The lowest run of `wanted` consecutive free ids, or the lowest ids when there is no such run."""
+    """Returns the lowest run of `wanted` consecutive free ids, or the lowest ids when there is no such run."""
     if 1 < wanted <= len(free):
         spread = free[wanted - 1 :] - free[: len(free) - wanted + 1]
         starts = np.flatnonzero(spread == wanted - 1)

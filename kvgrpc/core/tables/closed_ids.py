@@ -1,13 +1,12 @@
-"""Ids of accesses that are over. A message that was long under way must not open one again: nothing would
-close it.
+"""Ids of accesses that are over, so that a late message does not open one again: nothing would close it.
 
-Only ids are kept, in two generations, so that forgetting costs nothing: an id is remembered for at least one
-registration timeout and at most two.
+Only ids are kept, in two generations, so forgetting costs nothing. An id is remembered for one to two registration
+timeouts.
 """
 
 
 class ClosedAccessIds:
-    """Access ids that are used up, at most `most` in each generation."""
+    """Used access ids, at most `most` in each generation."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -15,8 +14,8 @@ class ClosedAccessIds:
         self._older: set[bytes] = set()
 
     def add(self, access_id: bytes) -> bool:
-        """That access is over. When there are too many, the older half is forgotten before its time. True: a
-        generation begins, whose time has to be set.
+        """Adds an access that is over. When there are too many, the older half is forgotten early. Returns True when a
+        generation begins, whose timer must be set.
         """
         if len(self._younger) >= self._most:
             self.turn()
@@ -24,7 +23,7 @@ class ClosedAccessIds:
         return len(self._younger) == 1
 
     def turn(self) -> bool:
-        """A generation is over. True: another one begins, whose time has to be set."""
+        """Ends a generation. Returns True when another one begins, whose timer must be set."""
         self._older, self._younger = self._younger, set()
         return bool(self._older)
 

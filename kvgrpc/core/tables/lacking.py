@@ -1,4 +1,4 @@
-"""Requests that lack blocks here, as far as somebody asks for them in their name."""
+"""Requests that lack blocks here, as far as callers ask for blocks in their name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from kvgrpc.core.values.request_times import RequestTime
 
 KEPT = 16
-"""Requests that are remembered: those that were asked for last."""
+"""Maximum number of remembered requests. The ones asked for least recently are forgotten."""
 FORGOTTEN_S = 5.0
-"""Nobody has asked for it for so long: it does not wait any more."""
+"""Time in seconds without a call for a request after which it no longer counts as waiting."""
 TOLD_EVERY_S = 1.0
-"""Of requests that wait for readers that wait, the log tells no more often."""
+"""Minimum time between two log entries about requests that wait for waiting readers, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -19,21 +19,21 @@ class Lacking:
 
     by: RequestTime
     counts: Mapping[int, int]
-    """Of each group."""
+    """Number of requested blocks of each group."""
     since: float
     asked: float
-    """When somebody asked last."""
+    """Time of the last call for it."""
 
 
 class LackingRequests:
-    """Of one life."""
+    """The requests of one life that lack blocks."""
 
     def __init__(self) -> None:
         self._rows: dict[RequestTime, Lacking] = {}
         self._told = float("-inf")
 
     def asked(self, by: RequestTime | None, counts: Mapping[int, int], now: float, *, enough: bool) -> None:
-        """Blocks were asked for in its name, and were there or not."""
+        """Records that blocks were asked for in the name of a request, and whether there were `enough`."""
         before = self._rows.pop(by, None) if by is not None else None
         if by is None or enough:
             return
@@ -43,12 +43,12 @@ class LackingRequests:
             del self._rows[next(iter(self._rows))]
 
     def rows(self, now: float) -> list[Lacking]:
-        """Those that wait, oldest request first."""
+        """Returns the waiting requests, oldest request first."""
         waiting = [row for row in self._rows.values() if now - row.asked < FORGOTTEN_S]
         return sorted(waiting, key=lambda row: row.by)
 
     def tells(self, now: float) -> bool:
-        """Whether it is time to tell, which is then done."""
+        """Returns whether a log entry is due. If so, the next one is due after `TOLD_EVERY_S`."""
         due = now - self._told >= TOLD_EVERY_S
         self._told = now if due else self._told
         return due

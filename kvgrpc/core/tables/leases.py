@@ -1,12 +1,12 @@
 """Leases: time-bounded read pins on finished blocks.
 
-A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
+A lease is LIVE until exactly one event ends it. The end is final and has a reason. Expiry fires before any event of the
 same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
 
-Blocks may be taken back from a lease that is soft: neither firm nor claimed, see `send.firmness`.
+Blocks may be taken back from a soft lease, which is neither firm nor claimed; see `send.firmness`.
 
-A consumer is done when it received the KV, gave up for good or was cancelled, and has no open access: by identity,
-never by messages.
+A consumer is done when it received the KV, gave up for good or was cancelled, and has no open access. Consumers are
+counted by identity, not by messages.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFail
 
 
 class LeaseState(Enum):
-    """The life of a lease."""
+    """The states of a lease."""
 
     LIVE = "live"
     EXPIRED = "expired"
@@ -62,11 +62,11 @@ END_REASON: dict[LeaseState, Reason] = {
     LeaseState.LOST: Reason.INTERNAL_DEFECT,
     LeaseState.RECLAIMED: Reason.LEASE_RECLAIMED,
 }
-"""What a reader that comes too late is told."""
+"""Reason told to a reader that comes too late."""
 
 
 LEASE_BYTES = 5_000
-"""Of a live one, without texts, blocks and digests: with its pin, its deadlines, and its row in the ledger."""
+"""Estimated bytes of a live lease without texts, blocks and digests: its pin, deadlines and row in the ledger."""
 ENDED_LEASE_BYTES = 3_200
 
 
@@ -80,14 +80,14 @@ class Lease:
     content: Content
     granted: float
     ttl_s: float
-    """The grant's; a renewal without a TTL takes it."""
+    """The grant's TTL. A renewal without a TTL uses it."""
     deadline: float
     cap: float
-    """No renewal passes this time."""
+    """Time that no renewal passes."""
     firm_ttl_s: float
-    """How long nothing takes it back after its hand-over, and after its last claimer has gone."""
+    """Time in seconds for which it is firm after its hand-over, and after its last claimer has gone."""
     firm_until: float
-    """Until then it is not soft, claimed or not."""
+    """Time before which it is not soft, claimed or not."""
     consumers: int
     on_abort: OnAbort
     owner: str
@@ -96,68 +96,68 @@ class Lease:
     trace: str = ""
     after_step: int = 0
     request_time_us: int = 0
-    """When the request that handed over began; 0: not known."""
+    """Begin time of the request that handed over, in microseconds. 0 when unknown."""
     kept_until: float = 0.0
-    """Until then not even an older request takes it: as `firm_until`, but for renewals."""
+    """Time before which not even an older request may take it. Unlike `firm_until`, renewals do not move it."""
     yielded: bool = False
-    """It was taken from readers that waited, for an older request."""
+    """True when an older request took it although it was weakly claimed."""
     pushed: bool = False
-    """Its blocks are pushed, part by part: only the push opens accesses on it."""
+    """True when its blocks are pushed part by part, so only the push opens accesses on it."""
     takes_registrations: bool = False
-    """It is pushed to a destination that registers for it."""
+    """True when a destination that registers for it gets it pushed."""
     labels: tuple[tuple[str, str], ...] = ()
     stands_for: tuple[str, ...] = ()
-    """Leases for one consumer each that are read when this one is."""
+    """Leases for one consumer each, which are read when this one is."""
     state: LeaseState = LeaseState.LIVE
     renewals: int = 0
     last_ttl_s: float = 0.0
-    """The TTL of the last grant or renewal."""
+    """TTL of the last grant or renewal, in seconds."""
     finished: set[str] = field(default_factory=set)
-    """Consumers, by engine id, that received the KV or gave up for good."""
+    """Consumers, by engine id, that received the KV, gave up for good or were cancelled."""
     received: set[str] = field(default_factory=set)
-    """Those of `finished` that received it."""
+    """Consumers in `finished` that received the KV."""
     accesses: dict[bytes, str] = field(default_factory=dict)
-    """Accesses that stand on it, in the order of opening, and whose they are."""
+    """Open accesses on it, in the order of opening -> their consumer."""
     waiting: set[bytes] = field(default_factory=set)
     """Accesses that wait to be opened on it."""
     readers: dict[str, int] = field(default_factory=dict)
-    """How many of them each consumer has."""
+    """Number of open accesses of each consumer."""
     missed: bool = False
-    """A reader came after its end."""
+    """True when a reader came after its end."""
     nbytes_done: int = 0
-    telemetries: tuple[MoveTelemetry, ...] = ()
-    """Of a push that this engine's ranks moved: of each consumer that has everything."""
     """Bytes that its readers say they moved."""
+    telemetries: tuple[MoveTelemetry, ...] = ()
+    """Telemetry of each consumer that has everything, for a push that this engine's ranks moved."""
     checksums: tuple[bytes, ...] = ()
-    """CRC-32C of its blocks, by rank, in the order of its groups and their blocks; see `ChecksumPrefetch`. Empty:
+    """CRC-32C of its blocks, by rank, in the order of its groups and their blocks; see `ChecksumPrefetch`. Empty when
     unknown.
     """
     uncopied: set[int] = field(default_factory=set)
-    """Parts of it, by number, that are not in the mirrors yet, where its engine has mirrors: none may be read. What is
-    handed over to readers is part 0.
+    """Numbers of its parts that are not in the mirrors yet, where its engine has mirrors. These must not be read. A
+    hand-over to readers is part 0.
     """
     failed: str = ""
-    """Why its blocks never came into the mirrors, as text; empty: they did, or may still."""
+    """Reason why its blocks never came into the mirrors. Empty unless that failed."""
     trouble: str = ""
-    """Why the last consumer that failed did."""
+    """Reason why the last failed consumer failed."""
     cancelled: str = ""
-    """Why its transfer was cancelled for all consumers, as text; empty: it was not."""
+    """Reason why its transfer was cancelled for all consumers. Empty when it was not."""
     cancelled_by: dict[str, str] = field(default_factory=dict)
-    """Consumers, by engine id, that were cancelled, and why."""
+    """Cancelled consumers, by engine id -> reason."""
 
     def renew(self, now: float, ttl_s: float | None) -> None:
-        """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""
+        """Extends the deadline to `ttl_s` (None: the lease's own) from now, up to the cap. Never shortens it."""
         self.last_ttl_s = self.ttl_s if ttl_s is None else ttl_s
         self.deadline = max(self.deadline, min(now + self.last_ttl_s, self.cap))
         self.renewals += 1
 
     def opened(self, access_id: bytes, consumer: str) -> None:
-        """An access stands on it from now on."""
+        """Adds an open access."""
         self.accesses[access_id] = consumer
         self.readers[consumer] = self.readers.get(consumer, 0) + 1
 
     def closed(self, access_id: bytes) -> None:
-        """An access no longer stands on it, if it did."""
+        """Removes an open access, if there is one."""
         consumer = self.accesses.pop(access_id, None)
         if consumer is not None:
             self.readers[consumer] -= 1
@@ -165,28 +165,28 @@ class Lease:
                 del self.readers[consumer]
 
     def read_as(self, other: "Lease", nbytes: int) -> None:
-        """Whoever read the other one has read this one, with so many bytes."""
+        """Counts the readers of `other`, which read this lease's blocks too, and adds their bytes."""
         self.finished |= other.finished
         self.received |= other.received
         self.nbytes_done += nbytes
 
     @property
     def read(self) -> bool:
-        """An access on it is open, or waits to be."""
+        """True while an access on it is open or waiting."""
         return bool(self.accesses or self.waiting)
 
     @property
     def done(self) -> int:
-        """How many consumers are done."""
+        """Number of consumers that are done."""
         return sum(consumer not in self.readers for consumer in self.finished)
 
     def end(self, state: LeaseState) -> None:
-        """Asserts that it was LIVE: callers look first."""
+        """Ends the lease. Asserts that it was LIVE, which callers check first."""
         assert state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
 
     def forget_blocks(self) -> None:
-        """Only how it ended is remembered: blocks and digests may be large."""
+        """Forgets blocks, checksums and digests, which may be large. Only how the lease ended is remembered."""
         self.blocks = no_blocks(len(self.blocks))
         self.checksums = ()
         self.content = Content(self.content.tokens, opaque=b"forgotten")
@@ -197,7 +197,7 @@ class Lease:
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs; while it lives with its pin. The content of a push is weighed with that."""
+        """Estimated bytes, with its pin while it lives. The content of a push is part of the push's bytes."""
         texts = len(self.id) + len(self.request_id) + len(self.trace)
         if self.labels or self.stands_for:
             texts += texts_bytes(*[side for pair in self.labels for side in pair], *self.stands_for)
@@ -208,14 +208,14 @@ class Lease:
 
     @property
     def end_reason(self) -> Reason:
-        """What a reader that comes too late is told; it has ended."""
+        """Reason told to a reader that comes too late. The lease has ended."""
         if self.failed:
             return Reason.SOURCE_FAILED
         return Reason.CANCELLED if self.cancelled else END_REASON[self.state]
 
 
 def ended_error(lease: Lease) -> KVGrpcError:
-    """The error for a call that needs a lease that ended."""
+    """Returns the error for a call that needs an ended lease."""
     if lease.cancelled:
         return PreconditionFailed(Reason.CANCELLED, lease.cancelled)
     if lease.failed:
@@ -226,7 +226,7 @@ def ended_error(lease: Lease) -> KVGrpcError:
 
 
 class LeaseTable:
-    """Live leases by id, oldest first, and how the latest ones ended."""
+    """Live leases by id, oldest first, and the latest ended ones."""
 
     def __init__(self, ended_kept: int, ledger: Ledger | None = None) -> None:
         self._live: dict[str, Lease] = {}
@@ -235,45 +235,45 @@ class LeaseTable:
         self._ledger = ledger or Ledger()
 
     def enter(self, ledger: Ledger) -> None:
-        """What ended in an earlier life is in that ledger from now on."""
+        """Enters the leases that ended in an earlier life into a new ledger."""
         self._ledger = ledger
         for lease in self._ended.values():
             ledger.keep(RowKind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
 
     def add(self, lease: Lease, payer: str = "") -> None:
-        """A new one; its owner pays for it unless another one is named."""
+        """Adds a new lease. Its owner pays for it unless `payer` is named."""
         self._live[lease.id] = lease
         self._ledger.keep(RowKind.LEASE, lease.id, payer or lease.owner, lease.kept_bytes)
 
     def weigh(self, lease: Lease) -> None:
-        """A live one has other blocks."""
+        """Updates the weight of a live lease that has other blocks."""
         self._ledger.weigh(RowKind.LEASE, lease.id, lease.kept_bytes)
 
     def known(self, lease_id: str) -> bool:
-        """Whether that id is or was in use."""
+        """Returns whether that id is or was in use, as far as remembered."""
         return lease_id in self._live or lease_id in self._ended
 
     def find(self, lease_id: str) -> Lease | None:
-        """The lease, live or ended, or None."""
+        """Returns the lease, live or ended, or None."""
         return self._live.get(lease_id) or self._ended.get(lease_id)
 
     def get(self, lease_id: str) -> Lease:
-        """Raises NotFound (LEASE_NOT_FOUND)."""
+        """Returns the lease, live or ended. Raises NotFound (LEASE_NOT_FOUND)."""
         found = self.find(lease_id)
         if found is None:
             raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {lease_id} here")
         return found
 
     def ended(self, lease: Lease) -> None:
-        """Moves an ended lease out of the live ones. Of it, blocks and digests are forgotten: they may be large."""
+        """Moves an ended lease out of the live ones and forgets its blocks and digests, which may be large."""
         del self._live[lease.id]
         self._ledger.drop(RowKind.LEASE, lease.id)
         lease.forget_blocks()
         self._remember(lease)
 
     def take_over(self, old: "LeaseTable") -> None:
-        """The leases of a life that a defect ended are lost. Nothing is left of their blocks: those of the next life
-        are others.
+        """Takes over the leases of a life that a defect ended, as LOST. Their blocks are forgotten, because the next
+        life has other blocks.
         """
         for lease in old:
             gone = Content(lease.content.tokens, opaque=b"forgotten")
@@ -282,12 +282,12 @@ class LeaseTable:
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
-        """What each live one weighs."""
+        """Estimated bytes of each live lease, by id."""
         return {lease.id: lease.kept_bytes for lease in self._live.values()}
 
     @property
     def ended_bytes(self) -> dict[Hashable, int]:
-        """What each ended one weighs."""
+        """Estimated bytes of each ended lease, by id."""
         return {lease.id: lease.kept_bytes for lease in self._ended.values()}
 
     def _remember(self, lease: Lease) -> None:

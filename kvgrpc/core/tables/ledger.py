@@ -1,10 +1,9 @@
-"""The ledger: how many bytes a lead keeps, of what and for whom.
+"""The ledger: how many bytes a lead keeps, for which kind of row and for which payer.
 
-Every row that stays after its call is entered with an estimate of the memory that it takes, and leaves with the row.
-There are three shares, none of which can use up another: what callers of the public API made, what peers made under
-the grants that they hold, and what the attached engine made by its session. Of the first two no single one may have
-more than a part. What is over is remembered up to a bound of its own for each kind; there the oldest goes, and nobody
-is refused for it.
+Every row that outlives its call is entered with an estimate of its memory, and leaves with the row. There are three
+shares: rows made by callers of the public API, rows made by peers under their grants, and rows made by the attached
+engine's session. No share can use up another one. One caller or peer may use only a part of its share. Rows of ended
+things have a bound for each kind. Beyond it the oldest row is forgotten, and nobody is refused.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,22 +15,22 @@ from kvgrpc.errors import Exhausted, Reason
 
 RETRY_DELAY_S = 1.0
 TEXT_BYTES = 64
-"""Of a text beside its characters."""
+"""Estimated bytes of a text beside its characters."""
 
 
 class RowKind(Enum):
-    """Of what rows are."""
+    """Kinds of rows."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     LEASE = "lease"
-    """With its blocks, its pin and its content."""
+    """A lease with its blocks, its pin and its content."""
     TRANSFER = "transfer"
     MOVE = "move"
-    """A pull, a reservation, or a destination of a push: with the blocks of both sides."""
+    """A pull, a reservation, or a destination of a push, with the blocks of both sides."""
     PUSH = "push"
-    """With its parts, its content and all destinations that ever came."""
+    """A push with its parts, its content and all destinations that ever came."""
     PARTS = "parts"
     """Parts of a push that its source told a destination."""
     ACCESS = "access"
@@ -39,29 +38,29 @@ class RowKind(Enum):
     """A call of a peer whose accesses wait."""
     ALLOCATION = "allocation"
     KEY = "key"
-    """An idempotency key, with its reply."""
+    """An idempotency key with its reply."""
     REQUEST = "request"
-    """A scheduler's request, with its prompt."""
+    """A scheduler's request with its prompt."""
     NEWS = "news"
-    """What a scheduler has not read."""
+    """News that a scheduler has not read."""
     TENSOR = "tensor"
-    """A tensor's description, here or kept for others."""
+    """The description of a tensor that is here or kept for others."""
     TENSOR_WAIT = "tensor_wait"
     TENSOR_ENDED = "tensor_ended"
     ENDED_LEASE = "ended_lease"
     PAST_TRANSFER = "past_transfer"
     TOMBSTONE = "tombstone"
-    """Of a transfer key, a grant or a lease."""
+    """The tombstone of a transfer key, a grant or a lease."""
 
 
 REMEMBERED = frozenset({RowKind.TENSOR_ENDED, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE})
-"""What is over. It is nobody's."""
+"""Kinds of rows about ended things. They are in no share."""
 
 
 class Share(Enum):
-    """Whose part of what may be kept."""
+    """The three shares of the kept bytes."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     CALLERS = "callers"
@@ -70,29 +69,29 @@ class Share(Enum):
 
 
 class Ledger:
-    """The bytes of one life, without those of pools."""
+    """The bytes kept in one life, without those of pools."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._rows: dict[RowKind, dict[Hashable, tuple[str, int]]] = {kind: {} for kind in RowKind}
-        """Who made each row, and what it weighs."""
+        """Payer and bytes of each row."""
         self._shares: dict[str, Share] = {}
         self.by_kind: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
-        """To be read only, as all that follows."""
+        """Read-only outside, as are the next two attributes."""
         self.by_share: dict[Share, int] = dict.fromkeys(Share, 0)
         self.by_payer: dict[str, int] = {}
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Sum of all bytes."""
         return sum(self.by_kind.values())
 
     def limit(self, share: Share) -> int:
-        """Bytes that a share may have."""
+        """Returns the maximum number of bytes of a share."""
         return self.limits.engine_kept_bytes if share is Share.ENGINE else self.limits.kept_bytes
 
     def check(self, payer: str, nbytes: int) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for so many more bytes of that caller's."""
+        """Raises Exhausted (LIMIT_EXCEEDED) when `nbytes` more bytes of that payer are too many."""
         share = self._shares.get(payer) or share_of(payer)
         mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
         if share is not Share.ENGINE and mine + nbytes > most:
@@ -102,7 +101,7 @@ class Ledger:
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, limit)
 
     def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
-        """A row is kept from now on, or weighs something else. There was room for it, or it may not be refused."""
+        """Adds or replaces a row without a check: there was room for it, or it may not be refused."""
         rows = self._rows[kind]
         if name in rows:
             self.drop(kind, name)
@@ -118,12 +117,12 @@ class Ledger:
         self.by_share[self._shares[payer]] += nbytes
 
     def enter(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
-        """A row is kept from now on, if there is room. Raises as `check`."""
+        """Adds or replaces a row if there is room. Raises as `check`."""
         self.check(payer, nbytes)
         self.keep(kind, name, payer, nbytes)
 
     def weigh(self, kind: RowKind, name: Hashable, nbytes: int) -> None:
-        """A row weighs something else now."""
+        """Changes the bytes of a row."""
         payer, before = self._rows[kind][name]
         if nbytes != before:
             self._rows[kind][name] = payer, nbytes
@@ -132,11 +131,11 @@ class Ledger:
             self.by_share[self._shares[payer]] += nbytes - before
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
-        """In whose share a row is that is kept."""
+        """Returns the payer of an existing row."""
         return self._rows[kind][name][0]
 
     def drop(self, kind: RowKind, name: Hashable) -> None:
-        """A row is kept no more, if it was."""
+        """Removes a row, if there is one."""
         row = self._rows[kind].pop(name, None)
         if row is None:
             return
@@ -150,24 +149,24 @@ class Ledger:
             del self.by_payer[payer], self._shares[payer]
 
     def forgets(self, kind: RowKind) -> bool:
-        """Whether more of a kind that is over is remembered than may be, and the oldest goes."""
+        """Returns whether a kind of ended rows has more bytes than allowed, so that the oldest must go."""
         return self.by_kind[kind] > self.limits.remembered_bytes
 
     def nbytes(self, kind: RowKind, name: Hashable) -> int:
-        """What a row weighs; 0 where there is none."""
+        """Returns the bytes of a row, or 0 when there is none."""
         row = self._rows[kind].get(name)
         return 0 if row is None else row[1]
 
     def rows(self, kind: RowKind) -> dict[Hashable, int]:
-        """What each row of a kind weighs."""
+        """Returns the bytes of each row of a kind."""
         return {name: nbytes for name, (_, nbytes) in self._rows[kind].items()}
 
     def largest(self, most: int) -> Iterator[tuple[str, int]]:
-        """So many callers with the most bytes, and these."""
+        """Returns the `most` payers with the most bytes, and their bytes."""
         return iter(sorted(self.by_payer.items(), key=lambda row: (-row[1], row[0]))[:most])
 
     def check_sums(self) -> None:
-        """Asserts that all sums are those of the rows. For tests and simulators."""
+        """Asserts that all sums match the rows. For tests and simulators."""
         by_share, by_payer = dict.fromkeys(Share, 0), dict[str, int]()
         for kind, rows in self._rows.items():
             assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
@@ -181,14 +180,14 @@ _WHO = {Share.CALLERS: "all callers", Share.PEERS: "all peers", Share.ENGINE: "t
 
 
 def share_of(payer: str) -> Share:
-    """Whose share a caller's rows are in."""
+    """Returns the share of a payer."""
     if payer in ENGINE_SIDE:
         return Share.ENGINE
     return Share.PEERS if payer.startswith(PEER) else Share.CALLERS
 
 
 def texts_bytes(*texts: str | bytes) -> int:
-    """What these weigh, as an estimate: a character may take four bytes and most take one."""
+    """Estimates the bytes of texts. A character may take four bytes, but most take one."""
     return sum([TEXT_BYTES + len(text) for text in texts])
 
 

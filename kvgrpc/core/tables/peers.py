@@ -1,4 +1,4 @@
-"""Other engines, as this lead knows them: one object per life of a peer, one state, one table."""
+"""Other engines as this lead knows them: one object for each life of a peer."""
 
 import hmac
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from kvgrpc.core.values.ids import peer_key
 
 
 class PeerState(Enum):
-    """Whether a peer can be used now."""
+    """The reachability of a peer."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -27,7 +27,7 @@ STATES: dict[PeerState, frozenset[PeerState]] = {
     PeerState.SUSPECT: frozenset({PeerState.CONNECTED, PeerState.DEAD}),
     PeerState.DEAD: frozenset(),
 }
-"""A dead peer stays dead: only a new handshake, which makes a new object, readmits its engine."""
+"""Allowed next states. A dead peer stays dead: only a new handshake, which makes a new object, readmits its engine."""
 
 
 @dataclass(eq=False)
@@ -39,38 +39,38 @@ class Peer:
     bridges: Bridges
     heard: float
     dialled: str = ""
-    """The address under which we reached it; empty when it dialled us."""
+    """The address at which we reached it. Empty when it dialled us."""
     state: PeerState = PeerState.CONNECTING
     met: bool = False
-    """We dialled it, or its liveness stream has stood: it did more than to introduce itself."""
+    """True when we dialled it or its liveness stream has stood, so it did more than introduce itself."""
     forgotten: bool = False
-    """It does not know us, or our memory as it is now: the next use dials again."""
+    """True when it does not know us, or our present memory. The next use dials again."""
     told: int = -1
-    """The generation of our memory that it knows; -1: none."""
+    """The generation of our memory that it knows. -1 for none."""
     replaced_by: str = ""
     """The life of its engine that introduced itself after it."""
     paths: dict[tuple[int, int], RankPath] = field(default_factory=dict)
-    """Of a rank of ours and one of its ranks."""
+    """Data path for each pair of our rank and its rank."""
     mapping: set[tuple[int, int]] = field(default_factory=set)
-    """Our ranks that are reaching for the memory of its ranks."""
+    """Pairs of our rank and its rank in which ours is reaching for the other's memory."""
     meets: bool = False
-    """Of these one waits for its half, and for the peer's: see `MeetingBegan`."""
+    """True when one of these pairs waits for its half and the peer's; see `MeetingBegan`."""
     tried: tuple[RankEndpoint, ...] = ()
-    """The endpoints that they were given."""
+    """The endpoints that our ranks were given."""
     attempt: int = 0
-    """What names their answers."""
+    """Number that identifies the ranks' answers."""
     since: float = field(init=False)
-    """When it was heard of first."""
+    """Time at which it was first heard of."""
     asks: tuple[bytes, ...] = field(default=(), repr=False)
-    """What it was told to show here, the first of them in answers: who shows one of these is this life."""
+    """Proofs that it was told to show here; answers contain the first. A caller that shows one of them is this life."""
     shows: tuple[bytes, ...] = field(default=(), repr=False)
-    """What it has told us to show there, the one that is known to be good first."""
+    """Proofs that it told us to show there, the one known to be good first."""
     elder: tuple[bytes, ...] = field(default=(), repr=False)
-    """What this life was told while it was declared dead; it was readmitted without showing any of it."""
+    """Proofs told to this life before it was declared dead. It was readmitted without showing any of them."""
     accesses: dict[bytes, None] = field(default_factory=dict)
-    """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
+    """Accesses that it asked for here, in that order, with closed ones that are still remembered."""
     closed_early: set[bytes] = field(default_factory=set)
-    """Those of them that it closed before it opened them."""
+    """Accesses among them that it closed before it opened them."""
 
     def __post_init__(self) -> None:
         self.since = self.heard
@@ -81,40 +81,40 @@ class Peer:
 
     @property
     def address(self) -> str:
-        """Where it can be dialled; empty: nowhere."""
+        """The address at which it can be dialled. Empty for none."""
         return self.dialled or self.description.address
 
     def lives_at(self, address: str) -> bool:
-        """Whether it was reached there, or says that it is to be reached there."""
+        """Returns whether it was reached at that address, or says that it can be."""
         return address in (self.dialled, self.description.address)
 
     def proves(self, proof: bytes) -> bool:
-        """Whether who shows that speaks for this life."""
+        """Returns whether the proof is one that this life was told to show."""
         return is_one_of(proof, self.asks)
 
     def was_told(self, told: Iterable[bytes]) -> bool:
-        """Whether who speaks for this life now is who was told that in its name. One that was readmitted without a
+        """Returns whether the speaker for this life is the one that was told those proofs. A life readmitted without a
         proof is not known to be the one before it.
         """
         return not self.elder or any(self.proves(proof) for proof in told)
 
     @property
     def data_paths(self) -> set[str]:
-        """Those by which ranks of both reach each other; empty text for what is not reached."""
+        """Data paths between ranks of both sides, with "" for pairs that do not reach each other."""
         return {path.data_path for path in self.paths.values()}
 
     @property
     def reachable(self) -> bool:
-        """Every rank reaches the memory of all ranks with which it moves bytes."""
+        """True when every rank reaches the memory of all ranks with which it moves bytes."""
         return len(self.paths) == len(self.bridges.pairs) and all(path.data_path for path in self.paths.values())
 
     @property
     def usable(self) -> bool:
-        """An access may be opened there without a handshake."""
+        """True when an access may be opened there without a handshake."""
         return self.state is PeerState.CONNECTED and not self.forgotten and self.reachable
 
     def move(self, state: PeerState) -> None:
-        """Asserts that the table allows it."""
+        """Changes the state. Asserts that `STATES` allows it."""
         assert state is self.state or state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
 
@@ -131,7 +131,7 @@ class Peer:
 
 
 def is_one_of(proof: bytes, secrets: Iterable[bytes]) -> bool:
-    """Whether a proof is one of those secrets. An empty one is none."""
+    """Returns whether a proof is one of those secrets. An empty proof is none."""
     return bool(proof) and any(hmac.compare_digest(proof, secret) for secret in secrets)
 
 

@@ -1,10 +1,11 @@
-"""Pins: why a block may not be reused.
+"""Pins: reasons why a block may not be reused.
 
-A block is reusable when it has no pin. Read pins (LEASE, ACCESS) share; a TARGET or QUARANTINE is alone on its block.
-Groups of one block space share their blocks: what is counted is counted per space, and a block has pins as of one of
-these groups at a time, for what it holds is that group's.
-The table is the only place that knows; leases, transfers and accesses add and drop their pins here, and `check` proves
-that counts and owners agree.
+A block is reusable when it has no pin. Read pins (LEASE, ACCESS) share a block. A TARGET or QUARANTINE is alone on its
+block. Groups of one block space share their blocks, so counts are per space. A block is pinned for one group at a time,
+because its content is that group's.
+
+The table is the only place with this knowledge. Leases, transfers and accesses add and drop their pins here. `check`
+proves that counts and owners agree.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,9 +22,9 @@ from kvgrpc.errors import PreconditionFailed, Reason
 
 
 class PinKind(Enum):
-    """Why a block is pinned."""
+    """The reason why a block is pinned."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     LEASE = "lease"
@@ -34,16 +35,16 @@ class PinKind(Enum):
 
 T = TypeVar("T")
 Counts = np.ndarray[tuple[int], np.dtype[np.int32]]
-"""One for each block of a space."""
+"""One count for each block of a space."""
 HOLDERS_LOOKED_AT = 1_024
-"""Pins that are looked at to say who holds a block."""
+"""Maximum number of pins that are looked at to name the holders of a block."""
 EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
 
 
 @keeping("blocks")
 @dataclass(frozen=True, eq=False)
 class Pin:
-    """The pins of one owner of one kind."""
+    """The blocks that one owner pins for one reason."""
 
     owner: str
     kind: PinKind
@@ -52,37 +53,37 @@ class Pin:
 
 
 class PinTable:
-    """All pins of one pool. `blocks` is the number of blocks of each group, `spaces` its block space; None: each group
-    has one of its own.
+    """All pins of one pool. `blocks` is the number of blocks of each group, and `spaces` is its block space. With None
+    each group has a space of its own.
     """
 
     def __init__(self, blocks: tuple[int, ...], spaces: tuple[int, ...] | None = None) -> None:
         self.spaces = tuple(range(len(blocks))) if spaces is None else spaces
-        """The block space of each group; to be read only."""
+        """The block space of each group. Read-only outside."""
         sizes = dict(zip(self.spaces, blocks, strict=True))
         self._pins: dict[tuple[str, PinKind], Pin] = {}
         # Groups of one space have the same arrays.
         self._shared = self._for_each(np.zeros(n, dtype=np.int32) for n in sizes.values())
         self._exclusive = self._for_each(np.zeros(n, dtype=bool) for n in sizes.values())
         self._given = self._for_each(np.zeros(n, dtype=bool) for n in sizes.values())
-        """Blocks that the allocator gave out."""
+        """True for each block that the allocator gave out."""
         self._soft = self._for_each(np.zeros(n, dtype=np.int32) for n in sizes.values())
-        """How many of the shared pins of each block are soft."""
+        """Number of soft pins among the shared pins of each block."""
         self._pinned_as: list[Counts | None] = self._for_each(
             np.zeros(n, dtype=np.int32) if self.spaces.count(space) > 1 else None for space, n in sizes.items()
         )
-        """In a space that groups share, the group as of which each block was pinned last."""
+        """For a space shared by groups, the group for which each block was pinned last."""
         self.free = list(sizes.values())
-        """Blocks of each space that nothing pins and that were not given out; to be read only."""
+        """Number of blocks of each space that are neither pinned nor given out. Read-only outside."""
         self.soft = [0] * len(sizes)
-        """Blocks of each space that soft pins alone hold; to be read only."""
+        """Number of blocks of each space that only soft pins hold. Read-only outside."""
         self.soft_given = [0] * len(sizes)
-        """Those of them that were given out; to be read only."""
+        """Number of blocks in `soft` that were given out. Read-only outside."""
         self._softened: set[tuple[str, PinKind]] = set()
         self.quarantined = [0] * len(sizes)
-        """Blocks of each space that are in quarantine; to be read only."""
+        """Number of blocks of each space in quarantine. Read-only outside."""
         self.quarantines = 0
-        """How many pins ever became quarantines; to be read only."""
+        """Number of pins that ever became quarantines. Read-only outside."""
 
     def check_free_for(self, kind: PinKind, blocks: Blocks) -> None:
         """Raises PreconditionFailed (BLOCK_PINNED) when a pin of `kind` would conflict. Changes nothing."""
@@ -123,49 +124,49 @@ class PinTable:
             self._count(kind, blocks, 1)
 
     def soften(self, owner: str, kind: PinKind) -> None:
-        """The owner's read pin counts as soft from now on, until it is hardened or dropped."""
+        """Counts the owner's read pin as soft until it is hardened or dropped."""
         pin = self._pins.get((owner, kind))
         if pin is not None and (owner, kind) not in self._softened:
             self._softened.add((owner, kind))
             self._count_soft(pin.blocks, 1)
 
     def harden(self, owner: str, kind: PinKind) -> None:
-        """The owner's read pin, if it has one, is soft no more."""
+        """Counts the owner's read pin, if there is one, as hard again."""
         if (owner, kind) in self._softened:
             self._softened.remove((owner, kind))
             self._count_soft(self._pins[owner, kind].blocks, -1)
 
     def held(self, owner: str, kind: PinKind) -> Blocks:
-        """The blocks of the owner's pin of that kind, which it has."""
+        """Returns the blocks of the owner's existing pin of that kind."""
         return self._pins[owner, kind].blocks
 
     def none(self) -> list[Counts]:
-        """No pin of any block, for each group; groups of one space have the same counts."""
+        """Returns zero counts for each group. Groups of one space have the same array."""
         shared = dict(zip(self.spaces, self._shared, strict=True))
         return self._for_each(np.zeros_like(counts) for counts in shared.values())
 
     def free_without(self, group: int, ids: Ids, gone: Counts, *, given: bool) -> Ids:
-        """Those of `ids` that nothing would pin if `gone[block]` read pins of each block were not there; with `given`
-        also those that were given out.
+        """Returns the `ids` that would be free without `gone[block]` read pins of each block. With `given`, blocks that
+        were given out count too.
         """
         free = (self._shared[group][ids] == gone[ids]) & ~self._exclusive[group][ids]
         kept: Ids = ids[free if given else free & ~self._given[group][ids]]
         return kept
 
     def give_out(self, group: int, ids: Ids) -> None:
-        """The allocator gives out blocks that are free."""
+        """Marks free blocks as given out by the allocator."""
         self._given[group][ids] = True
         self.free[self.spaces[group]] -= len(ids)
 
     def take_back(self, group: int, ids: Ids) -> None:
-        """Blocks that were given out are the allocator's again; those that are pinned come free at their last unpin."""
+        """Gives blocks back to the allocator. Pinned ones come free at their last unpin."""
         self._count_softly_held(group, ids, -1)
         self._given[group][ids] = False
         self._count_softly_held(group, ids, 1)
         self.free[self.spaces[group]] += self.unpinned(group, ids).size
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
-        """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
+        """Removes the owner's pin of that kind. Returns its blocks, or () when there was none."""
         if self._softened:
             self.harden(owner, kind)
         pin = self._pins.pop((owner, kind), None)
@@ -175,18 +176,18 @@ class PinTable:
         return pin.blocks
 
     def quarantine(self, owner: str, now: float) -> None:
-        """Turns the owner's TARGET into a QUARANTINE, in one step: the blocks are never free in between."""
+        """Turns the owner's TARGET into a QUARANTINE in one step, so the blocks are never free in between."""
         pin = self._pins.pop((owner, PinKind.TARGET))
         self._pins[owner, PinKind.QUARANTINE] = Pin(owner, PinKind.QUARANTINE, pin.blocks, now)
         self._count_quarantined(pin.blocks, 1)
         self.quarantines += 1
 
     def blocks(self, owner: str, kind: PinKind) -> Blocks:
-        """What an owner has pinned so; it has such a pin."""
+        """Returns the blocks of the owner's existing pin of that kind."""
         return self._pins[owner, kind].blocks
 
     def kept_bytes(self, owner: str, kind: PinKind) -> int:
-        """What an owner's blocks weigh, if it has such a pin."""
+        """Estimates the bytes of an owner's pinned blocks, or returns 0 when it has no such pin."""
         pin = self._pins.get((owner, kind))
         return 0 if pin is None else kept_bytes(kept(pin))
 
@@ -194,16 +195,16 @@ class PinTable:
         return (owner, kind) in self._pins
 
     def reclaimable(self, space: int, *, given: bool = False) -> int:
-        """How many blocks would come free if all soft pins were dropped; `given` as in `free_without`."""
+        """Returns how many blocks would come free if all soft pins were dropped. `given` is as in `free_without`."""
         return self.soft[space] - (0 if given else self.soft_given[space])
 
     def unpinned(self, group: int, ids: Ids) -> Ids:
-        """Those of `ids` that nothing pins."""
+        """Returns the `ids` that nothing pins."""
         kept: Ids = ids[(self._shared[group][ids] == 0) & ~self._exclusive[group][ids]]
         return kept
 
     def unpinned_without(self, owners: Iterable[tuple[str, PinKind]], blocks: Blocks) -> Blocks:
-        """Those of `blocks` that nothing pins but these owners' read pins."""
+        """Returns the `blocks` that have no pins but these owners' read pins."""
         pins = [pin for owner in owners if (pin := self._pins.get(owner)) is not None]
         free = []
         for group, ids in enumerate(blocks):
@@ -214,24 +215,24 @@ class PinTable:
         return tuple(free)
 
     def pinned_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """For every block of the group's space whether it has a pin."""
+        """Returns for every block of the group's space whether it has a pin."""
         mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = (self._shared[group] > 0) | self._exclusive[group]
         return mask
 
     def free_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """For every block of the group's space whether nothing pins it and it was not given out."""
+        """Returns for every block of the group's space whether it is neither pinned nor given out."""
         mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = ~(self._given[group] | self.pinned_mask(group))
         return mask
 
     def of_block(self, group: int, block: int) -> list[Pin]:
-        """The pins on one block, as of whichever group of its space, oldest first. Linear in the number of pins: for
+        """Returns the pins on one block for any group of its space, oldest first. Linear in the number of pins: for
         ListPins, not for the hot path.
         """
         groups = self._groups(self.spaces[group])
         return [pin for pin in self if any(block in pin.blocks[other] for other in groups)]
 
     def count_blocks(self, space: int, kind: PinKind) -> int:
-        """Distinct blocks of a space that have a pin of that kind. Linear in the number of pins."""
+        """Returns the number of distinct blocks of a space with a pin of that kind. Linear in the number of pins."""
         groups = self._groups(space)
         has = np.zeros(len(self._given[groups[0]]), dtype=bool)
         for pin in self._pins.values():
@@ -248,7 +249,7 @@ class PinTable:
         return len(self._pins)
 
     def check(self) -> None:
-        """Asserts that the counts are those of the pins. For tests and simulators."""
+        """Asserts that the counts match the pins. For tests and simulators."""
         for space in range(len(self.free)):
             groups = self._groups(space)
             shared, exclusive, given = (table[groups[0]] for table in (self._shared, self._exclusive, self._given))
@@ -272,16 +273,16 @@ class PinTable:
                 assert all((pinned_as[pin.blocks[group]] == group).all() for pin in self._pins.values())
 
     def _for_each(self, of_spaces: Iterable[T]) -> list[T]:
-        """For each group what its space has."""
+        """Returns for each group the item of its space."""
         found = list(of_spaces)
         return [found[space] for space in self.spaces]
 
     def _groups(self, space: int) -> list[int]:
-        """The groups of a space."""
+        """Returns the groups of a space."""
         return [group for group, other in enumerate(self.spaces) if other == space]
 
     def _holders(self, group: int, block: int) -> Iterator[str]:
-        """Who pins a block, and as of which group where that is another one, as text: as far as that costs little."""
+        """Yields text about each pin on a block, with its group if that is another one. The search is bounded."""
         groups = self._groups(self.spaces[group])
         for pin in islice(self._pins.values(), HOLDERS_LOOKED_AT):
             other = next((i for i in groups if block in pin.blocks[i]), None)
@@ -294,7 +295,7 @@ class PinTable:
             self.quarantined[self.spaces[group]] += step * len(ids)
 
     def _count_soft(self, blocks: Blocks, step: int) -> None:
-        # While this pin is hard, soft pins alone hold none of its blocks. It is hard before +1, and after -1.
+        # While this pin is hard, soft pins alone hold none of its blocks. It is hard before +1 and after -1.
         for group, ids in enumerate(blocks):
             if step < 0:
                 self._count_softly_held(group, ids, -1)
@@ -303,7 +304,7 @@ class PinTable:
                 self._count_softly_held(group, ids, 1)
 
     def _count_softly_held(self, group: int, ids: Ids, step: int) -> None:
-        """Counts those of `ids` that soft pins alone hold, before (-1) and after something changes for them."""
+        """Adds `step` for each of `ids` that only soft pins hold: -1 before a change to them, and +1 after it."""
         held = self._shared[group][ids]
         soft = (held > 0) & (held == self._soft[group][ids])
         if count := int(np.count_nonzero(soft)):
@@ -322,7 +323,7 @@ class PinTable:
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0
             else:
-                # This pin is hard, so that soft pins alone hold none of its blocks while it is there.
+                # This pin is hard, so soft pins alone hold none of its blocks while it is there.
                 if self._softened and step > 0:
                     self._count_softly_held(group, ids, -1)
                 pins = self._shared[group][ids]
@@ -330,6 +331,6 @@ class PinTable:
                 self._shared[group][ids] = pins
                 if self._softened and step < 0:
                     self._count_softly_held(group, ids, 1)
-                # Those whose first pin this is, or whose last one it was.
+                # Blocks for which this was the first pin to come or the last one to go.
                 changed &= pins == (step > 0)
             self.free[self.spaces[group]] -= step * int(np.count_nonzero(changed))

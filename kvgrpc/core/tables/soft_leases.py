@@ -1,8 +1,8 @@
-"""Which leases are soft: live, neither firm nor claimed, so that the engine may take their blocks back at any time.
+"""Soft leases: live, neither firm nor claimed, so the engine may take their blocks back at any time.
 
-A lease is in one of three states here: known with the time at which it becomes soft, soft, or unknown (claimed, ended).
-Heap entries may lag behind, as in `timers`: a stale one is dropped when it reaches the top, and when most are stale, a
-heap is built anew.
+A lease has one of three states here: firm with the time at which it becomes soft, soft, or unknown (claimed, ended).
+Heap entries may be stale, as in `timers`. A stale entry is dropped when it reaches the top, and a heap is rebuilt when
+most of its entries are stale.
 """
 
 import heapq
@@ -16,24 +16,24 @@ Entry = tuple[float, int, Lease]
 
 
 class SoftLeases:
-    """Leases of one life that nobody has claimed."""
+    """The leases of one life that nobody has claimed."""
 
     def __init__(self) -> None:
         self._firm: dict[str, float] = {}
-        """Until when, by lease."""
+        """Lease id -> time at which it becomes soft."""
         self._soft: dict[str, Lease] = {}
         self._by_end: list[Entry] = []
         self._by_age: list[Entry] = []
         self._order = count()
         self.reclaimed = 0
-        """How many were taken back for their blocks."""
+        """Number of leases taken back for their blocks."""
         self.reclaimed_in_vain = 0
-        """How many of them a reader came for."""
+        """Number of leases taken back for which a reader came later."""
         self.reclaimed_claims = 0
-        """How many of them readers waited for."""
+        """Number of leases taken back that were weakly claimed."""
 
     def firm(self, lease: Lease) -> bool:
-        """It becomes soft at its `firm_until`, unless it is claimed or ends. Whether it was soft."""
+        """Makes the lease firm until its `firm_until`, unless it is claimed or ends. Returns whether it was soft."""
         was_soft = self._soft.pop(lease.id, None) is not None
         self._firm[lease.id] = lease.firm_until
         heapq.heappush(self._by_end, (lease.firm_until, next(self._order), lease))
@@ -43,17 +43,17 @@ class SoftLeases:
         return was_soft
 
     def take_out(self, lease: Lease) -> bool:
-        """It is claimed, or has ended. Whether it was soft."""
+        """Removes a claimed or ended lease. Returns whether it was soft."""
         self._firm.pop(lease.id, None)
         return self._soft.pop(lease.id, None) is not None
 
     def missed(self, lease: Lease) -> None:
-        """A reader came for a lease that is over."""
+        """Records that a reader came for a lease that is over."""
         self.reclaimed_in_vain += lease.state is LeaseState.RECLAIMED and not lease.missed
         lease.missed = True
 
     def next_end(self) -> float | None:
-        """When the next lease becomes soft, or None."""
+        """Returns the time at which the next lease becomes soft, or None."""
         while self._by_end:
             when, _, lease = self._by_end[0]
             if self._firm.get(lease.id) == when:
@@ -62,7 +62,7 @@ class SoftLeases:
         return None
 
     def soften(self, now: float) -> Iterator[Lease]:
-        """Those whose firm time is over by now are soft from now on."""
+        """Makes the leases soft whose firm time is over, and yields them."""
         while (when := self.next_end()) is not None and when <= now:
             lease = heapq.heappop(self._by_end)[2]
             del self._firm[lease.id]
@@ -74,8 +74,8 @@ class SoftLeases:
             yield lease
 
     def oldest(self) -> Generator[Lease]:
-        """The soft ones, those granted first first, each once. It costs what is looked at; who stops before the end
-        closes it.
+        """Yields each soft lease once, in the order of their grants. The cost is that of the leases looked at. A caller
+        that stops early closes the generator.
         """
         looked_at = []
         seen: set[str] = set()
@@ -92,7 +92,7 @@ class SoftLeases:
                 heapq.heappush(self._by_age, entry)
 
     def soonest(self, most: int) -> list[Lease]:
-        """Of those that are not soft yet the ones that will be first, in that order."""
+        """Returns the firm leases that become soft first, in that order."""
         looked_at: list[Entry] = []
         found: list[Lease] = []
         seen: set[str] = set()
@@ -109,13 +109,13 @@ class SoftLeases:
 
     @property
     def firm_count(self) -> int:
-        """How many are to become soft."""
+        """Number of leases that are to become soft."""
         return len(self._firm)
 
     def __contains__(self, lease_id: str) -> bool:
-        """Whether a lease is soft."""
+        """Returns whether a lease is soft."""
         return lease_id in self._soft
 
     def __len__(self) -> int:
-        """How many are soft."""
+        """Returns the number of soft leases."""
         return len(self._soft)

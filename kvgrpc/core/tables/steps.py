@@ -1,4 +1,4 @@
-"""How far each rank is with the engine's steps."""
+"""The progress of each rank in the engine's steps."""
 
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -10,14 +10,14 @@ class RankSteps:
     def __init__(self, engine: EngineDescription | None) -> None:
         self._engine = engine
         self._steps: dict[int, dict[int, int]] = {}
-        """Of the ranks that have said something, by layer."""
+        """Rank -> layer -> last finished step, for ranks that have reported."""
         self._whole = [0] * (engine.world_size if engine is not None else 0)
-        """The least of each rank's."""
+        """Last step that each rank has finished in all its layers."""
         self._layers: dict[int, list[int]] = {}
-        """Those of the stages that were asked for."""
+        """Layers of each pipeline stage that was looked up."""
 
     def finish(self, rank: int, step: int, layers: LayerRange | None) -> None:
-        """A rank finished all work of the steps up to this one; with `layers` only that of those layers."""
+        """Records that a rank finished all work up to `step`, or with `layers` only that of those layers."""
         mine = self._steps.setdefault(rank, {})
         for layer in self._within(rank, layers):
             mine[layer] = max(mine.get(layer, 0), step)
@@ -25,7 +25,7 @@ class RankSteps:
             self._whole[rank] = min(mine.values())
 
     def done(self, layers: LayerRange | None = None) -> int:
-        """The last step that every rank has finished: in all its layers, or in those of these that it has."""
+        """Returns the last step that every rank has finished in all its layers, or in its layers among `layers`."""
         if layers is None:
             return min(self._whole, default=0)
         ranks = range(len(self._whole))
@@ -35,7 +35,7 @@ class RankSteps:
         )
 
     def _within(self, rank: int, layers: LayerRange | None) -> list[int]:
-        """A rank's layers; of these."""
+        """Returns a rank's layers, or those among `layers`."""
         assert self._engine is not None, "only a pool has ranks"
         stage = rank // self._engine.stage_ranks
         if stage not in self._layers:

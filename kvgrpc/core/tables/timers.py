@@ -1,7 +1,7 @@
-"""Deadlines: a dictionary of what is due when, with a heap beside it.
+"""Deadlines: a dictionary of due times with a heap beside it.
 
-Setting and clearing are O(log n) and O(1). Heap entries may lag behind the dictionary; a stale one is dropped when it
-reaches the top, so a renewal costs no search. When most of the heap is stale, it is built anew.
+Setting is O(log n) and clearing is O(1). Heap entries may lag behind the dictionary. A stale entry is dropped when it
+reaches the top, so a renewal costs no search. The heap is rebuilt when most of it is stale.
 """
 
 import heapq
@@ -12,9 +12,9 @@ from itertools import count
 
 
 class Timer(Enum):
-    """What a deadline is for."""
+    """The purpose of a deadline."""
 
-    # Members are singletons, so identity will do; Enum's own hash is Python code, on the hottest path there is.
+    # Members are singletons, so identity is enough. Enum's own hash is Python code on the hottest path.
     __hash__ = object.__hash__
 
     LEASE = "lease"
@@ -54,16 +54,16 @@ class Timer(Enum):
 
 Key = tuple[Timer, str]
 FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE, Timer.ENDED_GRANT, Timer.REFUSED_LEASE})
-"""Nobody waits for these, and every call may leave one."""
+"""Timers that nobody waits for. Every call may leave one."""
 FORGET_TOGETHER_S = 0.1
-"""They are due at multiples of this, at most so much later: a server wakes up once for all of them."""
+"""Interval in seconds to which `FORGETS` deadlines are rounded up, so that a server wakes up once for many of them."""
 
 STALE_MIN = 1_024
-"""Stale entries that are not worth a rebuild."""
+"""Number of stale entries that are not worth a rebuild."""
 
 
 class Timers:
-    """At most one deadline per (timer, name)."""
+    """Deadlines, at most one for each (timer, name)."""
 
     def __init__(self) -> None:
         self._when: dict[Key, float] = {}
@@ -78,7 +78,7 @@ class Timers:
         self._when[key] = when
         heapq.heappush(self._heap, (when, next(self._order), key))
         if len(self._heap) > 2 * len(self._when) + STALE_MIN:
-            # By key: a deadline that was set to one moment twice has two entries that are not stale.
+            # Keyed, because a deadline set twice to the same moment has two entries that are not stale.
             kept = {entry[2]: entry for entry in self._heap if self._when.get(entry[2]) == entry[0]}
             self._heap = list(kept.values())
             heapq.heapify(self._heap)
@@ -93,11 +93,11 @@ class Timers:
         self._heap.clear()
 
     def when(self, timer: Timer, name: str) -> float | None:
-        """A deadline, or None when it is not set."""
+        """Returns a deadline, or None when it is not set."""
         return self._when.get((timer, name))
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline, or None."""
+        """Returns the earliest deadline, or None."""
         while self._heap:
             when, _, key = self._heap[0]
             if self._when.get(key) == when:

@@ -1,4 +1,4 @@
-"""Tombstones: what is remembered of keys and grants under which something may come too late."""
+"""Tombstones: records of ended keys, grants and leases, which refuse late calls."""
 
 from hashlib import sha256
 from typing import NamedTuple, TypeVar
@@ -9,15 +9,15 @@ from kvgrpc.errors import PreconditionFailed, Reason
 Name = TypeVar("Name", str, bytes)
 T = TypeVar("T")
 TOMBSTONE_BYTES = 1_000
-"""Of one, without its texts: with its error, its deadline, and its row in the ledger."""
+"""Estimated bytes of a tombstone without its texts: its error, its deadline and its row in the ledger."""
 
 
 class Tombstone(NamedTuple):
-    """What is said of a transfer key under which nothing may come for a while."""
+    """The refusal of calls under an ended transfer key."""
 
     error: PreconditionFailed
     parts_only: bool
-    """It is said of parts of a push only, until a destination registers for one."""
+    """True when it refuses only parts of a push, until a destination registers for one."""
 
 
 _SAID = {
@@ -29,17 +29,17 @@ _SAID = {
 
 
 def too_late(reason: Reason, message: str) -> PreconditionFailed:
-    """The error for what comes after the end: CANCELLED, SOURCE_FAILED, LEASE_RECLAIMED or TRANSFER_ENDED."""
+    """Returns the error for a call after the end: CANCELLED, SOURCE_FAILED, LEASE_RECLAIMED or TRANSFER_ENDED."""
     return PreconditionFailed(reason, _SAID[reason] + message)
 
 
 def digest_of(token: bytes) -> bytes:
-    """What a grant is remembered by."""
+    """Returns the name under which a grant is remembered."""
     return sha256(token).digest()
 
 
 class Tombstones(dict[Name, T]):
-    """What is remembered of one kind of names, oldest first."""
+    """Remembered names of one kind, oldest first."""
 
     def __init__(self, what: str, ledger: Ledger) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Tombstones(dict[Name, T]):
         self._nbytes = 0
 
     def bury(self, name: Name, row: T, nbytes: int) -> list[Name]:
-        """Adds or replaces a row with so many bytes of text. The names of those that had to make room, oldest first."""
+        """Adds or replaces a row with `nbytes` bytes of text. Returns the names of removed rows, oldest first."""
         gone, limits = list[Name](), self._ledger.limits
         nbytes += TOMBSTONE_BYTES + len(name)
         if name in self:

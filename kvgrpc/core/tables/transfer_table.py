@@ -34,26 +34,26 @@ class TransferTable:
     history: int
     ledger: Ledger = field(default_factory=Ledger)
     secret: bytes = b""
-    """The life's, which the ids of its transfers derive from."""
+    """The life's secret, from which the ids of its transfers derive."""
     seq: int = 0
     _numbers: int = 0
     _live: dict[str, Transfer] = field(default_factory=dict)
     _past: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
-    """Ended well or cancelled, oldest first."""
+    """Succeeded or cancelled transfers in the history, oldest first."""
     _failed: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
-    """Failures, oldest first. They are kept longest: routers and operators ask about them."""
+    """Failed transfers in the history, oldest first. Kept longest, because routers and operators ask about them."""
     _by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
     _past_by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
-    """Those in the history."""
+    """Transfers in the history, by key."""
     _left: dict[str, None] = field(default_factory=dict)
-    """Those in quarantine whose table was taken over: their blocks are of the memory of a life before."""
+    """Transfers taken over from an earlier life, whose blocks are in that life's memory and were not returned."""
     _log: deque[Transfer] = field(default_factory=deque)
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
     queued_bytes: int = 0
-    """Of transfers whose access is open, what has not moved yet."""
+    """Number of bytes that transfers with an open access still have to move."""
 
     def enter(self, ledger: Ledger) -> None:
-        """What there is from an earlier life is in that ledger from now on."""
+        """Enters the transfers of an earlier life into a new ledger."""
         self.ledger = ledger
         for transfer in self._live.values():
             ledger.keep(RowKind.TRANSFER, transfer.id, transfer.owner, transfer.kept_bytes)
@@ -61,7 +61,7 @@ class TransferTable:
             ledger.keep(RowKind.PAST_TRANSFER, transfer.id, "", transfer.kept_bytes)
 
     def create(self, now: float, payer: str = "", **fields: Unpack[NewTransfer]) -> Transfer:
-        """A new PENDING transfer; its owner pays for it unless another one is named."""
+        """Creates a PENDING transfer. Its owner pays for it unless `payer` is named."""
         self._numbers += 1
         self.seq += 1
         id_ = mint_id(self.secret, self.incarnation, "transfer", "lead", self._numbers)
@@ -72,7 +72,7 @@ class TransferTable:
         return self._store(transfer)
 
     def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
-        """The transfer with these changes. Asserts that the tables allow them: callers decide, tables guard."""
+        """Returns the changed transfer. Asserts that the tables allow the change: callers decide, tables guard."""
         old = self._live[transfer_id]
         state, memory = changes.get("state", old.state), changes.get("memory", old.memory)
         assert state is old.state or state in STATES[old.state], f"{old.state} to {state}"
@@ -89,48 +89,48 @@ class TransferTable:
         return self._store(new)
 
     def get(self, transfer_id: str) -> Transfer:
-        """Raises NotFound (TRANSFER_NOT_FOUND)."""
+        """Returns the transfer, also from the history. Raises NotFound (TRANSFER_NOT_FOUND)."""
         found = self.find(transfer_id)
         if found is None:
             raise _unknown(transfer_id)
         return found
 
     def find(self, transfer_id: str) -> Transfer | None:
-        """The transfer, also from the history, or None."""
+        """Returns the transfer, also from the history, or None."""
         return self._live.get(transfer_id) or self._past.get(transfer_id) or self._failed.get(transfer_id)
 
     def may(self, caller: str, verb: Verb, transfer_id: str) -> bool:
-        """Whether a principal may do that with a transfer; not where it does not exist."""
+        """Returns whether a principal may do that with a transfer. False when the transfer does not exist."""
         found = self.find(transfer_id)
         return found is not None and may(caller, verb, Thing(Kind.TRANSFER, found.owner))
 
     def get_for(self, caller: str, verb: Verb, transfer_id: str) -> Transfer:
-        """Raises NotFound (TRANSFER_NOT_FOUND), also where the caller may not do that with it."""
+        """Returns the transfer. Raises NotFound (TRANSFER_NOT_FOUND), also when the caller may not do that with it."""
         if not self.may(caller, verb, transfer_id):
             raise _unknown(transfer_id)
         return self.get(transfer_id)
 
     def with_key(self, key: bytes) -> list[Transfer]:
-        """Transfers with that key that are not in the history yet, oldest first."""
+        """Returns transfers with that key that are not in the history yet, oldest first."""
         return [self._live[id_] for id_ in self._by_key.get(key, ())]
 
     def past_with_key(self, key: bytes) -> list[Transfer]:
-        """Transfers with that key that are in the history, oldest first."""
+        """Returns transfers with that key that are in the history, oldest first."""
         found = (self.find(id_) for id_ in self._past_by_key.get(key, ()))
         return [transfer for transfer in found if transfer is not None]
 
     def acknowledge(self, ids: Sequence[str], caller: str, *, asking: bool) -> int:
-        """How many of these transfers go to the history, as their owner has seen their ends; `asking`: would go."""
+        """Moves settled transfers of the caller to the history and returns their number. `asking` only counts them."""
         take = self.archivable if asking else self.archive
         return sum(take(id_) for id_ in ids if self.may(caller, Verb.ACKNOWLEDGE, id_))
 
     def archivable(self, transfer_id: str) -> bool:
-        """Whether it is a settled transfer, in the history or on its way there."""
+        """Returns whether it is a settled transfer, in the history or on its way there."""
         transfer = self.find(transfer_id)
         return transfer is not None and transfer.settled
 
     def archive(self, transfer_id: str) -> bool:
-        """Moves a settled transfer to the bounded history, if it is not there yet; False when it is not one."""
+        """Moves a settled transfer to the bounded history. Returns False when the transfer is not settled."""
         if transfer_id in self._past or transfer_id in self._failed:
             return True
         transfer = self._live.get(transfer_id)
@@ -148,7 +148,7 @@ class TransferTable:
         self.ledger.keep(RowKind.PAST_TRANSFER, transfer_id, "", transfer.kept_bytes)
         kept = len(self._past) + len(self._failed)
         if kept > self.history or (kept > 1 and self.ledger.forgets(RowKind.PAST_TRANSFER)):
-            # The newest stays in any case: the event that ended it is about to read it.
+            # The newest stays in any case, because the event that ended it is about to read it.
             oldest = next(iter(self._past), transfer_id)
             _, gone = (self._past if oldest != transfer_id else self._failed).popitem(last=False)
             self.ledger.drop(RowKind.PAST_TRANSFER, gone.id)
@@ -159,8 +159,8 @@ class TransferTable:
         return True
 
     def take_over(self, old: "TransferTable", failure: Failure, now: float) -> list[Transfer]:
-        """The transfers of a life that a defect ended: what was not over has failed, and memory that was held is in
-        quarantine. The changes that this makes. Rows only are read: what ties them together may be half changed.
+        """Takes over the transfers of a life that a defect ended, and returns the changes. Unfinished ones have failed,
+        and held memory is in quarantine. Only rows are read, because the indexes may be half changed.
         """
         self.seq = old.seq
         self.counts |= {end: old.counts.get(end, 0) for end in ENDED}
@@ -186,7 +186,7 @@ class TransferTable:
         return changed
 
     def memory_gone(self) -> list[Transfer]:
-        """The memory of earlier lives is gone. Returns the transfers that are settled by that."""
+        """Marks the memory of earlier lives as gone. Returns the transfers that this settles."""
         left, self._left = self._left, {}
         changed = [self.change(id_, memory=Disposition.RETURNED) for id_ in left]
         for id_ in left:
@@ -195,11 +195,11 @@ class TransferTable:
 
     @property
     def quarantined(self) -> bool:
-        """Whether blocks of this life are in quarantine, or were when their transfer ended."""
+        """True when the memory of a transfer of this life is in quarantine."""
         return any(t.memory is Disposition.QUARANTINED and t.id not in self._left for t in self)
 
     def changes_after(self, seq: int) -> list[Transfer] | None:
-        """Changes after `seq`, oldest first, or None when some are no longer known."""
+        """Returns changes after `seq`, oldest first, or None when some are no longer known."""
         if seq >= self.seq:
             return []
         if not self._log or self._log[0].seq > seq + 1:
@@ -208,36 +208,36 @@ class TransferTable:
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
-        """What each live one weighs."""
+        """Estimated bytes of each live transfer, by id."""
         return {transfer.id: transfer.kept_bytes for transfer in self._live.values()}
 
     @property
     def past_bytes(self) -> dict[Hashable, int]:
-        """What each one in the history weighs."""
+        """Estimated bytes of each transfer in the history, by id."""
         return {past.id: past.kept_bytes for past in (*self._past.values(), *self._failed.values())}
 
     @property
     def live(self) -> int:
-        """Transfers that are not in the history."""
+        """Number of transfers that are not in the history."""
         return len(self._live)
 
     def __iter__(self) -> Iterator[Transfer]:
-        """Live ones and history, newest first."""
+        """Iterates over live transfers and history, newest first."""
         known = [*self._live.values(), *self._past.values(), *self._failed.values()]
         return iter(sorted(known, key=lambda t: t.created, reverse=True))
 
     def unfinished(self) -> list[Transfer]:
-        """Those that are not over, oldest first."""
+        """Returns the transfers that are not over, oldest first."""
         return [t for t in self._live.values() if not t.over]
 
     @property
     def going_on(self) -> int:
-        """How many are not over."""
+        """Number of transfers that are not over."""
         return self.counts[State.PENDING] + self.counts[State.ACTIVE]
 
     @property
     def oldest(self) -> str:
-        """The oldest that is not over; empty when all are."""
+        """Id of the oldest transfer that is not over. Empty when all are over."""
         return next((t.id for t in self._live.values() if not t.over), "")
 
     def _store(self, transfer: Transfer) -> Transfer:

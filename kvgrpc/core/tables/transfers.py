@@ -1,7 +1,7 @@
 """Transfers: the public view of one move of a request's blocks.
 
-`Transfer` is an immutable snapshot; every change makes a new one with the next event number. Which state may follow
-which is data, here; state and memory are two independent things: "it is over" and "you may reuse the memory".
+`Transfer` is an immutable snapshot. Every change makes a new one with the next event number. The allowed changes of
+state are data here. State ("it is over") and memory disposition ("the memory may be reused") are independent.
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from typing import NotRequired, TypedDict
 from kvgrpc.errors import NextStep, Reason, note
 
 WHY_BYTES_MAX = 512
-"""Bytes of text that say why a data path was taken or not, for each rank."""
+"""Maximum length of each text about the choice of a data path, in bytes."""
 TRANSFER_BYTES = 4_200
-"""Of one, without the texts of its call: with its phases, its indexes, and its row in the ledger."""
+"""Estimated bytes of a transfer without the texts of its call: its phases, its indexes and its row in the ledger."""
 REJECTED_MAX = 8
-"""Data paths of which it is said; more than there are."""
+"""Maximum number of rejected data paths that are listed, more than there are."""
 
 
 class Direction(Enum):
-    """Which way the blocks go, seen from this engine."""
+    """The direction of the blocks, seen from this engine."""
 
     SEND = "send"
     RECEIVE = "receive"
 
 
 class State(Enum):
-    """Whether it is over."""
+    """The state of a transfer."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     PENDING = "pending"
@@ -40,9 +40,9 @@ class State(Enum):
 
 
 class Disposition(Enum):
-    """Whether this engine's blocks may be reused."""
+    """The disposition of this engine's blocks: whether they may be reused."""
 
-    # As in `timers.Timer`.
+    # Hashes by identity, as `timers.Timer` does.
     __hash__ = object.__hash__
 
     HELD = "held"
@@ -51,20 +51,20 @@ class Disposition(Enum):
 
 
 class Side(Enum):
-    """Where a failure happened."""
+    """The side on which a failure happened."""
 
     SOURCE = "source"
     DESTINATION = "destination"
 
 
 PHASES = ("", "rendezvous", "handshake", "open", "queue", "wire", "checksum", "settle", "readers")
-"""How far a transfer is; empty: none yet."""
+"""Names of the phases of a transfer. Empty for none yet."""
 
 WAITS = (
     "", "handshake", "access", "blocks", "step", "turn", "readers", "source", "registration", "parts", "checksums",
     "settle",
 )  # fmt: skip
-"""What a transfer waits for; empty: nothing."""
+"""Names of the conditions that a transfer waits for. Empty for none."""
 
 ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
@@ -75,19 +75,19 @@ STATES: dict[State, frozenset[State]] = {
     State.FAILED: frozenset(),
     State.CANCELLED: frozenset(),
 }
-"""Which state may follow which: an end is for ever."""
+"""Allowed next states of each state. An end is final."""
 
 DISPOSITIONS: dict[Disposition, frozenset[Disposition]] = {
     Disposition.HELD: frozenset({Disposition.RETURNED, Disposition.QUARANTINED}),
     Disposition.QUARANTINED: frozenset({Disposition.RETURNED}),
     Disposition.RETURNED: frozenset(),
 }
-"""Which disposition may follow which: returned memory is never taken back."""
+"""Allowed next dispositions of each disposition. Returned memory is never taken back."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a transfer failed."""
+    """The reason why a transfer failed."""
 
     reason: Reason
     message: str
@@ -103,7 +103,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a transfer; times on the node's clock. Its name is one of `PHASES`."""
+    """One phase of a transfer. Its name is one of `PHASES`. Times are on the node's clock."""
 
     name: str
     start: float
@@ -112,7 +112,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class RankPath:
-    """How two ranks move bytes."""
+    """The data path between two ranks."""
 
     rank: int
     peer_rank: int
@@ -128,7 +128,7 @@ class RankPath:
 
 @dataclass(frozen=True)
 class TransferPath:
-    """What one rank moved for one transfer."""
+    """Bytes that one pair of ranks moved for one transfer."""
 
     path: RankPath
     nbytes: int = 0
@@ -164,7 +164,7 @@ class Transfer:
     layers_done: tuple[tuple[int, int], ...] = ()
     """RECEIVE by a push: ranges (first, count) of layers whose KV may be used provisionally, in order, not adjacent."""
     part_epoch: int = 0
-    """That `layers_done` is of."""
+    """Epoch of the parts of `layers_done`."""
     failure: Failure | None = None
     consumers: int = 0
     consumers_done: int = 0
@@ -172,9 +172,9 @@ class Transfer:
     seq: int = 0
     ended: float | None = None
     queued_bytes: int = 0
-    """What has not moved yet, while its access is open; the table keeps it."""
+    """Bytes still to move while its access is open. The table maintains it."""
     pair_id: str = ""
-    """32 hex digits that both sides' transfers of one key have; they do not tell the key."""
+    """32 hex digits shared by both sides' transfers of one key. They do not reveal the key."""
 
     @property
     def over(self) -> bool:
@@ -182,25 +182,25 @@ class Transfer:
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs, with what its course adds to it."""
+        """Estimated bytes, with those that its course adds."""
         return TRANSFER_BYTES + len(self.request_id) + len(self.trace) + len(self.key)
 
     @property
     def settled(self) -> bool:
-        """Over, and its memory is the engine's again."""
+        """True when it is over and its memory is the engine's again."""
         return self.over and self.memory is Disposition.RETURNED
 
     def has_layers(self, first: int, count: int) -> bool:
-        """Whether these layers may be used: provisionally, or for good after success."""
+        """Returns whether these layers may be used: provisionally, or for good after success."""
         within = any(start <= first and first + count <= start + many for start, many in self.layers_done)
         return within or self.state is State.SUCCEEDED
 
     def phase_started(self, name: str, now: float) -> tuple[Phase, ...]:
-        """The phases with the running one ended and `name` begun."""
+        """Returns the phases with the running one ended and `name` begun."""
         return (*self.phases_ended(now), Phase(name, now))
 
     def phases_ended(self, now: float) -> tuple[Phase, ...]:
-        """The phases with the running one ended."""
+        """Returns the phases with the running one ended."""
         if not self.phases or self.phases[-1].end is not None:
             return self.phases
         last = self.phases[-1]
@@ -208,7 +208,7 @@ class Transfer:
 
 
 class Wanted(TypedDict):
-    """What a call states of the transfer that it makes."""
+    """Fields that a call states about the transfer that it makes."""
 
     direction: Direction
     key: bytes
@@ -227,14 +227,14 @@ class Wanted(TypedDict):
 
 
 class NewTransfer(Wanted):
-    """What is stated when a transfer is made."""
+    """Fields that are stated when a transfer is made."""
 
     owner: str
     trace: NotRequired[str]
 
 
 class Changes(TypedDict, total=False):
-    """What may change in a transfer's life."""
+    """Fields that may change in a transfer's life."""
 
     state: State
     memory: Disposition
@@ -261,5 +261,5 @@ class Changes(TypedDict, total=False):
 
 
 def pair_id(key: bytes) -> str:
-    """What both sides' transfers of a key are known by."""
+    """Returns the id that both sides' transfers of a key share."""
     return sha256(b"kvgrpc pair" + key).hexdigest()[:32]

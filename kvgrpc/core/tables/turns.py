@@ -1,7 +1,7 @@
 """Turns of moves that move bytes: higher priority first, then in the order of asking.
 
-What is posted cannot be called back, so little is: once the bytes in flight of a rank reach the bound, all others wait
-here, and the next turn goes to the most important one of them, not to the one that happened to be posted first.
+A posting cannot be called back, so few bytes are posted at a time. Once the bytes in flight of a rank reach the bound,
+all others wait here. The next turn goes to the most important one, not to the one that was posted first.
 """
 
 import heapq
@@ -15,18 +15,18 @@ class Turns:
         self._most = in_flight_bytes
         self._in_flight: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
-        """Those that wait, with the number of their entry in the heap: other entries are of the past."""
+        """Waiting moves, by name -> heap entry number. Other heap entries are stale."""
         self._heap: list[tuple[int, int, str]] = []
         self._order = count()
         self.paused = False
-        """No move has a turn; what is in flight ends."""
+        """True while no move gets a turn. Bytes in flight go on."""
         self._named = ""
-        """Whom `next` named last, until it takes its turn."""
+        """The move `next` returned last, until it calls `take`."""
         self.nbytes = 0
-        """Bytes in flight; to be read only."""
+        """Bytes in flight. Read-only outside."""
 
     def take(self, name: str, priority: int) -> bool:
-        """Whether it is that move's turn; else it waits, and `next` names it when it is: then it asks again."""
+        """Returns whether it is that move's turn. If not, the move waits, and asks again when `next` returns it."""
         if name == self._named:
             self._named = ""
             return True
@@ -44,29 +44,29 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting moves."""
         return len(self._waiting)
 
     def left(self) -> dict[str, int]:
-        """How many moves have bytes in flight, and how many wait."""
+        """Returns the numbers of moves with bytes in flight and of waiting moves."""
         return {"in_flight": len(self._in_flight), "waiting": len(self._waiting)}
 
     def began(self, name: str, nbytes: int) -> None:
-        """Its bytes are in flight."""
+        """Counts a move's bytes as in flight."""
         self._in_flight[name] = self._in_flight.get(name, 0) + nbytes
         self.nbytes += nbytes
 
     def ended(self, name: str) -> None:
-        """Its bytes are in flight no more."""
+        """Counts a move's bytes as no longer in flight."""
         self.nbytes -= self._in_flight.pop(name, 0)
 
     def leave(self, name: str) -> None:
-        """The move is over: it waits no more, and what it still has in flight keeps no other move waiting."""
+        """Forgets a move that is over: it does not wait, and its bytes in flight keep no other move waiting."""
         self._waiting.pop(name, None)
         self.ended(name)
 
     def next(self) -> str | None:
-        """The move whose turn it is, which waits no more; None while there is none, or no room."""
+        """Returns the move whose turn it is, and ends its wait. Returns None when none waits or there is no room."""
         name = self._first() if self.nbytes < self._most and not self.paused else None
         if name is not None:
             heapq.heappop(self._heap)

@@ -1,5 +1,5 @@
-"""Named tensors at a lead: what they are, which are here and where, who waits for them, and which come too late.
+"""Named tensors at a lead: which ones are here and where, who waits for them, and which come too late.
 
-A room apart from all others but values and tables, as the policy is: events and time in, effects out. It moves nothing:
-the shell asks the node to, and tells how that went.
+This room knows no others but values and tables, as the policy does: events and time go in, effects come out. It moves
+nothing. The shell asks the node to move tensors, and reports how that went.
 """

@@ -1,9 +1,9 @@
-"""Which tensors go to their consumers together: a bundle costs little more than one tensor, so that what waits goes at
-once.
+"""Gathers tensors that go to their consumers together. A bundle costs little more than one tensor, so all that waits
+goes at once.
 
 Rules:
-* Nobody waits while nothing is under way, nor longer than 10 ms, nor where no other one would fit in.
-* What waits goes in its order, as many as a bundle holds; one that is larger goes by itself.
+* No tensor waits while nothing is under way, or longer than 10 ms, or when no other one would fit in.
+* Waiting tensors go in order, as many as a bundle holds. A larger one goes by itself.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,48 +14,50 @@ from kvgrpc.core.tensors.values import Named
 from kvgrpc.errors import OutOfRange, Reason, invalid
 
 WAIT_S = 0.01
-"""About what the first bytes of a send take."""
+"""Maximum wait in seconds, about the time that the first bytes of a send take."""
 TENSORS_MAX = 32
-"""Of a bundle: with the longest names and descriptions they fit into a request that is kept while its call stands."""
+"""Maximum number of tensors of a bundle. With the longest names and descriptions they fit into a request that is kept
+while its call stands.
+"""
 SHARE = 2
-"""Of so many pages of a consumer's store a bundle takes one, at most: so that one comes while another one is used."""
+"""A bundle takes at most one in `SHARE` pages of a consumer's store, so the next one can come while one is used."""
 BYTES_MAX = 64 * 1024 * 1024
-"""Of a bundle: more at once is no faster."""
+"""Maximum size of a bundle in bytes. More at once is no faster."""
 
 Route = TypeVar("Route", bound=Hashable)
 Row = TypeVar("Row", bound=Hashable)
 
 
 class _Waiting(Generic[Row]):
-    """Of one route."""
+    """The waiting rows of one route."""
 
     def __init__(self) -> None:
         self.under_way = 0
         self.rows: dict[Row, int] = {}
-        """What waits, with its pages."""
+        """Waiting rows -> their pages."""
         self.since = 0.0
-        """When it began to wait, or the last send began."""
+        """Time at which the first row began to wait, or the last send began."""
 
     def full(self, most_pages: int) -> bool:
-        """Whether one more like the last one does not go with them."""
+        """Returns whether one more row like the last one would not fit."""
         pages = self.rows.values()
         return bool(pages) and (len(pages) >= TENSORS_MAX or sum(pages) + next(reversed(pages)) > most_pages)
 
 
 class Gathering(Generic[Route, Row]):
-    """What waits on each route; a route is what all that may go together has in common."""
+    """The waiting rows of all routes. A route is what rows that may go together have in common."""
 
     def __init__(self) -> None:
         self._routes: dict[Route, _Waiting[Row]] = {}
-        """Those on which something waits or is under way."""
+        """Routes on which a row waits or is under way."""
         self._queued: dict[Route, None] = {}
-        """Those on which something waits, in the order of their `since`."""
+        """Routes on which a row waits, in the order of their `since`."""
 
     def __len__(self) -> int:
         return len(self._routes)
 
     def add(self, route: Route, row: Row, pages: int, now: float) -> None:
-        """One more that is to go."""
+        """Adds a row that is to go."""
         waiting = self._routes.setdefault(route, _Waiting())
         if not waiting.rows:
             waiting.since = now
@@ -63,7 +65,7 @@ class Gathering(Generic[Route, Row]):
         waiting.rows[row] = pages
 
     def discard(self, route: Route, row: Row) -> bool:
-        """It is to go no more; whether it was waiting."""
+        """Removes a row that is to go no more. Returns whether it was waiting."""
         waiting = self._routes.get(route)
         if waiting is None or waiting.rows.pop(row, None) is None:
             return False
@@ -71,7 +73,9 @@ class Gathering(Generic[Route, Row]):
         return True
 
     def take(self, route: Route, most_pages: int, now: float) -> list[Row]:
-        """What goes now, together, and is under way until `ended`; nothing where its turn has not come."""
+        """Returns the rows that go together now, and counts them as under way until `ended`. Empty while it is not
+        their turn.
+        """
         waiting = self._routes.get(route)
         if waiting is None or not (not waiting.under_way or waiting.since + WAIT_S <= now or waiting.full(most_pages)):
             return []
@@ -92,17 +96,17 @@ class Gathering(Generic[Route, Row]):
         return taken
 
     def ended(self, route: Route) -> None:
-        """A send that `take` began is over."""
+        """Ends a send that `take` began."""
         waiting = self._routes[route]
         waiting.under_way -= 1
         self._drop(route, waiting)
 
     def due(self, now: float) -> list[Route]:
-        """Routes on which something has waited long enough."""
+        """Returns the routes on which a row has waited long enough."""
         return list(takewhile(lambda route: self._routes[route].since + WAIT_S <= now, self._queued))
 
     def next_deadline(self) -> float | None:
-        """When one is due."""
+        """Returns the time at which the first route is due, or None."""
         first = next(iter(self._queued), None)
         return None if first is None else self._routes[first].since + WAIT_S
 
@@ -114,8 +118,8 @@ class Gathering(Generic[Route, Row]):
 
 
 def check_bundle(tensors: Sequence[Named], pages: int, store_pages: int) -> None:
-    """Raises OutOfRange (LIMIT_EXCEEDED) for a bundle whose pages are more than its share of a store, InvalidRequest
-    (INVALID_FIELD) for one that names a tensor twice.
+    """Raises OutOfRange (LIMIT_EXCEEDED) for a bundle whose pages exceed its share of a store, and InvalidRequest
+    (INVALID_FIELD) for a bundle that names a tensor twice.
     """
     most = store_pages // SHARE
     if pages > most:

@@ -1,11 +1,11 @@
-"""What callers ask of a lead's tensors."""
+"""Requests of callers about a lead's tensors."""
 
 from dataclasses import dataclass
 
 from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
 
 CONSUMERS_MAX = 64
-"""That one call sends a tensor to."""
+"""Maximum number of consumers to which one call sends a tensor."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,14 @@ class LeadAddress:
 
     address: str
     engine_id: str = ""
-    """The engine that must be there; empty: any."""
+    """The engine that must be there. Empty for any."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """A tensor, at its source in the pages of an allocation; at another engine one, or a bundle, by a READ grant."""
+    """A tensor put at its source, in the pages of an allocation. At another engine: a tensor or a bundle, put by a READ
+    grant.
+    """
 
     id: TensorId
     described: Description
@@ -32,11 +34,11 @@ class Put:
     asynchronous: bool = False
     request_id: str = ""
     bundled: tuple[Named, ...] = ()
-    """Further tensors, whose pages follow."""
+    """Further tensors of the bundle, whose pages follow."""
 
     @property
     def tensors(self) -> tuple[Named, ...]:
-        """All of them."""
+        """All tensors of the put."""
         return (Named(self.id, self.described), *self.bundled)
 
 
@@ -50,7 +52,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Get:
-    """A tensor that is wanted; of its source also several."""
+    """A tensor that is wanted. A request to its source may name several."""
 
     id: TensorId
     expected: Expected
@@ -59,21 +61,21 @@ class Get:
     timeout_s: float | None = None
     request_id: str = ""
     bundled: tuple[Wanted, ...] = ()
-    """Further ones, of which those come with it that may."""
+    """Further tensors. Those that may come with the first one do."""
     most_pages: int = 0
-    """Of all of them."""
+    """Maximum number of pages of all these tensors."""
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
-        """All of them."""
+        """All tensors of the request."""
         return (Wanted(self.id, self.expected), *self.bundled)
 
 
 @dataclass(frozen=True)
 class Release:
-    """Tensors that are wanted no more; without names all of the request."""
+    """Tensors that are wanted no more, or without names all tensors of the request."""
 
     key: bytes
     names: tuple[TensorId, ...] = ()
     source: LeadAddress | None = None
-    """Who keeps them for this engine."""
+    """The lead that keeps them for this engine."""

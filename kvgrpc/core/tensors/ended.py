@@ -1,4 +1,4 @@
-"""What has ended: requests, and single tensors of them. What comes for them later is refused for a while."""
+"""Ended requests and single tensors. Late calls for them are refused for a while."""
 
 from kvgrpc.core.tensors.remembered import Remembered
 from kvgrpc.core.tensors.values import TensorId
@@ -14,10 +14,10 @@ _SAID = {
 
 
 class Ended(Remembered[Name, Reason]):
-    """How each ended: TRANSFER_ENDED or CANCELLED."""
+    """The end reason of each ended name: TRANSFER_ENDED or CANCELLED."""
 
     def error(self, id_: TensorId) -> PreconditionFailed | None:
-        """What comes too late for this tensor, or for all of its request, is refused with."""
+        """Returns the error for a late call for this tensor, or None when neither it nor its request has ended."""
         names: tuple[Name, ...] = (id_.key, id_)
         for name in names:
             reason = self.get(name)
@@ -27,6 +27,6 @@ class Ended(Remembered[Name, Reason]):
 
 
 def too_late(id_: TensorId, name: Name, reason: Reason) -> PreconditionFailed:
-    """The error for a tensor that has ended by this name so."""
+    """Returns the error for a tensor that ended by itself or with its request."""
     what = "its request" if name == id_.key else f"tensor {id_.name} part {id_.part}"
     return PreconditionFailed(reason, f"{what} {_SAID[reason]}")

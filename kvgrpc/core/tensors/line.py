@@ -1,10 +1,10 @@
-"""Who gets pages of a store next.
+"""The waiting line for the pages of a store.
 
 Rules:
-* What the engine waits for goes first; otherwise who came first. Nobody overtakes one that does not fit yet.
-* What nobody waits for leaves a part of the store free: an engine that waits for a tensor gets it, however many others
-  came before it. So does a bundle of which it does not wait for all.
-* Who is refused keeps its place for a while: it is to come again.
+* Tensors that the engine waits for go first, otherwise first come, first served. None overtakes one that does not fit.
+* Other tensors leave a part of the store free, so an engine that waits for a tensor gets it, however many came before.
+  A bundle leaves that part free too, unless the engine waits for all of it.
+* A refused tensor keeps its place for a while, because it is to come again.
 """
 
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ from dataclasses import dataclass
 from kvgrpc.core.tensors.values import TensorId
 
 RESERVED = 8
-"""One page of so many is for tensors that the engine waits for."""
+"""One page in `RESERVED` is kept for tensors that the engine waits for."""
 KEPT_S = 1.0
-"""How long a place is kept for one that was refused, and was told to come again much sooner."""
+"""Time in seconds for which a refused tensor keeps its place. It was told to come again much sooner."""
 ABSENT_MAX = 4_096
-"""Places that are kept at a time; the next one is not."""
+"""Maximum number of places kept for refused tensors. The next refused one loses its place."""
 
 
 @dataclass(eq=False)
 class Place:
-    """Of one tensor."""
+    """The place of one tensor or bundle in the line."""
 
     id: TensorId
     pages: int
     urgent: bool
-    """The engine waits for it; of a bundle, for one of its tensors."""
+    """True when the engine waits for it, or for one tensor of the bundle."""
     whole: bool = True
-    """The engine waits for all of it, if it waits: not for some tensors of a bundle alone."""
+    """False for a bundle of which the engine waits for some tensors only."""
     absent_until: float | None = None
-    """Who has it was refused, and is to come again until then."""
+    """Time until which a refused tensor may come again. None while its caller waits in the line."""
 
 
 class Line:
-    """Of a store with so many pages."""
+    """The waiting line of one store."""
 
     def __init__(self, pages: int) -> None:
         self._pages = pages
         self.reserved = pages // RESERVED
         self._first: dict[Place, None] = {}
-        """Those that the engine waits for, in order."""
+        """Places of tensors that the engine waits for, in order."""
         self._others: dict[Place, None] = {}
         self._of: dict[TensorId, Place] = {}
         self._absent = 0
@@ -49,7 +49,7 @@ class Line:
         return len(self._of)
 
     def join(self, id_: TensorId, pages: int, *, urgent: bool) -> Place:
-        """The place of a tensor: the last one, or what was kept for it, for as many pages as it takes now."""
+        """Returns the place of a tensor: the last one, or the one kept for it. Its number of pages may be a new one."""
         place = self._of.get(id_)
         if place is None:
             place = self._of[id_] = Place(id_, pages, urgent)
@@ -63,7 +63,7 @@ class Line:
         return place
 
     def hurry(self, id_: TensorId) -> None:
-        """The engine waits for it from now on."""
+        """Moves a tensor to those that the engine waits for."""
         place = self._of.get(id_)
         if place is not None and not place.urgent:
             del self._others[place]
@@ -71,7 +71,7 @@ class Line:
             self._first[place] = None
 
     def leave(self, place: Place) -> None:
-        """It has its pages, or wants none any more. Idempotent."""
+        """Removes a place that has its pages or wants none any more. Idempotent."""
         if self._of.get(place.id) is place:
             del self._of[place.id]
             del self._row(place)[place]
@@ -79,7 +79,7 @@ class Line:
                 self._absent -= 1
 
     def refuse(self, place: Place, now: float) -> None:
-        """It is to come again; its place is kept for it until then."""
+        """Keeps the place of a refused tensor until it comes again."""
         if self._absent >= ABSENT_MAX:
             self.leave(place)
         else:
@@ -87,7 +87,7 @@ class Line:
             self._absent += 1
 
     def head(self, now: float) -> Place | None:
-        """Whose turn it is; it may be absent. Places that were kept for too long are given up."""
+        """Returns the place whose turn it is, which may be absent. Removes places that were kept for too long."""
         for row in (self._first, self._others):
             while row:
                 place = next(iter(row))
@@ -97,7 +97,7 @@ class Line:
         return None
 
     def lacks(self, place: Place, free: int) -> int:
-        """Pages that must come free before this place gets its own."""
+        """Returns the number of pages that must come free before this place gets its own."""
         wanted = place.pages if place.urgent and place.whole else min(place.pages + self.reserved, self._pages)
         return max(wanted - free, 0)
 

@@ -1,4 +1,4 @@
-"""Tensors of this engine that are kept for others, or on their way to them, and those that were."""
+"""Tensors of this engine that are kept for others or on their way to them, and past ones."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,17 +12,17 @@ from kvgrpc.errors import PreconditionFailed
 
 
 class Offers:
-    """By name."""
+    """Offers by tensor id."""
 
     def __init__(self, limits: TensorLimits, ledger: Ledger) -> None:
         self._most = limits.tensors
         self.rows: dict[TensorId, Offer] = {}
         self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s, ledger, "sent")
-        """Those that are over: the same put again is answered as the first one was."""
+        """Past offers. A repeated put gets the same answer as the first one."""
 
     def find(self, asked: Offer) -> Offer | None:
-        """The offer that the same put made before, as it is, or was when it was over. Raises AlreadyExists
-        (TRANSFER_EXISTS) while another one has the name.
+        """Returns the offer that the same put made before, also if it is over. Raises AlreadyExists (TRANSFER_EXISTS)
+        while another offer has the name.
         """
         known, over = self.rows.get(asked.id), self.sent.get(asked.id)
         if over is not None and over.is_same(asked):
@@ -33,18 +33,18 @@ class Offers:
         return known
 
     def check_room(self) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) where there is none for one more."""
+        """Raises Exhausted (LIMIT_EXCEEDED) when there is no room for one more."""
         if len(self.rows) >= self._most:
             raise full(f"{len(self.rows)} tensors are kept here", self._most)
 
     def lasting(self, ids: Iterable[TensorId]) -> tuple[Offer, ...]:
-        """Those of them that are kept until they are fetched."""
+        """Returns the offers that are kept until they are fetched."""
         rows = [self.rows[id_] for id_ in ids if id_ in self.rows]
         return tuple(offer for offer in rows if offer.token and not offer.consumers)
 
     def together(self, wanted: Sequence[Wanted], most_pages: int) -> list[Offer]:
-        """Those of them that are kept here for one consumer, which is to have them under one grant: as expected, not
-        on their way to it already, and with so many pages at most.
+        """Returns the offers that one consumer may get under one grant: kept here for it alone, as expected, not on
+        their way, and within `most_pages` in all.
         """
         found: dict[TensorId, Offer] = {}
         for each in wanted:

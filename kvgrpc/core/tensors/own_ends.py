@@ -1,4 +1,4 @@
-"""Tensors that end by themselves: nobody has asked for them, or only callers by RPC have, which may be gone."""
+"""Tensors that end by themselves: those that nobody has asked for, or that only RPC callers hold, which may be gone."""
 
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.rows import Tensor
@@ -6,43 +6,43 @@ from kvgrpc.core.values.owners import ENGINE_SIDE
 
 
 class OwnEnds:
-    """When each of them ends. Nobody else's has an end."""
+    """Deadlines of the tensors that end by themselves. All others have none."""
 
     def __init__(self, held_s: float) -> None:
         self._held_s = held_s
         self._timers = Timers()
         self._tensors: dict[str, Tensor] = {}
-        """By the names of their timers."""
+        """Tensors by the names of their timers."""
 
     def stored(self, tensor: Tensor, now: float) -> None:
-        """Ends with its TTL, from now on, if it does not end by itself already."""
+        """Sets the deadline to the tensor's TTL from now, unless it has a deadline already."""
         if str(tensor.number) not in self._tensors:
             self._at(tensor, now + tensor.ttl_s)
 
     def renewed(self, tensor: Tensor, now: float, most_s: float) -> None:
-        """If it ends with its TTL, that begins anew, until it has been here for `most_s`."""
+        """Renews the TTL of an unheld tensor that has a deadline, until it has been here for `most_s`."""
         when = self._timers.when(Timer.TENSOR_TTL, str(tensor.number))
         if when is not None and not tensor.holder:
             self._at(tensor, max(when, min(now + tensor.ttl_s, tensor.made + most_s)))
 
     def held(self, tensor: Tensor, now: float) -> None:
-        """The engine has it for as long as it likes, a caller by RPC for a time."""
+        """Clears the deadline of a tensor that the engine holds. Sets a new one for an RPC caller."""
         if tensor.holder in ENGINE_SIDE:
             self.never(tensor)
         else:
             self._at(tensor, now + self._held_s)
 
     def never(self, tensor: Tensor) -> None:
-        """It was asked for, or dropped."""
+        """Clears the deadline of a tensor that was asked for or dropped."""
         if self._tensors.pop(str(tensor.number), None) is not None:
             self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
 
     def due(self, now: float) -> list[Tensor]:
-        """Those whose time is over."""
+        """Returns the tensors whose time is over."""
         return [self._tensors[name] for _, name in self._timers.due(now)]
 
     def next_deadline(self) -> float | None:
-        """The earliest."""
+        """Returns the earliest deadline, or None."""
         return self._timers.next_deadline()
 
     def _at(self, tensor: Tensor, when: float) -> None:

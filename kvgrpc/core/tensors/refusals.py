@@ -6,10 +6,10 @@ from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 
 def taken(id_: TensorId, why: str) -> AlreadyExists:
-    """Another tensor has the name."""
+    """Returns the error for a name that another tensor has."""
     return AlreadyExists(Reason.TRANSFER_EXISTS, f"tensor {id_.name} part {id_.part} {why}")
 
 
 def full(what: str, limit: int) -> Exhausted:
-    """There are as many as may be."""
+    """Returns the error for a full table."""
     return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})

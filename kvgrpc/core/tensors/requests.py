@@ -1,30 +1,30 @@
-"""Which tensors and offers of each request are here."""
+"""The tensors and offers that are here, by request."""
 
 from collections.abc import Set
 
 from kvgrpc.core.tensors.values import TensorId
 
 RENEW_S = 1.0
-"""Between two renewals of a request."""
+"""Minimum time between two renewals of a request, in seconds."""
 
 
 class Requests:
-    """By transfer key, of those of which something is here."""
+    """Tensors and offers here, by transfer key."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, dict[TensorId, None]] = {}
         self._renewed: dict[bytes, float] = {}
-        """When each was renewed last."""
+        """Time of each request's last renewal."""
 
     def __contains__(self, key: object) -> bool:
         return key in self._of
 
     def add(self, id_: TensorId) -> None:
-        """It is here."""
+        """Adds a tensor or an offer."""
         self._of.setdefault(id_.key, {})[id_] = None
 
     def drop(self, id_: TensorId) -> None:
-        """It is not here any more."""
+        """Removes a tensor or an offer."""
         of = self._of[id_.key]
         del of[id_]
         if not of:
@@ -32,11 +32,13 @@ class Requests:
             self._renewed.pop(id_.key, None)
 
     def of(self, key: bytes) -> Set[TensorId]:
-        """What is here of a request, in the order in which it came."""
+        """Returns the ids here of a request, in the order of their arrival."""
         return self._of.get(key, {}).keys()
 
     def renewed(self, key: bytes, now: float) -> Set[TensorId]:
-        """What is here of a request that somebody waits for, if its time is to begin anew now: not again too soon."""
+        """Returns the ids here of a request that somebody waits for, and counts them as renewed. Empty when it is too
+        soon for another renewal.
+        """
         before = self._renewed.get(key)
         if key not in self._of or (before is not None and now < before + RENEW_S):
             return frozenset()

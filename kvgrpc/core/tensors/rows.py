@@ -1,4 +1,4 @@
-"""Rows of the table of tensors, its limits, and what it asks the shell to do."""
+"""Rows of the table of tensors, its limits, and the effects that it asks of the shell."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,42 +11,42 @@ from kvgrpc.errors import KVGrpcError, Reason
 
 @dataclass(frozen=True)
 class TensorLimits:
-    """Bounds of what a lead remembers of tensors."""
+    """Bounds of the tensor rows that a lead keeps."""
 
     tensors: int = 65_536
-    """Here or on their way, and as many that are kept for others."""
+    """Maximum number of tensors here or on their way, and separately of tensors kept for others."""
     waits: int = 4_096
-    """Calls that wait for a tensor."""
+    """Maximum number of calls that wait for a tensor."""
     tombstones: int = 65_536
-    """Keys and tensors that have ended; the oldest one is forgotten."""
+    """Maximum number of ended keys and tensors that are remembered. Beyond it the oldest is forgotten."""
     tombstone_s: float = 120.0
-    """How long what has ended is remembered: no put is as late."""
+    """Time in seconds for which ended names are remembered. No put is that late."""
     spill_pages: int = 0
-    """Pages outside of the store for tensors that nobody has asked for."""
+    """Number of pages outside the store for tensors that nobody has asked for."""
     held_s: float = 600.0
-    """How long a caller by RPC holds a tensor after it last asked for it."""
+    """Time in seconds for which an RPC caller holds a tensor after it last asked for it."""
     kept_s: float = 600.0
-    """How long what nobody has asked for is kept at most, from when it came, however often it is renewed."""
+    """Maximum age in seconds of a tensor that nobody has asked for, however often it is renewed."""
 
 
 TENSOR_BYTES = 3_000
-"""Of a tensor here, or kept for others: with its name, its description, its deadline, and its row in the ledger."""
+"""Estimated bytes of a tensor here or kept for others: its name, description, deadline and row in the ledger."""
 LEAD_BYTES = 250
-"""Of another lead that it is sent to, without its texts."""
+"""Estimated bytes of a lead to which a tensor is sent, without its texts."""
 
 
 class Stage(Enum):
-    """Where a tensor of another engine is."""
+    """The stage of a tensor of another engine."""
 
     ARRIVING = "arriving"
     STORED = "stored"
     SPILLING = "spilling"
-    """It is being copied out of the store, and is in its pages until that is over."""
+    """The tensor is being copied out of the store, and stays in its pages until that is over."""
     SPILLED = "spilled"
     RETURNING = "returning"
-    """It is wanted in the store again, and waits for pages or is being copied into them."""
+    """The tensor is wanted in the store again, and waits for pages or is being copied into them."""
     HELD = "held"
-    """The engine has it, until it is released."""
+    """The engine or an RPC caller has the tensor until it is released."""
 
 
 STAGES: dict[Stage, frozenset[Stage]] = {
@@ -57,7 +57,7 @@ STAGES: dict[Stage, frozenset[Stage]] = {
     Stage.RETURNING: frozenset({Stage.STORED, Stage.SPILLED}),
     Stage.HELD: frozenset({Stage.STORED}),
 }
-"""Which stage may follow which; from any of them a tensor may be dropped."""
+"""Allowed next stages of each stage. In any stage a tensor may be dropped."""
 
 
 @dataclass(eq=False)
@@ -68,33 +68,33 @@ class Tensor:
     described: Description
     pages: int
     peer: str
-    """Where it comes from."""
+    """The peer that it comes from."""
     since: float
-    """When it got into its stage."""
+    """Time at which it got into its stage."""
     ttl_s: float
-    """How long it is kept, from when it is stored, if nobody asks for it."""
+    """Time in seconds for which it is kept after it was stored, if nobody asks for it."""
     number: int = 0
-    """Of all tensors of a life, in the order in which they were made known."""
+    """Number in the order in which the life's tensors were made known."""
     made: float = 0.0
-    """When that was."""
+    """Time at which it was made known."""
     stage: Stage = Stage.ARRIVING
     allocation_id: str = ""
-    """Its pages in the store; empty while it has none."""
+    """Allocation of its pages in the store. Empty while it has none."""
     transfer_id: str = ""
     slots: tuple[int, ...] = ()
-    """Its pages outside of the store."""
+    """Its pages outside the store."""
     copying: bool = False
-    """The shell copies it: its memory is given back when that is over, though it be dropped."""
+    """True while the shell copies it. If it is dropped meanwhile, its memory is given back after the copy."""
     gone: bool = False
-    """It was dropped."""
+    """True when it was dropped."""
     holder: str = ""
-    """The principal that has it; empty while nobody has it. The engine goes before others."""
+    """The principal that has it. Empty while nobody has it. The engine takes precedence over others."""
 
     given: int = 0
-    """How many calls were given it."""
+    """Number of calls that were given the tensor."""
 
     def hold(self, now: float, holder: str) -> None:
-        """That principal has it: for the first time, or once more."""
+        """Gives the tensor to a principal, for the first time or again."""
         self.given += 1
         if self.stage is not Stage.HELD:
             self.move_to(Stage.HELD, now)
@@ -102,79 +102,79 @@ class Tensor:
             self.holder = holder
 
     def outlasts(self, reason: Reason, caller: str) -> bool:
-        """Whether the tensor stays when its request ends so: its holder has a view on its memory, and nobody else can
-        say that the holder is done with it.
+        """Returns whether the tensor stays when its request ends for that reason. Its holder has a view on its memory,
+        so nobody else can say that the holder is done with it.
         """
         ends = reason is not Reason.CANCELLED and may(caller, Verb.END, Thing(Kind.HELD_TENSOR, self.holder))
         return self.stage is Stage.HELD and not ends
 
     def move_to(self, stage: Stage, now: float) -> None:
-        """Its next stage."""
+        """Moves the tensor to its next stage. Asserts that `STAGES` allows it."""
         assert stage in STAGES[self.stage], f"{self.stage} -> {stage}"
         self.stage, self.since = stage, now
 
 
 @dataclass(eq=False)
 class Offer:
-    """A tensor of this engine that is kept for others, under a lease."""
+    """A tensor of this engine that is kept for others under a lease."""
 
     id: TensorId
     described: Description
     pages: int
     allocation_id: str
-    """The pages that it was put in; by now the lease's."""
+    """The allocation in which it was put. Its pages are the lease's by now."""
     consumers: tuple[LeadAddress, ...]
-    """Where it is sent to; none: it is fetched."""
+    """Leads to which it is sent. Empty when it is fetched."""
     since: float
     consumer_count: int = 1
     number: int = 0
-    """As of a Tensor."""
+    """Number in the same order as `Tensor.number`."""
     token: bytes = b""
-    """The READ grant; empty until the hand-over stands."""
+    """The READ grant. Empty until the hand-over stands."""
     transfer_id: str = ""
     lent: str = ""
-    """The transfer by which its consumer reads it with others; empty: none does."""
+    """Transfer by which its consumer reads it with others. Empty for none."""
     payer: str = ""
-    """Whose share of what may be kept it is in."""
+    """The principal whose share of the kept bytes it uses."""
     ttl_s: float | None = None
-    """How long it is kept from when it was put, or somebody last asked for one of its request; None: the lead's
-    default.
+    """Time in seconds for which it is kept after it was put, or after somebody last waited for a tensor of its request.
+    None means the lead's default.
     """
     refused: KVGrpcError | None = None
-    """Why a consumer that it was sent to does not have it."""
+    """Reason why a consumer to which it was sent does not have it."""
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs."""
+        """Estimated bytes of this row."""
         texts = sum([LEAD_BYTES + len(at.address) + len(at.engine_id) for at in self.consumers])
         return TENSOR_BYTES + len(self.token) + texts
 
     @property
     def made(self) -> float:
-        """When it was made known."""
+        """Time at which it was made known."""
         return self.since
 
     @property
     def may_go_together(self) -> bool:
-        """It is kept for one consumer, and is not on its way to it with others."""
+        """True when it is kept for one consumer, and is not on its way to it with others."""
         return bool(self.token) and not self.consumers and self.consumer_count == 1 and not self.lent
 
     def is_same(self, other: "Offer") -> bool:
-        """Whether one put, made twice, is what both are of: an allocation is handed over once."""
+        """Returns whether both offers are of one put that was made twice. An allocation is handed over once."""
         return (self.described, self.allocation_id, self.consumers, self.consumer_count) == (
             other.described, other.allocation_id, other.consumers, other.consumer_count,
         )  # fmt: skip
 
 
 class Purpose(Enum):
-    """What a call waits for."""
+    """The condition that a call waits for."""
 
     STORED = "stored"
     """The tensor is here: the end of a put."""
     GIVEN = "given"
-    """The engine may use it, and holds it then."""
+    """The caller may use the tensor, and holds it then."""
     OFFERED = "offered"
-    """It is kept here for others."""
+    """The tensor is kept here for others."""
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,16 @@ class Wait:
     deadline: float
     expected: Expected = ANY
     fetches: bool = False
-    """It also asks a source for it."""
+    """True when it also asks a source for the tensor."""
     caller: str = ANONYMOUS
     """The principal that asks."""
     payer: str = ""
-    """Whose share of what may be kept it is in."""
+    """The principal whose share of the kept bytes it uses."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The call has what it waits for, or is refused."""
+    """The call gets the result that it waits for, or an error."""
 
     wait: int
     result: Tensor | Offer | KVGrpcError
@@ -204,35 +204,35 @@ class Answer:
 
 @dataclass(frozen=True)
 class Drop:
-    """A tensor is wanted no more: what brings it ends, and its memory comes back."""
+    """A tensor is wanted no more. Its transfer ends, and its memory comes back."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Withdraw:
-    """What is kept for others is kept no more."""
+    """An offer is kept no more."""
 
     offer: Offer
 
 
 @dataclass(frozen=True)
 class Renew:
-    """Somebody waits for more of the request that these are of: they are kept for their TTL from now on."""
+    """Somebody waits for more tensors of a request. Its offers are kept for their TTL from now on."""
 
     offers: tuple[Offer, ...]
 
 
 @dataclass(frozen=True)
 class BringBack:
-    """A tensor outside of the store is wanted in it."""
+    """A tensor outside the store is wanted in it."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What was put for a call does not come: its source is asked, unless it is being asked."""
+    """A tensor that was put for a call does not come. Its source is asked, unless that is under way."""
 
     wait: int
 

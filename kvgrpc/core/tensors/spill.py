@@ -1,14 +1,14 @@
-"""Room outside of the store, and which tensors of the store go there."""
+"""Space outside the store, and the choice of tensors that go there."""
 
 from kvgrpc.core.tensors.rows import Tensor
 from kvgrpc.core.tensors.values import TensorId
 
 PASSED_OVER_MAX = 64
-"""Tensors that are too large for what is left outside, before no more are looked at."""
+"""Maximum number of tensors passed over because they are too large for the free pages outside."""
 
 
 class SpillPages:
-    """Which pages outside of the store are free."""
+    """The pages outside the store, free and used."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -17,23 +17,23 @@ class SpillPages:
 
     @property
     def free(self) -> int:
-        """How many."""
+        """Number of free pages."""
         return self._most - self.used
 
     @property
     def used(self) -> int:
-        """How many are not free."""
+        """Number of used pages."""
         return self._used_ever - len(self._given_back)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """So many of the free ones."""
+        """Takes `count` of the free pages."""
         again = [self._given_back.pop() for _ in range(min(count, len(self._given_back)))]
         first = self._used_ever
         self._used_ever += count - len(again)
         return (*again, *range(first, self._used_ever))
 
     def give_back(self, slots: tuple[int, ...]) -> None:
-        """They are free again."""
+        """Makes pages free again."""
         self._given_back += slots
 
 
@@ -45,19 +45,19 @@ class Idle:
         self._pages = 0
 
     def add(self, tensor: Tensor) -> None:
-        """It is the newest."""
+        """Adds a tensor as the newest."""
         self._rows[tensor.id] = tensor
         self._pages += tensor.pages
 
     def discard(self, tensor: Tensor) -> None:
-        """It is asked for, or is in the store no more."""
+        """Removes a tensor that was asked for or is not in the store any more."""
         if self._rows.pop(tensor.id, None) is not None:
             self._pages -= tensor.pages
 
     def choose(self, pages: int, room: int) -> list[Tensor]:
-        """The oldest that have so many pages together, in as many as there is `room` for; none where that does not do.
+        """Returns the oldest tensors that have `pages` pages together and fit into `room` pages, or [].
 
-        What cannot do costs nothing: it is asked for again whenever something changes.
+        A request for more pages than there are costs nothing, because it is repeated at every change.
         """
         if pages > min(room, self._pages):
             return []

@@ -1,6 +1,6 @@
-"""A staging store is a pool: one group of pages, each of them a block, which the server gives out.
+"""A staging store is a pool with one group of pages. Each page is a block that the server gives out.
 
-Both sides make its layout here, so that stores of any sizes exchange tensors, and those with other pages are refused
+Both sides make the layout here, so stores of any sizes can exchange tensors. Stores with other page sizes are refused
 when their leads meet.
 """
 
@@ -14,8 +14,8 @@ PAGES_MAX = 1 << 24
 
 
 def store_layout(store_bytes: int, page_bytes: int = PAGE_BYTES) -> PoolLayout:
-    """A store of as many whole pages as fit. Raises InvalidRequest for pages that are no power of two from 4 KiB to 1
-    GiB, and a store of none, or of more than 2^24.
+    """Returns the layout of a store of as many whole pages as fit. Raises InvalidRequest unless a page is a power of
+    two from 4 KiB to 1 GiB and the store has 1 to 2^24 pages.
     """
     if not PAGE_BYTES_MIN <= page_bytes <= PAGE_BYTES_MAX or page_bytes & (page_bytes - 1):
         raise invalid("page_bytes", f"is a power of two from {PAGE_BYTES_MIN} to {PAGE_BYTES_MAX}")
@@ -26,7 +26,7 @@ def store_layout(store_bytes: int, page_bytes: int = PAGE_BYTES) -> PoolLayout:
 
 
 def page_bytes_of(layout: PoolLayout) -> int:
-    """Bytes of a page of a store; 0 for a pool that is none."""
+    """Returns the bytes of a store's page, or 0 for a pool that is no store."""
     group, page_bytes = layout.groups[0], layout.block_bytes(0)
     pages = group.blocks
     try:
@@ -36,5 +36,5 @@ def page_bytes_of(layout: PoolLayout) -> int:
 
 
 def pages_for(nbytes: int, page_bytes: int) -> int:
-    """Pages that so many bytes take."""
+    """Returns the number of pages for `nbytes` bytes."""
     return -(-nbytes // page_bytes)

@@ -1,12 +1,12 @@
-"""The tensors of one life of an engine, as its lead sees them: what may come, what goes to whom, what ends.
+"""The tensors of one life of an engine, as its lead sees them: which may come, who gets them, and which end.
 
 Rules:
-* A tensor has one description. What is put, expected and stored under one name agrees, or is refused before bytes move.
-* What the engine holds is freed by its release, or by its end: never by a deadline, a cancel or a put, nor by another
-  caller that knows the request's key. What a caller by RPC holds also ends when the caller does not ask again in time.
-* What nobody has asked for is freed when its time is over, and is what makes room by being spilled, oldest first.
-* Of a request of which somebody waits for something, all that is here lasts anew.
-* What has ended is remembered: what comes late for it is refused, and stored nowhere.
+* A tensor has one description. A put or a call that states another one is refused before bytes move.
+* A tensor that the engine holds is freed only by its release or its end: never by a deadline, a cancel, a put, or
+  another caller that knows the request's key. One that an RPC caller holds also ends when it is not asked for in time.
+* A tensor that nobody has asked for is freed when its time is over. Such tensors are spilled for room, oldest first.
+* When somebody waits for a tensor of a request, the time of all that is here of it starts again.
+* Ended names are remembered. Late calls for them are refused, and nothing is stored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
 
 
 class TensorTable:
-    """All of it. What is to be done stands in `effects`, in order, for the shell to take."""
+    """All tensors and offers. `effects` lists, in order, what the shell has to do."""
 
     def __init__(self, limits: TensorLimits, store_pages: int, page_bytes: int, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
@@ -66,16 +66,15 @@ class TensorTable:
         self._own_ends = OwnEnds(limits.held_s)
         self._numbers = count()
 
-    # -- what comes from elsewhere
+    # -- arrivals
 
     def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float, payer: str = "") -> list[Tensor]:
-        """A tensor, or a bundle, is to come here; nothing where the very same tensor is here, or on its way.
+        """Registers a tensor or bundle that is to come. Returns [] when the very same tensor is here or on its way.
 
-        Raises what refuses it, before anything changes: PreconditionFailed for what comes too late (TRANSFER_ENDED,
-        CANCELLED), and for another one than is expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) where
-        another one has the name, or one of a bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor that is larger
-        than the store, and a bundle that takes more than half of it; Exhausted (LIMIT_EXCEEDED); InvalidRequest for a
-        bundle that names a tensor twice.
+        Raises before anything changes: PreconditionFailed for a late tensor (TRANSFER_ENDED, CANCELLED) and for another
+        one than expected (CONTENT_MISMATCH); AlreadyExists (TRANSFER_EXISTS) when another one has the name, or one of a
+        bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor larger than the store, and a bundle that takes more
+        than half of it; Exhausted (LIMIT_EXCEEDED); InvalidRequest for a bundle that names a tensor twice.
         """
         bundled = len(tensors) > 1
         if bundled:
@@ -91,7 +90,7 @@ class TensorTable:
         return [self._arrives(tensor, peer, ttl_s, now, payer) for tensor in tensors]
 
     def check_size(self, described: Description) -> int:
-        """Pages that it takes. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
+        """Returns the pages of a tensor. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
         pages = pages_for(described.nbytes, self.page_bytes)
         if pages > self.store_pages:
             raise OutOfRange(
@@ -102,7 +101,7 @@ class TensorTable:
         return pages
 
     def stored(self, tensor: Tensor, now: float) -> None:
-        """All of it is in its pages: for the first time, or again."""
+        """Records that all bytes of a tensor are in its pages, for the first time or again."""
         tensor.move_to(Stage.STORED, now)
         waits = self.waits.of(tensor.id, _IN_STORE)
         if given := [wait for wait in waits if wait.purpose is Purpose.GIVEN]:
@@ -115,8 +114,8 @@ class TensorTable:
             self._answer(wait, tensor)
 
     def failed(self, tensors: Sequence[Tensor], error: KVGrpcError, *, fetched: bool) -> None:
-        """They do not come, this time: whoever put them hears it, and if they were `fetched` whoever asked their
-        source. Who waits for a put goes on, and who has a source asks that.
+        """Gives puts the error of tensors that do not come now, and also calls that asked their source if they were
+        `fetched`. Other calls wait on, and those with a source ask it.
         """
         for tensor in tensors:
             if tensor.gone:
@@ -130,16 +129,16 @@ class TensorTable:
                     self.effects.append(Fetch(wait.number))
 
     def not_fetched(self, number: int, error: KVGrpcError) -> None:
-        """The source that this call asked does not give it: the call hears it, unless it comes from elsewhere."""
+        """Gives a call the error of the source that it asked, unless the tensor comes from elsewhere."""
         wait = self.waits.find(number)
         if wait is not None and wait.id not in self.tensors:
             self._answer(wait, error)
 
-    # -- who asks
+    # -- calls that ask
 
     def ask(self, wait: Wait, now: float) -> None:
-        """A call waits for a tensor, or has it at once. Raises what refuses it, as an Answer would: also Exhausted
-        (QUEUE_FULL).
+        """Gives a call its tensor, or lets it wait. Raises the error that an Answer would contain, and Exhausted
+        (QUEUE_FULL, LIMIT_EXCEEDED).
         """
         self._check_alive(wait.id)
         offer, tensor = self.offers.get(wait.id), self.tensors.get(wait.id)
@@ -168,8 +167,8 @@ class TensorTable:
                 self.effects.append(BringBack(tensor))
 
     def not_taken(self, tensor: Tensor, now: float) -> None:
-        """A caller that was given the tensor is gone. Where no other one was, the tensor is stored as before, for who
-        asks next; a tensor that the engine has stays the engine's.
+        """Takes a tensor back from a caller that is gone. If no other caller was given it, it is stored as before, for
+        the next one. A tensor that the engine has stays the engine's.
         """
         tensor.given -= 1
         if not tensor.gone and not tensor.given and tensor.holder not in ENGINE_SIDE:
@@ -178,15 +177,15 @@ class TensorTable:
             self.stored(tensor, now)
 
     def check_held(self, tensor: Tensor) -> None:
-        """Raises PreconditionFailed for one that was given and has ended before its caller took it."""
+        """Raises PreconditionFailed for a tensor that ended before its caller took it."""
         if tensor.gone:
             raise self.ended.error(tensor.id) or too_late(tensor.id, tensor.id, Reason.TRANSFER_ENDED)
 
-    # -- what is kept for others
+    # -- offers
 
     def offer(self, offer: Offer) -> Offer:
-        """A tensor of this engine is kept for others, or is already, or was. Raises PreconditionFailed (TRANSFER_ENDED,
-        CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS), Exhausted (LIMIT_EXCEEDED).
+        """Adds an offer, or returns the one that the same put made. Raises PreconditionFailed (TRANSFER_ENDED,
+        CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS) or Exhausted (LIMIT_EXCEEDED).
         """
         id_ = offer.id
         self._check_alive(id_)
@@ -204,19 +203,19 @@ class TensorTable:
         return offer
 
     def offered(self, offer: Offer, token: bytes, transfer_id: str) -> None:
-        """Its hand-over stands."""
+        """Records that the offer's hand-over stands."""
         offer.token, offer.transfer_id = token, transfer_id
         for wait in self.waits.of(offer.id, (Purpose.OFFERED,)):
             self._answer(wait, offer)
 
     def offer_over(self, offer: Offer) -> None:
-        """It is kept no more: it is lost, or was taken back."""
+        """Removes an offer that is lost or was taken back."""
         if self.offers.get(offer.id) is offer:
             del self.offers[offer.id]
             self._forget(offer.id)
 
     def offer_sent(self, offer: Offer, now: float) -> None:
-        """It is kept no more, and how it was put is remembered."""
+        """Removes an offer, and remembers how it was put."""
         self.offer_over(offer)
         self.kept.sent.add(offer.id, offer, now, offer.kept_bytes)
 
@@ -225,8 +224,8 @@ class TensorTable:
     def release(
         self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, caller: str = ANONYMOUS
     ) -> list[TensorId]:
-        """Tensors of a request are wanted no more, or, without names, all of them, and those to come; but not what the
-        engine holds and has not released (`Tensor.outlasts`). The ones that were here.
+        """Ends the named tensors of a request, or without names the whole request, also for tensors to come. Keeps
+        tensors that their holder has not released (`Tensor.outlasts`). Returns the ids that were here and have ended.
         """
         wanted = list(dict.fromkeys(names))
         for name in wanted or (key,):
@@ -245,11 +244,11 @@ class TensorTable:
         return found
 
     def has_request(self, key: bytes) -> bool:
-        """Whether something of it is here, or waited for."""
+        """Returns whether a tensor or an offer of the request is here or waited for."""
         return key in self._requests or bool(self.waits.ids(key))
 
     def due(self, now: float) -> None:
-        """What is due ends: waits, what nobody has asked for, what is remembered."""
+        """Ends all that is due: waits, tensors that end by themselves, remembered names."""
         self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
         self.ended.expire(now)
         self.kept.sent.expire(now)
@@ -257,14 +256,14 @@ class TensorTable:
             self._drop(tensor)
 
     def next_deadline(self) -> float | None:
-        """When `due` has something to do."""
+        """Returns the time at which `due` has something to do, or None."""
         parts = (self.waits, self.ended, self.kept.sent, self._own_ends)
         return min((time for part in parts if (time := part.next_deadline()) is not None), default=None)
 
     # -- room
 
     def spill(self, pages: int, now: float) -> list[Tensor]:
-        """What to copy out of the store so that so many more pages are free; nothing where that does not do."""
+        """Returns the tensors to copy out of the store to free `pages` more pages, or [] if that is impossible."""
         chosen = self._idle.choose(pages, self.spill_pages.free)
         for tensor in chosen:
             self._idle.discard(tensor)
@@ -274,8 +273,8 @@ class TensorTable:
         return chosen
 
     def spilled(self, tensor: Tensor, now: float, *, copied: bool = True) -> str:
-        """It is outside of the store: the allocation that is free now. One that was asked for meanwhile, or could not
-        be copied, stays in its pages, and the allocation is none.
+        """Records a tensor as outside the store and returns its allocation, which is free now. Returns "" for a tensor
+        that was asked for meanwhile or could not be copied. Such a tensor stays in its pages.
         """
         if tensor.gone or not copied or self.waits.of(tensor.id, _GIVEN):
             return self.returned(tensor, now)
@@ -286,11 +285,11 @@ class TensorTable:
         return freed
 
     def returning(self, tensor: Tensor, allocation_id: str) -> None:
-        """It has pages in the store, and is being copied into them."""
+        """Records that a tensor has pages in the store and is being copied into them."""
         tensor.allocation_id, tensor.copying = allocation_id, True
 
     def returned(self, tensor: Tensor, now: float) -> str:
-        """It is in the store: the allocation that is free then, of one that was dropped meanwhile."""
+        """Records a tensor as back in the store. Returns the free allocation if it was dropped meanwhile, or ""."""
         tensor.copying = False
         self._free(tensor)
         if tensor.gone:
@@ -299,8 +298,8 @@ class TensorTable:
         return ""
 
     def stays_out(self, tensor: Tensor, error: KVGrpcError, now: float) -> str:
-        """There was no room for it in the store, or it could not be copied: who still waits for it is refused, and may
-        ask again. The allocation that is free then.
+        """Records that a tensor could not come back, for lack of room or because its copy failed. Its waiting calls are
+        refused and may ask again. Returns its allocation, which is free now.
         """
         tensor.copying = False
         freed, tensor.allocation_id = tensor.allocation_id, ""
@@ -313,10 +312,10 @@ class TensorTable:
             self._answer(wait, error)
         return freed
 
-    # -- parts of the above
+    # -- helpers
 
     def _waits(self, wait: Wait, now: float) -> None:
-        """For what is not here; what is here of its request lasts anew. Raises Exhausted (QUEUE_FULL)."""
+        """Adds a wait and renews all that is here of the request. Raises Exhausted (QUEUE_FULL, LIMIT_EXCEEDED)."""
         self.waits.add(wait)
         rows = self._requests.renewed(wait.id.key, now)
         for tensor in filter(None, map(self.tensors.get, rows)):
@@ -325,7 +324,7 @@ class TensorTable:
             self.effects.append(Renew(kept))
 
     def _is_here(self, tensor: Named, *, told: bool) -> bool:
-        """Or on its way. Raises what refuses one that is to come; `told`: also to who asked for another one."""
+        """Returns whether a tensor is here or on its way. Raises the error for one that may not come."""
         id_ = tensor.id
         self._check_alive(id_)
         known = self.tensors.get(id_)
@@ -352,8 +351,8 @@ class TensorTable:
             raise error
 
     def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description, *, told: bool = True) -> None:
-        """Who asked for another one hears it at once, as whoever put this one does; of a bundle only the latter, as
-        each of its tensors is put again by itself.
+        """Raises the error for a tensor that differs from what a call expects. With `told`, that call gets it too.
+        Calls are not told about a bundle, because each of its tensors is put again by itself.
         """
         for wait, error in self.waits.unlike(id_, purpose, described):
             if told:
@@ -361,12 +360,12 @@ class TensorTable:
             raise error
 
     def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
-        """The caller has the tensor."""
+        """Gives the tensor to a caller."""
         tensor.hold(now, caller)
         self._own_ends.held(tensor, now)
 
     def _not_idle(self, tensor: Tensor) -> None:
-        """It was asked for, or dropped."""
+        """Marks a tensor as asked for or dropped."""
         self._idle.discard(tensor)
         self._own_ends.never(tensor)
 

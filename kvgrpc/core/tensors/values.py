@@ -1,4 +1,4 @@
-"""What a tensor is: its name, its description, and the content that leases and accesses compare.
+"""Names, descriptions and contents of tensors. Leases and accesses compare the contents.
 
 The content of a tensor is an opaque id of 32 bytes:
 
@@ -6,7 +6,7 @@ The content of a tensor is an opaque id of 32 bytes:
              u32(layer)  u64(nbytes)  lp(content_digest)  lp(weights_revision) )
 
 where lp(x) is the field's length as a little-endian uint32 followed by its bytes, u32 and u64 are little-endian, and
-layer is 2^32 - 1 where none is stated. That of a bundle, of n tensors whose pages follow each other, is
+layer is 2^32 - 1 where none is stated. The content of a bundle of n tensors, whose pages follow each other, is
 
     SHA-256( lp("kvgrpc tensors v1")  u32(n)  content[0] ... content[n - 1] )
 
@@ -26,7 +26,7 @@ from kvgrpc.errors import FieldViolation, PreconditionFailed, Reason, invalid
 
 NAME_BYTES_MAX = 256
 DIMENSIONS_MAX = 16
-"""Of a shape."""
+"""Maximum number of dimensions of a shape."""
 DTYPES = ITEM_BYTES | {"bool": 1, "complex64": 8, "complex128": 16}
 """Bytes of one element of each type, by numpy's or torch's name."""
 _UINT32_END = 1 << 32
@@ -37,13 +37,13 @@ _BUNDLE_DOMAIN = b"kvgrpc tensors v1"
 
 @dataclass(frozen=True)
 class TensorId:
-    """Which tensor of which request."""
+    """The name of one tensor of a request."""
 
     key: bytes
     """The request's transfer key."""
     name: str
     part: int = 0
-    """Of a tensor that comes in several, as the chunks of a prompt."""
+    """Number of this part of a tensor that comes in several, such as the chunks of a prompt."""
 
     def __post_init__(self) -> None:
         check_transfer_key(self.key, "tensor.transfer_key")
@@ -55,14 +55,14 @@ class TensorId:
 
 @dataclass(frozen=True)
 class Description:
-    """What the bytes of a tensor are: its elements side by side, the last dimension fastest."""
+    """The type and size of a tensor. Its elements lie side by side, the last dimension fastest."""
 
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
     layer: int | None = None
     content_digest: bytes = b""
-    """Of the prompt that it was computed from; empty where the engine does not say."""
+    """Digest of the prompt from which it was computed. Empty where the engine does not state it."""
 
     def __post_init__(self) -> None:
         item = DTYPES.get(self.dtype)
@@ -87,7 +87,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a consumer knows beforehand of a tensor that it asks for; None: any."""
+    """Facts that a consumer knows beforehand about a tensor. None for unknown ones."""
 
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -95,7 +95,7 @@ class Expected:
     content_digest: bytes | None = None
 
     def check(self, found: Description) -> None:
-        """Raises PreconditionFailed (CONTENT_MISMATCH) with the fields in which the tensor is another one."""
+        """Raises PreconditionFailed (CONTENT_MISMATCH) with the fields in which the tensor differs."""
         wrong = tuple(
             FieldViolation(f"expected.{_SCHEMA_NAMES.get(field.name, field.name)}",
                            f"is {_shown(getattr(self, field.name))} where it is asked for, "
@@ -110,20 +110,20 @@ class Expected:
 
 
 ANY = Expected()
-"""What a consumer expects that knows nothing."""
+"""The expectation of a consumer that knows nothing."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A tensor's name, and what it is."""
+    """A tensor's name and description."""
 
     id: TensorId
     described: Description
 
 
 def content_of(tensors: Sequence[Named], weights: str, page_count: int) -> Content:
-    """What a lease on all pages of a tensor, or of a bundle, is of. `weights`: the revision that the engine of either
-    side states.
+    """Returns the content of a lease on all pages of a tensor or bundle. `weights` is the revision that the engine of
+    either side states.
     """
     opaque = [_opaque(tensor.id, tensor.described, weights) for tensor in tensors]
     if len(opaque) == 1:
@@ -151,7 +151,7 @@ def _prefixed(field: bytes) -> bytes:
 
 
 _SCHEMA_NAMES = {"shape": "shape_sizes"}
-"""What the schema calls fields that have another name here."""
+"""Field name here -> field name in the schema, where they differ."""
 
 
 def _shown(value: object) -> str:

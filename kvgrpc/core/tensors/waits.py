@@ -1,4 +1,4 @@
-"""Calls that wait for tensors: bounded in number, each with a deadline."""
+"""Calls that wait for tensors. They are bounded in number, and each has a deadline."""
 
 from collections.abc import Collection, Iterator
 
@@ -9,11 +9,9 @@ from kvgrpc.core.tensors.values import Description, TensorId
 from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
-"""What a caller is told to wait for before it comes again; a lead that puts a tensor waits no shorter, whatever it is
-told.
-"""
+"""Retry delay told to a caller, in seconds. A lead that puts a tensor waits at least as long, whatever it is told."""
 WAIT_BYTES = 3_000
-"""Of a call that waits, with its request."""
+"""Estimated bytes of a waiting call with its request."""
 _SAID = {
     Purpose.STORED: "was not stored",
     Purpose.GIVEN: "did not come",
@@ -22,27 +20,27 @@ _SAID = {
 
 
 class Waits:
-    """By number, by tensor and by deadline."""
+    """Waiting calls, by number, by tensor and by deadline."""
 
     def __init__(self, most: int, ledger: Ledger | None = None) -> None:
         self._most = most
         self._ledger = ledger or Ledger()
         self._rows: dict[int, Wait] = {}
         self._of: dict[bytes, dict[TensorId, dict[int, Wait]]] = {}
-        """By request and tensor."""
+        """Waiting calls by request and tensor."""
         self._timers = Timers()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def check_room(self, count: int = 1) -> None:
-        """Raises Exhausted (QUEUE_FULL) where there is no room for so many more."""
+        """Raises Exhausted (QUEUE_FULL) when there is no room for `count` more calls."""
         if len(self._rows) + count > self._most:
             text = f"{self._most} calls wait for tensors here"
             raise Exhausted(Reason.QUEUE_FULL, text, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(self._most)})
 
     def add(self, wait: Wait) -> None:
-        """One more. Raises Exhausted (QUEUE_FULL)."""
+        """Adds a call. Raises Exhausted (QUEUE_FULL, or LIMIT_EXCEEDED for its payer's kept bytes)."""
         self.check_room()
         self._ledger.enter(RowKind.TENSOR_WAIT, wait.number, wait.payer, WAIT_BYTES)
         self._rows[wait.number] = wait
@@ -50,7 +48,7 @@ class Waits:
         self._timers.set(Timer.TENSOR_WAIT, str(wait.number), wait.deadline)
 
     def forget(self, number: int) -> None:
-        """The call waits no more, for whatever reason."""
+        """Removes a call that waits no more, if it is there."""
         wait = self._rows.pop(number, None)
         if wait is not None:
             self._timers.clear(Timer.TENSOR_WAIT, str(number))
@@ -63,18 +61,18 @@ class Waits:
                 del self._of[wait.id.key]
 
     def find(self, number: int) -> Wait | None:
-        """The call of this number, if it still waits."""
+        """Returns the call of this number, if it still waits."""
         return self._rows.get(number)
 
     def of(self, id_: TensorId, purposes: Collection[Purpose]) -> list[Wait]:
-        """Those that wait for a tensor for one of these purposes, in the order in which they came."""
+        """Returns the calls that wait for a tensor for one of these purposes, in the order of their arrival."""
         rows = self._of.get(id_.key, {}).get(id_, {})
         return [wait for wait in rows.values() if wait.purpose in purposes]
 
     def unlike(
         self, id_: TensorId, purpose: Purpose, described: Description
     ) -> Iterator[tuple[Wait, PreconditionFailed]]:
-        """Those that wait for another tensor than this one, and what they are refused with."""
+        """Yields the calls that expect another tensor than the described one, with their errors."""
         for wait in self.of(id_, (purpose,)):
             try:
                 wait.expected.check(described)
@@ -82,11 +80,11 @@ class Waits:
                 yield wait, error
 
     def ids(self, key: bytes) -> list[TensorId]:
-        """Tensors of a request that are waited for."""
+        """Returns the tensors of a request that calls wait for."""
         return list(self._of.get(key, ()))
 
     def due(self, now: float) -> list[tuple[Wait, DeadlineExceeded]]:
-        """Those whose time is over, which are forgotten, and what they are refused with."""
+        """Removes the calls whose time is over, and returns them with their errors."""
         found = []
         for _, name in self._timers.due(now):
             wait = self._rows[int(name)]
@@ -96,5 +94,5 @@ class Waits:
         return found
 
     def next_deadline(self) -> float | None:
-        """The earliest."""
+        """Returns the earliest deadline, or None."""
         return self._timers.next_deadline()
