@@ -146,9 +146,7 @@ class Group:
         return -(-tokens // self.block_tokens) - self.first_of(tokens)
 
     def held_of(self, tokens: int, have_tokens: int) -> int:
-        """Returns how many blocks of `tokens` tokens, from the first on, are whole when `have_tokens` tokens are
-        present.
-        """
+        """Returns how many blocks of `tokens` tokens, from the first on, are whole once `have_tokens` tokens exist."""
         if self.kind is GroupKind.STATE:
             return 0
         return max(have_tokens // self.block_tokens - self.first_of(tokens), 0)
