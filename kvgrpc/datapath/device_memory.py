@@ -43,8 +43,8 @@ class MakeDeviceMemory(Protocol):
     """Makes memory of a device."""
 
     def __call__(self, device: str, nbytes: int, *, exported: bool) -> DeviceMemory:
-        """Allocates `nbytes` bytes. With `exported`, peers on this host can get descriptors of it, if the driver can do
-        that.
+        """Allocates memory. With `exported`, peers on this host can get descriptors of it, if the driver has such
+        memory.
 
         Raises InvalidRequest if there is no such device, PreconditionFailed if its memory cannot be used from here,
         Exhausted if it has too little memory.

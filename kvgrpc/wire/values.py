@@ -152,8 +152,7 @@ def lists_of(field: str, value: common_pb2.Blocks, limit: int) -> BlockLists:
 
 
 def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockLists:
-    """Returns rows of block ids. Raises InvalidRequest or OutOfRange for malformed or too long runs, or too many rows.
-    """
+    """Returns rows of block ids. Raises InvalidRequest or OutOfRange for malformed or long runs, or too many rows."""
     check_count("blocks", len(rows), GROUPS_MAX)
     found = []
     left = limit
