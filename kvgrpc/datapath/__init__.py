@@ -1,4 +1,4 @@
 """Data paths: move bytes between the memories of two ranks, by one interface (`base`) with one file per library.
 
-They know memory, endpoints and runs, and no gRPC, lease or block id. `mover` is the entry for everyone else.
+Data paths know memory, endpoints and runs, and no gRPC, lease or block id. `mover` is the entry for everyone else.
 """

@@ -80,8 +80,8 @@ class Asker:
 
     def ask(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None = None) -> Asking:
         """Queues a question. Another thread calls `answered` with the answer, which `answered` closes, or with the
-        reason why there is none; it must not block. `rank` is the number of the asking rank, below RANKS_MAX; None
-        means the number of the rank that is asked.
+        reason why there is none; `answered` must not block. `rank` is the number of the asking rank, below RANKS_MAX;
+        None means the number of the rank that is asked.
         """
         asking = Asking(question, answered, rank)
         with self._lock:

@@ -1,6 +1,6 @@
 """Interface between the mover and the libraries that move bytes.
 
-A data path knows memory, endpoints and runs. It knows no gRPC, no lease and no block id. It never waits for a peer
+A data path knows memory, endpoints and runs. A path knows no gRPC, no lease and no block id, never waits for a peer
 without a bound, and reports an end only when it knows that no further access of its own can follow.
 """
 
@@ -26,7 +26,7 @@ class PostingState(Enum):
     FAILED = "failed"
     """Some bytes may have arrived; the library guarantees that no access follows."""
     UNPROVED = "unproved"
-    """A write that is over here, with this rank's memory at rest. Its bytes may still land in the peer's memory."""
+    """A write that is over here, with this rank's memory at rest; its bytes may still land in the peer's memory."""
 
 
 class DataPathUnavailable(KVGrpcError):
@@ -83,7 +83,7 @@ class Posting(Protocol):
 
 
 class PeerProcess(Protocol):
-    """A held process of a peer's rank on this host. Its end can be seen, and is never that of another process."""
+    """A held process of a peer's rank on this host, whose end can be seen, and is never that of another process."""
 
     @property
     def ended(self) -> bool: ...
@@ -118,7 +118,7 @@ class Remote(Protocol):
         ...
 
     def close(self) -> None:
-        """Unmaps and forgets the peer. It is only called while no posting on the peer is pending."""
+        """Unmaps and forgets the peer. Only called while no posting on the peer is pending."""
         ...
 
 
@@ -169,8 +169,8 @@ class StripsRemote(Remote, Protocol):
 class WritableRemote(Remote, Protocol):
     """A peer rank whose memory this rank may write, too.
 
-    It exists only where the source may move the bytes. If ranks share a host's memory, no peer ever holds a writable
-    mapping: those paths have remotes without `write`.
+    Such a peer exists only where the source may move the bytes. If ranks share a host's memory, no peer ever holds a
+    writable mapping: those paths have remotes without `write`.
     """
 
     def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
@@ -248,7 +248,7 @@ class DataPath(Protocol):
         """Releases everything in the order that the library needs. Idempotent.
 
         After it returns, this path accesses neither this rank's memory nor a peer's, also not for pending postings:
-        they never become DONE. It cannot speak for bytes of a write that have left (UNPROVED), nor for
+        they never become DONE. The path cannot speak for bytes of a write that have left (UNPROVED), nor for
         `WrittenByPeers.late_writes`.
         """
         ...
@@ -312,7 +312,7 @@ class LoadsLibrary(Protocol):
     """A data path whose library takes seconds to load, and is loaded on first use."""
 
     def load(self) -> None:
-        """Loads the library now. It is called if no other path comes before this one."""
+        """Loads the library now; called if no other path comes before this one."""
         ...
 
 

@@ -8,7 +8,7 @@ from kvgrpc.datapath.mirror.device import Device
 
 
 class DeviceMemory(Protocol):
-    """Memory of a device for a pool, initially zeros. It keeps its address until it is closed."""
+    """Memory of a device for a pool, initially zeros, whose address is fixed until `close`."""
 
     @property
     def name(self) -> str:

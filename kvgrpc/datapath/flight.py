@@ -139,7 +139,7 @@ class Flight:
         return self._current is None and self._next is None and (self._landing is None or self._landing.begun)
 
     def _all_moved(self, now: float) -> PostingEnded | None:
-        """Called once all slices have ended. Returns the posting's end, or None if more was begun."""
+        """Goes on after the last slice. Returns the posting's end, or None if more was begun."""
         if self._landing is None or self._landing.begun:
             return self._done()
         landing = self._landing

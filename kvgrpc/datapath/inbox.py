@@ -32,7 +32,7 @@ class Inbox:
             self._admit(command)
 
     def post(self, posting: str, command: Command, at_once: Callable[[], _T | None] | None = None) -> _T | None:
-        """Queues the command of a posting. If the thread is idle, `at_once` is called first, in this call. Its result
+        """Queues the command of a posting. If the thread is idle, `at_once` is called first, in this call. A result
         ends the posting, and the command is not queued; None means that it could not be done.
 
         Raises AlreadyExists while a posting of that name has not ended.

@@ -329,7 +329,7 @@ class Links:
         return bool(self._awaited)
 
     def look_for_ends(self, now: float) -> None:
-        """Reports processes that are gone. It looks once per END_S, however often it is called."""
+        """Reports processes that are gone, looking once per END_S, however often it is called."""
         if now < self._look_at:
             return
         self._look_at = now + END_S

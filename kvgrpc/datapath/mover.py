@@ -168,9 +168,9 @@ class Mover:
     def close(self, deadline_s: float) -> bool:
         """Waits `deadline_s` for postings to end, then closes links and paths under the remaining ones.
 
-        Returns True if the memory is at rest. It is False if a library does not return or did not close, or if a peer
-        may still write (an access for that is expected, and its path cannot speak for the peer). The memory must then
-        stay. If the thread returned, every posting was reported. Idempotent; must not be called from `report`.
+        Returns True if the memory is at rest, and False if a library does not return or did not close, or if a peer may
+        still write (an access for that is expected, and its path cannot speak for the peer). The memory must then stay.
+        If the thread returned, every posting was reported. Idempotent; must not be called from `report`.
         """
         self._inbox.close(partial(self._begin_close, time.monotonic() + deadline_s))
         atexit.unregister(self.close)

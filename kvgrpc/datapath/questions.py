@@ -32,7 +32,7 @@ class ProcessEnd:
 
     @property
     def ended(self) -> bool:
-        """True if the process is gone, with all its threads and its memory. It must not be used after `close`."""
+        """True if the process is gone, with all its threads and its memory. Must not be used after `close`."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))

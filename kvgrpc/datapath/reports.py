@@ -5,7 +5,7 @@ answered by one PostingEnded, each `connect` by one PeerMapped, before which Mee
 EndpointOffered. Each `disconnect` is answered by one Disconnected for each connected rank, or by one if there was none.
 Each `rekey` is answered by one Rekeyed, after the PostingEnded and Disconnected that it caused. A posting is not
 `quiesced` if a data path broke its promises (raised where it must not), if its bytes had left and its connection broke,
-or if its path was closed under it. It may end again, when it is proved that no access follows.
+or if its path was closed under it. Such a posting may end again, when it is proved that no access follows.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ Rejected = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A rank of a peer is disconnected, and may be connected again. It is no event: a lead maps a peer again only under
-    a new handshake.
+    """A rank of a peer is disconnected, and may be connected again. This report is no event: a lead maps a peer again
+    only under a new handshake.
     """
 
     peer: str

@@ -76,7 +76,7 @@ class Staging:
             raise DataPathFailed(why)
 
     def claim(self, nbytes: int, wake: Callable[[], None]) -> Claim:
-        """Requests room for a checked posting. It is granted at once, or in its turn."""
+        """Requests room for a checked posting, which is granted at once, or in its turn."""
         claim = Claim(nbytes, wake)
         self._waiting.append(claim)
         self._grant()

@@ -54,7 +54,7 @@ STRIPS_MAX = 131_072
 NAMES_MAX = 64
 """Maximum length of short lists of names, such as features, or states to filter by."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum bytes of a message within another one. Its own bounds are checked when it is read."""
+"""Maximum bytes of a message within another one, whose own bounds are checked when it is read."""
 TEXT_BYTES_MAX = 256
 """Maximum bytes of labels such as request ids, which the server stores."""
 SALT_BYTES_MAX = 4_096

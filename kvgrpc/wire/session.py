@@ -83,7 +83,7 @@ def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
 
 
 def _seconds(value: Duration) -> float:
-    """Returns a Duration in seconds. It is rounded once, so that a value survives the round trip."""
+    """Returns a Duration in seconds, rounded once, so that a value survives the round trip."""
     return (value.seconds * 10**9 + value.nanos) / 1e9
 
 

@@ -1,8 +1,8 @@
 """Plans which ranks move which bytes between two pools that may be split and laid out differently.
 
-A bridge is made from the pools of two engines. It names the pairs of ranks that move bytes, and the runs that each pair
-copies for given lists of blocks. Long runs are copied directly. For short runs the destination reads whole blocks into
-a staging buffer and copies the bytes it needs from there.
+A bridge is made from the pools of two engines, and names the pairs of ranks that move bytes, and the runs that each
+pair copies for given lists of blocks. Long runs are copied directly. For short runs the destination reads whole blocks
+into a staging buffer and copies the bytes it needs from there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ class Side(NamedTuple):
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of each pipeline stage. They share its heads."""
+        """Ranks of each pipeline stage, which share its heads."""
         return self.ranks // self.pool.stages
 
 

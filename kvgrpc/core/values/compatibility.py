@@ -64,7 +64,7 @@ def protocol(here: EngineDescription, there: EngineDescription) -> int | None:
 
 
 def weights_unknown(here: EngineDescription, there: EngineDescription) -> bool:
-    """Returns True if neither engine states its weights. They then count as equal: the operator vouches for them."""
+    """Returns True if neither engine states its weights. Unstated weights count as equal: the operator vouches."""
     return not here.weights_revision and not there.weights_revision
 
 
@@ -133,7 +133,9 @@ def _plain(here: EngineDescription, there: EngineDescription) -> bool:
 
 
 def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
-    """Raises PreconditionFailed (PROTOCOL_UNSUPPORTED, WEIGHTS_MISMATCH, INCOMPATIBLE_POOLS) with every reason."""
+    """Raises PreconditionFailed (PROTOCOL_UNSUPPORTED, WEIGHTS_MISMATCH, INCOMPATIBLE_POOLS) if the engines are
+    incompatible. The error has every reason.
+    """
     blocking = [d for d in compare(here, there) if not d.bridgeable]
     if not blocking:
         return
@@ -143,7 +145,7 @@ def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
 def incompatible(
     reason: Reason, here: EngineDescription, there: EngineDescription, blocking: list[Difference]
 ) -> KVGrpcError:
-    """Makes the error that names each blocking difference. It names both engines, since it may be read at either."""
+    """Makes the error that names each blocking difference, and both engines, since it may be read at either."""
     one, other = here.engine_id, there.engine_id
     return PreconditionFailed(
         reason,

@@ -1,7 +1,7 @@
 """Arithmetic on block ids and byte runs, as arrays.
 
-It is pure and uses numpy, so that 65,536 blocks cost milliseconds. Every id is checked against its layout before any
-address is computed: an id out of range would otherwise address the next layer.
+The arithmetic is pure and uses numpy, so that 65,536 blocks cost milliseconds. Every id is checked against its layout
+before any address is computed: an id out of range would otherwise address the next layer.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ Blocks = tuple[Ids, ...]
 FEW_IDS = 64
 """Maximum number of ids for which a loop is faster than numpy's calls. Most requests have fewer."""
 TABLE_BLOCKS_PER_ID = 64
-"""Maximum size of the table, per id, by which duplicate ids are found. For thousands of ids it is 8 to 20 times as fast
-as sorting. It is limited because the highest id may come from a peer.
+"""Maximum size of the table, per id, by which duplicate ids are found. For thousands of ids a table is 8 to 20 times as
+fast as sorting. Its size is limited because the highest id may come from a peer.
 """
 
 

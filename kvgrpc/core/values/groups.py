@@ -102,7 +102,7 @@ class Group:
     name: str
     kind: GroupKind
     layers: int
-    """Number of layers of the group. They are numbered from 0 within the group."""
+    """Number of layers of the group; layers are numbered from 0 within the group."""
     block_tokens: int
     """Tokens per block."""
     blocks: int
@@ -138,9 +138,7 @@ class Group:
         return max(tokens - self.window_tokens, 0) // self.block_tokens if windowed else 0
 
     def blocks_of(self, tokens: int) -> int:
-        """Returns the number of blocks that hold `tokens` tokens: all from `first_of` on. A state has one block at
-        most.
-        """
+        """Returns the number of blocks that hold `tokens` tokens: all from `first_of` on. A state has at most one."""
         if self.kind is GroupKind.STATE:
             return min(tokens, 1)
         return -(-tokens // self.block_tokens) - self.first_of(tokens)

@@ -33,7 +33,7 @@ def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int
     """Returns the id of a thing: the first letter of its kind, the incarnation, and 128 bits that only a holder of the
     life's secret can predict. `kind` is "lease", "transfer" or "blocks" (an allocation).
 
-    It is a pure function, so that a scheduler mints a lease id without asking its lead. `minter` ("engine", "lead" or
+    The function is pure, so that a scheduler mints a lease id without asking its lead. `minter` ("engine", "lead" or
     "target") keeps counters apart.
     """
     digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]

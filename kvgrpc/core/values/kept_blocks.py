@@ -52,7 +52,7 @@ Kept = Blocks | KeptBlocks
 
 
 def pack(blocks: Blocks, few: int = FEW_IDS) -> Kept:
-    """Returns blocks in storage form. They are unchanged if no group has more than `few` ids and no array is a view."""
+    """Returns blocks in storage form: the same object if no group has more than `few` ids and no array is a view."""
     for ids in blocks:
         if ids.size > few or ids.base is not None:
             return KeptBlocks(blocks, few)

@@ -1,7 +1,7 @@
 """The layout of a pool: groups of layers, and the regions of memory that hold their blocks.
 
-Rules: a layout is a value, checked once when it is made; every offset and count used later was checked here. It says
-where bytes are, never to whom they belong or when they may be touched.
+Rules: a layout is a value, checked once when it is made; every offset and count used later was checked here. A layout
+says where bytes are, never to whom they belong or when they may be touched.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The groups of a pool, and the place of each block of each layer. It is the same for every rank of an engine,
-    except that the ranks of each pipeline stage have the regions of that stage.
+    """The groups of a pool, and the place of each block of each layer. A layout is the same for every rank of an
+    engine, except that the ranks of each pipeline stage have the regions of that stage.
 
     Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory. A block id
     of a space that several groups share is one block: in these groups it may lie on the same bytes.
@@ -253,7 +253,7 @@ def _space(group: Group, index: int) -> tuple[str, int]:
 
 
 def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
-    """Returns what is wrong with the regions. They may come from a peer: no size is used before it is checked."""
+    """Returns what is wrong with the regions, which may come from a peer: no size is used before it is checked."""
     if not 0 < layout.total_bytes <= BYTES_MAX:
         return [FieldViolation("total_bytes", f"lies between 1 and {BYTES_MAX}")]
     if len(layout.regions) > REGIONS_MAX:
@@ -351,7 +351,7 @@ def _covers(ranges: list[tuple[int, int]], layers: int) -> bool:
 
 
 def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[FieldViolation]:
-    """Returns the blocks that share a byte. Regions may interleave (blocks of all layers in one row)."""
+    """Returns violations of overlapping regions. Regions may interleave (blocks of all layers in one row)."""
     found: list[FieldViolation] = []
     cluster: list[int] = []
     cluster_end = 0
@@ -365,8 +365,8 @@ def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[Fie
 
 
 def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolation]:
-    """Returns violations in a cluster of interleaved regions, sorted by offset. Their first blocks must follow each
-    other within one row. Blocks of different groups of one space may overlap.
+    """Returns violations in a cluster of interleaved regions, sorted by offset. The regions' first blocks must follow
+    each other within one row. Blocks of different groups of one space may overlap.
     """
     found = []
     in_group: dict[int, tuple[int, int]] = {}

@@ -24,8 +24,8 @@ class Limits:
     transfer_timeout_s: float = 30.0
     """Base time for the bytes of a transfer, without the time added for their number."""
     least_bytes_per_s: float = 64.0 * 1024 * 1024
-    """Bytes per second of one rank that a transfer's time for its bytes assumes. It is what a path of 10 Gbit/s leaves
-    for each of sixteen concurrent transfers.
+    """Bytes per second of one rank that a transfer's time for its bytes assumes. A path of 10 Gbit/s leaves as much for
+    each of sixteen concurrent transfers.
     """
     settle_timeout_s: float = 5.0
     registration_timeout_s: float = 120.0
@@ -122,7 +122,9 @@ def granted_firm_ttl(asked_s: float | None, limits: Limits) -> float:
 
 
 def bytes_timeout(nbytes: int, limits: Limits) -> float:
-    """Returns the default timeout for a transfer of `nbytes` bytes per rank. It grows with the bytes, up to the cap."""
+    """Returns the default timeout for a transfer of `nbytes` bytes per rank. The timeout grows with the bytes, up to
+    the cap.
+    """
     by_bytes = limits.transfer_timeout_s + nbytes / limits.least_bytes_per_s
     return max(min(by_bytes, limits.lease_cap_s), limits.transfer_timeout_s)
 

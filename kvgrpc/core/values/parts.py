@@ -70,7 +70,7 @@ class Parts:
         self._handed = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
         """Per group, the number of blocks that each layer has."""
         self._sound: set[LayerRange] = set()
-        """Layer ranges of earlier parts. They were checked: none cuts a region."""
+        """Layer ranges of earlier parts, which were checked: none cuts a region."""
 
     def __len__(self) -> int:
         return len(self._parts)

@@ -166,7 +166,7 @@ class _Seen(NamedTuple):
     view: View
 
     def begin(self, layer: int, part: int, head: int) -> int:
-        """Returns the offset in block 0 at which a layer's part of a head begins."""
+        """Returns the memory offset, in block 0, of one part (keys or values) of a head in a layer."""
         view = self.view
         within = (layer - view.first_layer, part - view.first_part, head)
         return self.region.offset + sum(a * b for a, b in zip(within, view.strides[:3], strict=True))

@@ -102,7 +102,7 @@ def _each(which: Sockets, work: Callable[[socket.socket], None]) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Yields descriptors and inodes of sockets. It opens no others: closing a copy of a file's gives up its locks."""
+    """Yields descriptors and inodes of sockets. No others are opened: closing a copy of a file's gives up its locks."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # closed meanwhile
             found = entry.stat()

@@ -1,4 +1,4 @@
-"""Gloo: a process group over TCP, for host memory. It imports torch, so only the thread of a group imports it.
+"""Gloo: a process group over TCP, for host memory. The module imports torch, so only the thread of a group imports it.
 
 Messages use several connections in turn, each with a thread of Gloo's at either side: while one thread ends a message
 and looks for the next, another one moves bytes.
@@ -102,7 +102,7 @@ class GlooGroup:
             bound_what_is_unsent(self._sockets)
 
     def launch(self, message: Message, number: int) -> Flying:
-        """Hands a message of send `number` to the library. It never matches a message of another send."""
+        """Hands a message of send `number` to the library, which matches no message of another send."""
         send, index = self._launched
         index = index if send == number else 0
         self._launched = number, index + 1
@@ -206,7 +206,7 @@ def _places(told: bytes) -> tuple[slice, slice]:
 
 
 def _until(moment: float) -> timedelta:
-    """Returns the time left. It is never zero, which Gloo takes for no bound."""
+    """Returns the time left, but never zero, which Gloo takes for no bound."""
     return timedelta(seconds=max(moment - time.monotonic(), 0.001))
 
 

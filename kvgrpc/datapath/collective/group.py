@@ -23,7 +23,7 @@ GLOO, NCCL = "gloo", "nccl"
 SENDER, RECEIVER = 0, 1
 """Ranks within a group."""
 BUILD_S = 15.0
-"""Time for the other rank to come, in seconds. It may have to load the library first."""
+"""Time for the other rank to come, in seconds. A rank may have to load the library first."""
 PROOF_S = 5.0
 """Time for a rank to connect and to prove that it is the other one, in seconds: a moment once both know of each other.
 """
@@ -41,7 +41,7 @@ class Library(Protocol):
     """
 
     def launch(self, message: Message, number: int) -> Any:
-        """Hands a message of send `number` to the library. It never matches a message of another send."""
+        """Hands a message of send `number` to the library, which matches no message of another send."""
         ...
 
     def land(self, flying: Any, stall_s: float) -> None:
@@ -76,8 +76,8 @@ class Job:
 
 
 class Group:
-    """One side of a group. Its thread calls `make`, then `told` with the values for the other side, and `ready` once
-    the group is made or broken.
+    """One side of a group. The group's thread calls `make`, then `told` with the values for the other side, and `ready`
+    once the group is made or broken.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Group:
         job.end(self.broken)
 
     def abort(self, why: str) -> None:
-        """Ends the group, with all that is in flight. It does not wait."""
+        """Ends the group, with all that is in flight, without waiting."""
         self._break(why)
         self._rendezvous.give_up(why)
         if (library := self._library) is not None:

@@ -35,7 +35,7 @@ class Message:
 
 
 def messages(runs: Runs, own: Sequence[Segment], *, sends: bool) -> Iterator[Message]:
-    """Yields the messages of checked runs, in order. `own` is the memory of the calling rank. Its offsets are
+    """Yields the messages of checked runs, in order. `own` is the memory of the calling rank, whose offsets are
     `runs.src` if it sends, else `runs.dst`.
     """
     offsets = runs.src if sends else runs.dst

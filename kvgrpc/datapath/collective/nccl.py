@@ -1,6 +1,6 @@
-"""NCCL: a process group for memory of CUDA devices. It imports torch, so only the thread of a group imports it.
+"""NCCL: a process group for memory of CUDA devices. The module imports torch, so only a group's thread imports it.
 
-It follows the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no
+The code follows the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no
 packing: the runs of one message are handed over as one group of calls. The thread polls for the end of each message,
 since NCCL's own wait makes only the device wait.
 """

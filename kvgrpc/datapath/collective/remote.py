@@ -149,7 +149,7 @@ class CollectiveRemote:
         self._path.forget(self)
 
     def replaced(self) -> None:
-        """Ends the reads of this remote because the rank is reached anew: it sends to one group of this rank only."""
+        """Ends the reads of this remote, whose rank is reached anew: a rank sends to one group of this rank only."""
         self._is_replaced = True
         self._not_met("the peer's rank is reached anew")
 

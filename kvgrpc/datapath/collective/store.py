@@ -33,8 +33,8 @@ class RendezvousStore(_Store):  # type: ignore[misc]  # the base has no types
 
 
 class OwnStore(_Store):  # type: ignore[misc]  # likewise
-    """A store of a group's own writes and of the values that its owner sets. It does not wait: a missing key raises
-    KeyError.
+    """A store of a group's own writes and of the values that its owner sets. The store does not wait: a missing key
+    raises KeyError.
     """
 
     def __init__(self) -> None:

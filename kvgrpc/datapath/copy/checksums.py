@@ -79,8 +79,8 @@ class ChecksumThreads:
             self._later(job.name, self._turn, job, left)
 
     def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
-        """Returns the checksums of a posting's bytes. They are reported once all are computed, and not if the posting
-        fails. If none can be computed, that is reported at once, and None is returned.
+        """Returns the checksums of a posting's bytes. The checksums are reported once all are computed, and not if the
+        posting fails. If none can be computed, that is reported at once, and None is returned.
         """
         try:
             return Arrival(name, pieces, self._made(), self, self._computed)
@@ -197,7 +197,7 @@ class Slices:
             self.arrived(number)
 
     def _sum(self, first: int, end: int) -> None:
-        """Computes checksums. It makes the plan, once, because the mover needs the interpreter between two slices."""
+        """Computes checksums. The plan is made here, once: the mover needs the interpreter between two slices."""
         with self._planning:
             self._plan = self._plan or self._checksummer.plan(self._pieces, self._values)
         self._plan.compute_numbers(first, end)

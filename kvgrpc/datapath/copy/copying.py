@@ -1,7 +1,7 @@
 """Copies rows (destination address, source address, bytes) within this process, by three methods.
 
-* `STREAM`: many rows in one call, past the processor's cache (`stream_copy`). It is the fastest at every
-  length, and exists if the package was installed with a C compiler.
+* `STREAM`: many rows in one call, past the processor's cache (`stream_copy`). The fastest at every
+  length; exists if the package was installed with a C compiler.
 * `KERNEL`: process_vm_readv on this very process, 1,024 rows a call. The kernel copies more slowly
   than memmove, so it wins only for short rows.
 * `LOOP`: memmove, called from Python for each row.

@@ -1,8 +1,8 @@
 """CRC-32C of blocks of a rank's memory, by the library of google-crc32c, without the interpreter lock.
 
-Its Python function checksums one run of bytes and holds the lock meanwhile: 0.1 ms a megabyte for which all other
-threads wait. Called directly from Python, the C function releases the lock but has to win it back after every run.
-Beside other threads that takes longer than a run of 16 KB. So `kvgrpc_checksum_rows` of `rows.c` calls it for many
+The library's Python function checksums one run of bytes and holds the lock meanwhile: 0.1 ms a megabyte for which all
+other threads wait. Called directly from Python, the C function releases the lock but has to win it back after every
+run. Beside other threads that takes longer than a run of 16 KB. So `kvgrpc_checksum_rows` of `rows.c` calls it for many
 runs; if that was not built, Python does.
 
 The same loop can copy what it checksums. Each byte is read once, so that the checksum is of the bytes that are written,

@@ -1,7 +1,7 @@
 """Threads that copy: a posting is cut into pieces, and a free thread takes the next one.
 
 Pieces are small (some milliseconds), so that threads end together even if one was held up, and a close waits for no
-more than a piece. They are not smaller, since after each one a thread has to win the interpreter lock back. Postings
+more than a piece. Pieces are not smaller, since after each one a thread has to win the interpreter lock back. Postings
 are served in order of arrival. A thread without work is blocked and costs nothing.
 """
 
@@ -108,7 +108,7 @@ class Crew:
             return
         if not self._threads and posting.pieces:
             self._threads = [
-                # They are daemons, so that a program that forgets to close still ends.
+                # These threads are daemons, so that a program that forgets to close still ends.
                 threading.Thread(target=self._work, name=f"{self._name}-{i}", daemon=True)
                 for i in range(self.size)
             ]

@@ -1,6 +1,7 @@
 """The functions of `rows.c`: loops over many rows, or runs, in one call that releases the interpreter lock.
 
-They are compiled when the package is installed, if there is a compiler. Every caller has another way without them.
+The functions are compiled when the package is installed, if there is a compiler. Every caller has another way without
+them.
 """
 
 import ctypes

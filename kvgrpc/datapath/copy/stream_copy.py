@@ -1,8 +1,9 @@
 """A copy of many rows in one call, past the processor's cache: `kvgrpc_copy_rows` of `rows.c`.
 
-Between two short runs, other copies that Python can call return to Python, which takes longer than the copy. The bytes
-of a KV block are also not read soon after the copy, yet the C library's memmove first loads every line that it is about
-to overwrite (it streams only above some 200 MB): a third of the memory traffic.
+The speed of copies of short runs is bound by the time between two runs. Of the other copies, memmove copies one run a
+call, and process_vm_readv copies more slowly than memmove. The bytes of a KV block are also not read soon after the
+copy, yet the C library's memmove first loads every line that it is about to overwrite (it streams only above some 200
+MB): a third of the memory traffic.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Interface between this data path and the driver of GPUs: the parts of CUDA's virtual memory management that it uses.
 
 An allocation is memory of a device with a handle. A descriptor names it in another process; a mapping gives it
-addresses in this one. Its memory exists until its last handle, descriptor and mapping are gone, in any process.
+addresses in this one. The memory exists until its last handle, descriptor and mapping are gone, in any process.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Driver(Protocol):
         ...
 
     def create(self, device: int, nbytes: int) -> int:
-        """Returns the handle of a new allocation that can have descriptors. Its bytes are undefined."""
+        """Returns the handle of a new allocation, with undefined bytes, that can have descriptors."""
         ...
 
     def find(self, device: int, address: int) -> Found | None:

@@ -24,7 +24,7 @@ UUID_BYTES = 16
 _PINNED, _ON_DEVICE, _FILE_DESCRIPTOR = 1, 1, 1
 _READ, _READ_WRITE = 1, 3
 _RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-_NON_BLOCKING = 1  # it and the default stream do not wait for each other
+_NON_BLOCKING = 1  # this stream and the default one do not wait for each other
 _SLEEPING_WAIT, _NO_TIMING = 1, 2
 _MINIMUM = 0
 
@@ -34,7 +34,7 @@ class _Location(ctypes.Structure):
 
 
 class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """CUmemAllocationProp of <cuda.h>."""
 
     _fields_ = (
         ("type", c_int),
@@ -49,7 +49,7 @@ class Properties(ctypes.Structure):
 
 
 class AccessOf(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """CUmemAccessDesc of <cuda.h>."""
 
     _fields_ = (("location", _Location), ("flags", c_int))
 
@@ -104,7 +104,7 @@ class CudaDriver:
             self._calls[name].argtypes = arguments
             self._calls[name].restype = c_int
         self._call("cuInit", 0)
-        # Guards what is made once per device. It is reentrant: Python may free GPU memory in a thread that holds it.
+        # Guards what is made once per device. Reentrant, since Python may free GPU memory in a thread that holds it.
         self._lock = threading.RLock()
         self._contexts: dict[int, c_void_p] = {}
         self._streams: dict[int, c_void_p] = {}

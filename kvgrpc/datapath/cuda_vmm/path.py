@@ -1,9 +1,10 @@
 """Path `cuda_vmm`: the destination maps the source's GPU memory read-only, and its own GPU copies runs out of it.
 
-It works between processes of one host and one user, on one GPU or on two of which one reaches the other. The source's
-memory must be in allocations that can be exported as file descriptors; the destination's may be any GPU memory. To
-connect, a rank fetches the descriptors with a token, which is valid once under each rank number, and maps them
-read-only. The GPU reads a nonce through such a mapping, which proves that they are what the peer offered.
+The path works between processes of one host and one user, on one GPU or on two of which one reaches the other. The
+source's memory must be in allocations that can be exported as file descriptors; the destination's may be any GPU
+memory. To connect, a rank fetches the descriptors with a token, which is valid once under each rank number, and maps
+them read-only. The GPU reads a nonce through such a mapping, which proves that the descriptors are what the peer
+offered.
 
 As with `shm`, the mappings outlive the peer: reads still find the bytes that it left and end DONE. The settle decides
 if the bytes were still valid. The peer's memory returns to its GPU only when the mappings are gone, too.
@@ -213,7 +214,7 @@ class CudaVmmRemote:
 class Mappings:
     """The allocations of a checked endpoint, mapped read-only by the descriptors that came for it.
 
-    They are mapped for `device`, and are memory of the device `home`. `unit` is the size of the nonce's, in bytes.
+    The mappings are for `device`, and are memory of the device `home`. `unit` is the size of the nonce's, in bytes.
     Raises DataPathUnavailable for descriptors that do not match the endpoint, DriverError, and CopyFailed. Nothing is
     mapped then except what a lost copy may still read. The caller owns the descriptors in any case.
     """

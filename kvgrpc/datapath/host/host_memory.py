@@ -1,7 +1,7 @@
 """The memory that this process may still take: the least of what the host and its cgroups have left.
 
-It is checked before a pool is made, because the kernel answers a pool that does not fit by killing processes. It is an
-estimate: others take memory too, so making the pool can still fail.
+This is checked before a pool is made, because the kernel answers a pool that does not fit by killing processes. The
+number is an estimate: others take memory too, so making the pool can still fail.
 """
 
 from collections.abc import Iterator

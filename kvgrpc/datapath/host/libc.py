@@ -59,7 +59,7 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
 def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:
     """Copies `count` (at most IOV_MAX) runs out of process `pid`; returns the bytes copied.
 
-    `local` and `remote` are addresses of `count` pairs (address, nbytes) of 64-bit integers. It copies fewer bytes if
+    `local` and `remote` are addresses of `count` pairs (address, nbytes) of 64-bit integers. Fewer bytes are copied if
     the peer's memory ends early. Raises OSError.
     """
     if _process_vm_readv is None:
@@ -73,7 +73,7 @@ def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:
 def admit_tracer(pid: int | None) -> None:
     """Lets process `pid`, or with None any process of this user, read this process under Yama.
 
-    It replaces the process admitted before, since Yama keeps only one. Raises OSError.
+    The process replaces the one admitted before, since Yama keeps only one. Raises OSError.
     """
     if _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY if pid is None else pid, 0, 0, 0):
         raise _error()

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 NONCE_BYTES = 32
 
-# <linux/fcntl.h>, since Linux 5.1: it allows no new writable mapping and no write; old mappings stay.
+# <linux/fcntl.h>, since Linux 5.1: the seal allows no new writable mapping and no write; old mappings stay.
 _F_SEAL_FUTURE_WRITE = 0x10
 # Start of the page behind the pool: the nonce, then the pool's bytes, for `attach`.
 _LAST_PAGE = struct.Struct(f"={NONCE_BYTES}sQ")
@@ -43,7 +43,8 @@ _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EFBIG, errno.EMFIL
 class SharedMemory:
     """A pool in an anonymous file (memfd), allocated in full and sealed against changing its size.
 
-    It has no name, so that a killed process leaves nothing behind. A reader of the mapping cannot die by a bus error.
+    The file has no name, so that a killed process leaves nothing behind. A reader of the mapping cannot die by a bus
+    error.
     """
 
     def __init__(self, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
@@ -140,13 +141,13 @@ class SharedMemory:
     def reopen_read_only(self) -> int:
         """Returns a new descriptor for a peer; the caller closes it.
 
-        It is opened anew, because a duplicate would be as writable as the original.
+        The descriptor is opened anew, because a duplicate would be as writable as the original.
         """
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def forbid_new_writers(self) -> None:
         """Stops every process from mapping or writing the pool anew, through any descriptor. Existing mappings stay
-        writable. Call it when the engine has attached; it cannot be undone. Idempotent.
+        writable. To be called when the engine has attached; the seal cannot be undone. Idempotent.
 
         Raises PreconditionFailed (FEATURE_UNAVAILABLE) on kernels before 5.1.
         """
@@ -181,7 +182,7 @@ class SharedMemory:
 class PrivateMemory:
     """Consecutive allocations of this process; `owners` keeps them alive.
 
-    It only knows addresses: the owners must not move or free them while this object lives.
+    Only addresses are known here: the owners must not move or free them while this object lives.
     """
 
     def __init__(self, segments: Iterable[Segment], owners: object = None) -> None:

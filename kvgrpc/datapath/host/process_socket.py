@@ -2,13 +2,14 @@
 
 There is one question and one answer, in one packet each (SOCK_SEQPACKET). A question has a token from the handshake, a
 challenge of the peer's, and the number of the asking rank. The data path that minted the token answers, or gives the
-reason why not. Each number is answered once, whoever asks under it. One thread serves all. It is blocked while no
-client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop it.
+reason why not. Each number is answered once, whoever asks under it. One thread serves all. The thread is blocked while
+no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop
+it.
 
 The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when the process is
 killed, no cleaner of temporary files removes it, and the containers of one pod, which share a network but no files,
-find it. It has no file permissions, but those would add nothing: both sides ask the kernel for the other's user and
-refuse a foreign one. Hosts where peers share a folder but not a network namespace give the folder.
+find it. An abstract name has no file permissions, but those would add nothing: both sides ask the kernel for the
+other's user and refuse a foreign one. Hosts where peers share a folder but not a network namespace give the folder.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ _UNNUMBERED = TOKEN_BYTES + CHALLENGE_BYTES
 _CLIENTS_MAX = 16
 _BACKLOG = 128
 _CLIENT_S = 1.0
-"""Time for a client to send its question, in seconds. It has the question when it connects."""
+"""Time for a client to send its question, in seconds. A client has the question when it connects."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class ProcessSocket:
         self._closed = False
 
     def mint(self, peer: str, data_path: str, answerer: Answerer) -> tuple[str, bytes]:
-        """Returns (path of the socket, token) for a question of each rank of that peer. It replaces an old one if there
+        """Returns (path of the socket, token) for a question of each rank of that peer, in place of its oldest if there
         are many.
 
         Raises DataPathUnavailable if the socket cannot be made.
@@ -184,7 +185,7 @@ class _Server:
             raise OSError(str(error)) from error
         self._door = Door(self._listener, "peers that ask this process for its memory")
         self._stop_read, self._stop_write = socket.socketpair()
-        # It is a daemon, so that a program that forgets to close still ends.
+        # The thread is a daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._serve, name="kvgrpc-process", daemon=True)
         self._thread.start()
 

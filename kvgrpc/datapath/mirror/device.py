@@ -32,7 +32,7 @@ class Copy(Protocol):
 class Device(Protocol):
     """A rank's memory that only its own copies reach: `nbytes` bytes, in the order of the pool's linear offsets.
 
-    `to_host` and `to_device` are called from two threads, each from one. They only start copies, which must see the
+    `to_host` and `to_device` are called from two threads, each from one. Both only start copies, which must see the
     writes of the engine's finished steps. Each gets the same offsets in both memories, sorted, of runs that do not
     overlap, of shape [n], int64. Up to two copies per direction are in flight at once, never into the same bytes.
     """

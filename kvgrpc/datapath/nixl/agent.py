@@ -106,7 +106,7 @@ class NixlAgent:
             self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
 
     def register_arena(self, buffer: Buffer) -> None:
-        """Registers the arena for this agent's own use; it is not offered to peers. Raises DataPathFailed."""
+        """Registers the arena for this agent's own use, without offering it to peers. Raises DataPathFailed."""
         with self.lock, _raising(DataPathFailed, "NIXL cannot register the staging buffer"):
             if self._arena is None and not self.closed:
                 self._register([buffer.arena], self.endpoint.backend)
@@ -214,7 +214,7 @@ class NixlAgent:
     def close(self) -> None:
         """Ends the agent. Raises DataPathFailed if another thread's call into NIXL does not return."""
         if os.getpid() != self._pid:
-            # This is a forked child that exits. It has its parent's sockets: nothing may end or be collected.
+            # A forked child that exits has its parent's sockets: nothing may end or be collected.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
         if not self.lock.acquire(timeout=_CLOSE_S):

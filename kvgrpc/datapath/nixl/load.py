@@ -25,7 +25,7 @@ _LIBNL = "libnl-route-3.so.200"
 
 
 def nixl() -> Any:
-    """Returns NIXL's Python API. It must be called before each agent is made. Raises DataPathUnavailable."""
+    """Returns NIXL's Python API. Must be called before each agent is made. Raises DataPathUnavailable."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     reasons = []
@@ -47,9 +47,9 @@ def nixl() -> Any:
 def _load_each_libnl_alone(package: Path) -> None:
     """Loads each library called libnl-route-3 before UCX loads what needs both, so that each finds its own functions.
 
-    NIXL brings libnl and libibverbs. Its UCX also loads a module for EFA adapters, which needs the host's libefa; that
-    comes with the host's libnl if rdma-core is installed. Loaded there, the host's libnl would find the functions of
-    NIXL's first and enter its own tables there, and the process would end with SIGSEGV when the libraries take their
+    NIXL brings libnl and libibverbs. NIXL's UCX also loads a module for EFA adapters, which needs the host's libefa;
+    that comes with the host's libnl if rdma-core is installed. Loaded there, the host's libnl would find the functions
+    of NIXL's first and enter its own tables there, and the process would end with SIGSEGV when the libraries take their
     tables apart. The host's libefa is left to UCX: it has to find NIXL's libibverbs, for which it is the driver.
     """
     with contextlib.suppress(OSError):  # a host without it has no libnl but NIXL's
@@ -61,8 +61,8 @@ def _load_each_libnl_alone(package: Path) -> None:
 
 @contextlib.contextmanager
 def _logging_untouched() -> Iterator[None]:
-    """Keeps the import of NIXL from configuring logging for the process. It would close every handler (a file opened
-    with "w" stays silent from then on), print to stdout, and hide errors in handlers.
+    """Keeps the import of NIXL from configuring logging for the process. The import would close every handler (a file
+    opened with "w" stays silent from then on), print to stdout, and hide errors in handlers.
     """
     configure, raises = logging.config.dictConfig, logging.raiseExceptions
     logging.config.dictConfig = lambda _: None  # type: ignore[assignment]

@@ -55,7 +55,8 @@ class NixlPath:
 
     def _begin(self) -> None:
         self._agent = NixlAgent(*self._made_with)
-        # It also runs when the interpreter ends. Otherwise the order of the ends would be random, and NIXL faults.
+        # The finalizer also runs when the interpreter ends. Otherwise the order of the ends would be random, and NIXL
+        # faults.
         self._finalizer = weakref.finalize(self, self._agent.close)
 
     @property

@@ -1,6 +1,6 @@
 """One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and the end of the posting.
 
-It does not know NIXL, only `Connection` and `Transfer`.
+This module does not know NIXL, only `Connection` and `Transfer`.
 """
 
 import itertools

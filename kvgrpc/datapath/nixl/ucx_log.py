@@ -79,9 +79,7 @@ class UcxLog:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Captures the log of a UCX that is loaded within. Children do not inherit the variables, since the file is
-        ours.
-        """
+        """Captures the log of a UCX loaded within. Children do not inherit the variables, since the file is ours."""
         if self._fd >= 0 or any(name in os.environ for name in _USERS):
             yield
             return

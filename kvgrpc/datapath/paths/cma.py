@@ -1,7 +1,7 @@
 """Path `cma`: the destination reads the source process's own memory with process_vm_readv.
 
-It serves memory that an engine allocated itself, of the same user on the same host. The source's process does nothing
-for it except prove its identity, once. It works on shared pools, too. The process is held from before that proof (see
+The path serves memory that an engine allocated itself, of the same user on the same host. The source's process does
+nothing except prove its identity, once. Shared pools can be read, too. The process is held from before that proof (see
 `process`), so that the proof and every byte are of one process and never of another that got its number. After the last
 byte it must still be alive and still have that memory.
 """

@@ -1,7 +1,7 @@
-"""Path `loopback`: both ranks live in this very process. It serves tests, simulators and demos.
+"""Path `loopback`: both ranks live in this very process. The path serves tests, simulators and demos.
 
-It is public and shipped, so that programs built on kvgrpc can be tested without a second process. Its maker can let it
-be slow, fail, or end late: `Faults`.
+This path is public and shipped, so that programs built on kvgrpc can be tested without a second process. Its maker can
+let it be slow, fail, or end late: `Faults`.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Path `shm`: the destination maps the source's pool read-only and copies runs out of it.
 
-It serves pools in `SharedMemory` on one host; the destination may be any memory that the processor can address. To
-connect, a rank fetches a descriptor with a token, which is valid once under each rank number. It refuses a descriptor
-that could kill a reader. A nonce, read through the new mapping, proves that it is the pool that the peer offered.
+The path serves pools in `SharedMemory` on one host; the destination may be any memory that the processor can address.
+To connect, a rank fetches a descriptor with a token, which is valid once under each rank number. A descriptor that
+could kill a reader is refused. A nonce, read through the new mapping, proves that the mapping is the pool that the peer
+offered.
 
 The mapping outlives the peer: when its process is gone, reads still find the bytes that it left and end DONE. The
 settle after the last byte decides if they were still valid, not this path.
