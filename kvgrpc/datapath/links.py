@@ -339,7 +339,7 @@ class Links:
                 self._report(ProcessEnded(self._rank, name[0], awaited.drained, name[1]))
 
     def let_go(self) -> None:
-        """Stops to await all ends."""
+        """Stops awaiting all ends."""
         for name in list(self._awaited):
             self._let_go(name)
 

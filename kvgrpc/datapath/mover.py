@@ -150,11 +150,11 @@ class Mover:
         self._inbox.ask(partial(self._links.await_end, peer))
 
     def expect(self, access: str, operation: Operation = Operation.READ) -> None:
-        """Allows peers to read this rank's memory, or to write it, under `access`. Idempotent."""
+        """Records that peers may read this rank's memory, or write it, under `access`. Idempotent."""
         self._inbox.ask(partial(self._expected.__setitem__, access, operation))
 
     def unexpect(self, access: str) -> None:
-        """Ends the access of this rank's memory under `access`. Idempotent."""
+        """Records that this rank's memory is not accessed under `access` any more. Idempotent."""
         self._inbox.ask(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:

@@ -66,7 +66,7 @@ class Named:
         return made
 
     def beginning(self, tokens: int) -> contents.Content:
-        """Returns the first `tokens` tokens, or the whole if they cannot be named: the hook that gets it refuses it."""
+        """Returns the first `tokens` tokens, or the whole if they cannot be named; the hook then refuses the whole."""
         made = self.with_digest(tokens)
         return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 

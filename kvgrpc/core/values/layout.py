@@ -372,7 +372,7 @@ def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolati
     in_group: dict[int, tuple[int, int]] = {}
     """Per group, the end of its blocks so far and the region that ends there."""
     in_space: dict[int, tuple[int, int]] = {}
-    """The same for the two spaces whose blocks end last, the later one first."""
+    """End and last region of the two spaces whose blocks end last, the later one first."""
     for i in cluster:
         region, first = layout.regions[i], layout.regions[cluster[0]]
         space, end = layout.spaces[region.group], region.offset + region.block_bytes

@@ -19,7 +19,7 @@ OF_PAIR_MAX = 8
 OF_PEER_MAX = 16
 """Maximum number of groups that are being made with all ranks of a peer."""
 OF_NEW_PEERS_MAX = 32
-"""Maximum number of groups that are being made with peers whose ranks never came yet."""
+"""Maximum number of groups that are being made with peers whose ranks have not come yet."""
 MAKING_MAX = 48
 """Maximum number of groups of a rank that are being made."""
 LATELY_S = 30.0

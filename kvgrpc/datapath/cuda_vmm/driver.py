@@ -31,7 +31,7 @@ class Found:
     """Address at which the whole allocation is mapped."""
     nbytes: int
     exports: bool
-    """True if descriptors of it can be made."""
+    """True if the allocation can have descriptors."""
     whole: bool
     """True if that range is one allocation, as far as its ends show."""
 

@@ -22,7 +22,9 @@ class Allocation:
         self._freed = False
 
     def free(self) -> None:
-        """Unmaps it; no copy of it may be in flight. Memory that the driver does not take back is lost. Idempotent."""
+        """Unmaps the allocation; no copy may be in flight. Memory that the driver does not take back is lost.
+        Idempotent.
+        """
         if not self._freed:
             self._freed = True
             try:
@@ -49,7 +51,7 @@ class VmmMemory(PrivateMemory):
         return {"shape": (segment.nbytes,), "typestr": "|u1", "data": (segment.address, False), "version": 3}
 
     def free(self) -> None:
-        """Unmaps it; no copy of it may be in flight. Idempotent."""
+        """Unmaps the memory; no copy may be in flight. Idempotent."""
         self.allocation.free()
 
 

@@ -161,7 +161,7 @@ class SharedMemory:
             ) from error
 
     def seal(self) -> None:
-        """Forbids new writers if the kernel can, else logs that others may write. Every writer must be attached."""
+        """Forbids new writers if the kernel can, else logs that others may write. Writers must have their mappings."""
         try:
             self.forbid_new_writers()
         except PreconditionFailed as error:

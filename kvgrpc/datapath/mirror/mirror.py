@@ -78,7 +78,7 @@ class Mirror:
 
     def is_clear(self, ranges: Ranges, wake: Callable[[], None]) -> bool:
         """Returns True if no copy out may overwrite these bytes of the mirror any more. If not, `wake` is called when
-        to ask again. Raises DataPathFailed if that is never proved.
+        the caller should ask again. Raises DataPathFailed if that is never proved.
         """
         with self._lock:
             coming = [job for job, filled in self._coming.items() if filled.touches(ranges)]
@@ -126,8 +126,8 @@ class Landing:
         """True once the bytes are in the mirror and on their way from there: no data path has a part in it any more."""
 
     def may_come(self, wake: Callable[[], None]) -> bool:
-        """Returns True if bytes may come into the mirror now. If not, `wake` is called when to ask again. Raises as
-        `Mirror.is_clear` does.
+        """Returns True if bytes may come into the mirror now. If not, `wake` is called when the caller should ask
+        again. Raises as `Mirror.is_clear` does.
         """
         self._clear = self._clear or self._mirror.is_clear(self._ranges, wake)
         return self._clear

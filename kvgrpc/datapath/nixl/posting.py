@@ -110,7 +110,7 @@ class NixlPosting:
       a READ FAILED and a WRITE UNPROVED.
 
     DONE of a WRITE is the peer's acknowledgement over TCP; over CMA the bytes are there, though the peer may be
-    stopped. Elsewhere a stopped peer is no error: PENDING until it continues. NIXL has no cancel.
+    stopped. Otherwise a stopped peer is no error: PENDING until it continues. NIXL has no cancel.
 
     DONE has one hole: NIXL keeps only the last request of a list. If a peer unmaps part of its memory during a read
     over CMA, those bytes are missing and nothing says so. Memory that was offered must stay mapped while it may be
