@@ -22,9 +22,7 @@ class Allocation:
         self._freed = False
 
     def free(self) -> None:
-        """Unmaps the allocation; no copy may be in flight. Memory that the driver does not take back is lost.
-        Idempotent.
-        """
+        """Unmaps the allocation; no copy may be in flight. Memory that the driver does not take is lost. Idempotent."""
         if not self._freed:
             self._freed = True
             try:
