@@ -1,4 +1,4 @@
-"""Moves bytes between the memories of two ranks: one interface (`base`), one file for each library.
+"""Data paths: move bytes between the memories of two ranks, by one interface (`base`) with one file per library.
 
-Knows memory, endpoints and runs; no gRPC, no lease and no block id. `mover` is the way in for everyone else.
+Data paths know memory, endpoints and runs, and no gRPC, lease or block id. `mover` is the entry for everyone else.
 """

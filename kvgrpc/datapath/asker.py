@@ -1,7 +1,7 @@
-"""Asks the processes of peers on this host, all from one thread: none that is slow keeps another one waiting.
+"""Asks processes of peers on this host from one thread, so that a slow one delays no other.
 
-Nothing here blocks but the wait for all of them. A unix socket whose queue is full cannot be waited for: it is tried
-again. Only so many are asked at once; while others wait for their turn, the longest silence is cut short.
+Nothing here blocks except the wait for all of them. A unix socket with a full queue cannot be waited for, so it is
+tried again. The number of concurrent questions is limited; while others wait, the oldest one is given less time.
 """
 
 import array
@@ -28,9 +28,9 @@ from kvgrpc.datapath.questions import (
 )
 
 ANSWER_S = 2.0
-"""Longest wait for an answer."""
+"""Maximum wait for an answer, in seconds."""
 FAIR_S = 0.25
-"""The same, while others wait for their turn."""
+"""Maximum wait for an answer while other questions wait for their turn, in seconds."""
 AT_ONCE = 128
 _CONNECT_AGAIN_S = 0.02
 _PATH_BYTES_MAX = 107  # sun_path of <linux/un.h>, with its end
@@ -61,7 +61,7 @@ class Asking:
 
 
 class Asker:
-    """Asks for callers of `ask`, in a thread that the first call starts."""
+    """Asks the questions of `ask`, in a thread that the first call starts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,16 +72,16 @@ class Asker:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        # Used by the thread only.
+        # Only the thread uses what follows.
         self._under_way: dict[Asking, None] = {}
-        """The longest first."""
+        """Questions in flight, the oldest first."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     def ask(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None = None) -> Asking:
-        """`answered` is called from another thread with the answer, which it closes, or the reason why there is none;
-        it must not block. `rank`: the number of the rank that asks, below RANKS_MAX; None: the one of the rank that is
-        asked.
+        """Queues a question. Another thread calls `answered` with the answer, which `answered` closes, or with the
+        reason why there is none; `answered` must not block. `rank` is the number of the asking rank, below RANKS_MAX;
+        None means the number of the rank that is asked.
         """
         asking = Asking(question, answered, rank)
         with self._lock:
@@ -96,7 +96,7 @@ class Asker:
         return asking
 
     def cancel(self, asking: Asking) -> None:
-        """From now on its answer is not told."""
+        """Cancels a question: `answered` is not called any more."""
         with self._lock:
             asking.cancelled = True
             with contextlib.suppress(ValueError):
@@ -104,7 +104,7 @@ class Asker:
         self._wake()
 
     def close(self) -> None:
-        """Gives up all questions; nothing is told any more. Idempotent."""
+        """Gives up all questions without calling `answered`. Idempotent."""
         with self._lock:
             self._closed = True
         self._wake()
@@ -119,7 +119,7 @@ class Asker:
         self._wake_write.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes anyway
+        with contextlib.suppress(OSError):  # a full socket wakes the thread anyway
             self._wake_write.send(b"\0")
 
     # ---- the thread
@@ -162,7 +162,7 @@ class Asker:
             self._connect(asking)
 
     def _expire_first(self, now: float, patience_s: float) -> bool:
-        """Gives up the one that has been silent longest, if that is long enough."""
+        """Gives up the oldest question if it is at least `patience_s` old. Returns True if it did."""
         asking = next(iter(self._under_way), None)
         if asking is None or now - asking.began < patience_s:
             return False
@@ -177,14 +177,14 @@ class Asker:
                 asking.socket.setblocking(False)
             asking.socket.connect(address(question.socket_path))
         except BlockingIOError:
-            return  # its queue is full
+            return  # the listener's queue is full
         except (OSError, ValueError) as error:
             shown = question.socket_path[:_PATH_BYTES_MAX]
             self._tell(asking, f"{shown!r} cannot be reached from here: {error}")
             return
         asking.connected = True
-        # Both before anything is sent: a peer may have named another process's socket, and a process that answers what
-        # it is asked after it is held was there all the time.
+        # The process is checked and held before anything is sent: a peer may have named another process's socket. A
+        # process that answers a question asked after it was held was there all the time.
         asking.pid, uid, asking.end = listener(asking.socket)
         if uid != os.geteuid():
             self._tell(asking, f"the peer runs as user {uid}, this process as another")
@@ -224,20 +224,20 @@ class Asker:
 
 
 def address(path: str) -> str:
-    """Of a socket: `@` begins an abstract name. Raises ValueError for a text that names none."""
+    """Returns the address of a socket; `@` begins an abstract name. Raises ValueError for a path of no socket."""
     if not 0 < len(path.encode()) <= _PATH_BYTES_MAX:
         raise ValueError("this names no socket")
     return "\0" + path[1:] if path.startswith("@") else path
 
 
 def credentials(connected: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end: of a client as it connected, of a server as it called listen()."""
+    """Returns (pid, uid) of the process at the other end, as of a client's connect() or a server's listen()."""
     pid, uid, _ = _PEERCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
     return pid, uid
 
 
 def listener(connected: socket.socket) -> tuple[int, int, ProcessEnd | None]:
-    """(pid, uid, its end) of the process that listens at the other end; 0 and None where it is not seen from here."""
+    """Returns (pid, uid, end) of the process that listens at the other end; 0 and None if it is not seen from here."""
     pid, uid = credentials(connected)
     if not pid:
         return 0, uid, None
@@ -252,7 +252,7 @@ def listener(connected: socket.socket) -> tuple[int, int, ProcessEnd | None]:
 
 
 def _receive(connected: socket.socket, most: int) -> tuple[bytes, tuple[int, ...]]:
-    """(payload, at most so many descriptors). Raises ValueError for a refusal, and for anything but an answer."""
+    """Returns (payload, at most `most` descriptors). Raises ValueError for a refusal and for any other reply."""
     fds = array.array("i")
     room = socket.CMSG_SPACE(most * fds.itemsize)
     size = 1 + max(REASON_BYTES_MAX, PAYLOAD_BYTES_MAX)
@@ -263,7 +263,7 @@ def _receive(connected: socket.socket, most: int) -> tuple[bytes, tuple[int, ...
     all_came = len(fds) <= most and not flags & socket.MSG_CTRUNC
     if answer[:1] == ANSWERED and all_came and len(answer) <= 1 + PAYLOAD_BYTES_MAX:
         return answer[1:], tuple(fds)
-    for fd in fds:  # alignment may leave space for one more than there is to be
+    for fd in fds:  # alignment may leave room for one descriptor too many
         os.close(fd)
     if answer[:1] == REFUSED:
         raise ValueError(f"the peer refused: {answer[1:].decode(errors='replace')}")

@@ -1,7 +1,7 @@
-"""The seam between the mover and the libraries that move bytes.
+"""Interface between the mover and the libraries that move bytes.
 
-A data path knows memory, endpoints and runs. It knows no gRPC, no lease and no block id, never waits for a peer's
-goodwill without a bound, and reports an end only when it knows that no further access of its own can follow.
+A data path knows memory, endpoints and runs. A path knows no gRPC, no lease and no block id, never waits for a peer
+without a bound, and reports an end only when it knows that no further access of its own can follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from kvgrpc.errors import KVGrpcError, Reason
 
 
 class PostingState(Enum):
-    """Where one posting is."""
+    """The state of one posting."""
 
     PENDING = "pending"
     DONE = "done"
@@ -26,8 +26,7 @@ class PostingState(Enum):
     FAILED = "failed"
     """Some bytes may have arrived; the library guarantees that no access follows."""
     UNPROVED = "unproved"
-    """Of a write: it is over here, and this rank's memory at rest, but bytes that have left may still land in the
-    peer's memory."""
+    """A write that is over here, with this rank's memory at rest; its bytes may still land in the peer's memory."""
 
 
 class DataPathUnavailable(KVGrpcError):
@@ -45,14 +44,14 @@ class DataPathFailed(KVGrpcError):
 
 
 class Memory(Protocol):
-    """One rank's own memory, mapped in this process: linear offsets run through `segments` in order."""
+    """One rank's own memory, mapped in this process. Linear offsets run through `segments` in order."""
 
     @property
     def segments(self) -> tuple[Segment, ...]: ...
 
     @property
     def nonce(self) -> bytes:
-        """Random bytes that stand at `nonce_address` as long as this memory is this process's."""
+        """Random bytes at `nonce_address` for as long as this memory belongs to this process."""
         ...
 
     @property
@@ -61,76 +60,76 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """A piece of a rank's staging arena, which is host memory."""
+    """A piece of a rank's staging arena in host memory."""
 
     segment: Segment
     arena: Segment
-    """All of it: data paths that register memory register this, once, and never offer it."""
+    """The whole arena. Data paths that register memory register it once, and never offer it."""
     keeps: object
-    """Keeps it mapped."""
+    """Object that keeps the arena mapped."""
 
 
 class Posting(Protocol):
     """One submission to a data path."""
 
     def poll(self) -> PostingState:
-        """Never blocks. Once it is not PENDING it keeps answering the same."""
+        """Returns the state, without blocking. Once it is not PENDING, it does not change any more."""
         ...
 
     @property
     def error(self) -> str:
-        """Why it FAILED or is UNPROVED; empty otherwise."""
+        """Why the posting FAILED or is UNPROVED; empty otherwise."""
         ...
 
 
 class PeerProcess(Protocol):
-    """The process of a peer rank on this host, held: its end can be seen, and is never that of another one."""
+    """A held process of a peer's rank on this host, whose end can be seen, and is never that of another process."""
 
     @property
     def ended(self) -> bool: ...
 
     def close(self) -> None:
-        """Lets go of it. Idempotent."""
+        """Lets go of the process. Idempotent."""
         ...
 
 
 class Remote(Protocol):
-    """A connected peer rank: what `DataPath.connect` proved and mapped."""
+    """A connected peer rank, proved and mapped by `DataPath.connect`."""
 
     @property
     def why(self) -> str:
-        """One sentence: how the bytes will move (mapping, process_vm_readv, UCX transport)."""
+        """One sentence on how the bytes will move (mapping, process_vm_readv, UCX transport)."""
         ...
 
     @property
     def process(self) -> PeerProcess | None:
-        """Who has that memory, and writes into this rank's where peers write; None where its end cannot be seen.
+        """The process that has that memory, and writes into this rank's. None if its end cannot be seen.
 
-        The caller's, also after `close`.
+        The caller owns it, also after `close`.
         """
         ...
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
-        """Starts copying the peer's `runs.src` into this rank's `runs.dst`.
+        """Starts to copy the peer's `runs.src` into this rank's `runs.dst`.
 
         `wake` may be called from any thread when `poll` has news; a path that never calls it is polled by the mover.
-        Raises DataPathFailed when nothing was started; checks every run against both memories first.
+        Raises DataPathFailed if nothing was started. Every run is first checked against both memories.
         """
         ...
 
     def close(self) -> None:
-        """Unmaps and forgets the peer. Only called when no posting on it is pending."""
+        """Unmaps and forgets the peer. Only called while no posting on the peer is pending."""
         ...
 
 
 @runtime_checkable
 class PromptRemote(Remote, Protocol):
-    """A peer rank from which little is read sooner than another thread is woken."""
+    """A peer rank from which a small read ends sooner than another thread is woken."""
 
     def ends_at_once(self, runs: Runs) -> bool:
-        """Whether a read of these runs is over when `read` returns, which waits for nobody.
+        """Returns True if a read of these runs is over when `read` returns, without waiting for anybody.
 
-        Any thread may then start it, while no other starts one on this peer or closes it.
+        Any thread may then start the read, if no other thread starts one on this peer or closes it meanwhile.
         """
         ...
 
@@ -142,8 +141,8 @@ class SlicingRemote(Remote, Protocol):
     def read_slices(
         self, runs: Runs, ends: Sequence[int], arrived: Callable[[int], None], wake: Callable[[], None]
     ) -> Posting:
-        """As `read`. Slice i ends after `ends[i]` bytes of `runs`, where a run does, too; `arrived` hears within this
-        call or a `poll` that its bytes are there.
+        """Does what `read` does, in slices. Slice i ends after `ends[i]` bytes of `runs`, at the end of a run.
+        `arrived` is called within this call or a `poll` when the slice's bytes are there.
         """
         ...
 
@@ -153,16 +152,16 @@ class StagingRemote(Remote, Protocol):
     """A peer rank from which bytes may come into a staging buffer."""
 
     def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
-        """As `read`, with offsets in the buffer as `runs.dst`."""
+        """Does what `read` does, with offsets in the buffer as `runs.dst`."""
         ...
 
 
 @runtime_checkable
 class StripsRemote(Remote, Protocol):
-    """A peer rank out of whose memory strips are copied to where they belong, without a staging buffer."""
+    """A peer rank out of whose memory strips are copied to their places, without a staging buffer."""
 
     def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
-        """As `read`, of strips that were checked, with offsets in the peer's memory as sources."""
+        """Does what `read` does, for checked strips whose sources are offsets in the peer's memory."""
         ...
 
 
@@ -170,12 +169,12 @@ class StripsRemote(Remote, Protocol):
 class WritableRemote(Remote, Protocol):
     """A peer rank whose memory this rank may write, too.
 
-    Only where the source may move the bytes. Where ranks share a host's memory no peer ever holds a
+    Such a peer exists only where the source may move the bytes. If ranks share a host's memory, no peer ever holds a
     writable mapping: those paths have remotes without `write`.
     """
 
     def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
-        """As `read`, of this rank's `runs.src` into the peer's `runs.dst`.
+        """Does what `read` does, from this rank's `runs.src` into the peer's `runs.dst`.
 
         DONE means that the bytes are in the peer's memory, whatever the peer does.
         """
@@ -184,73 +183,73 @@ class WritableRemote(Remote, Protocol):
 
 @runtime_checkable
 class SentRemote(Remote, Protocol):
-    """A peer rank that sends what is read, when it is asked to."""
+    """A peer rank that sends the bytes of a read when it is asked."""
 
     def read_sent(self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None) -> Posting:
-        """As `read`, or with a buffer as `read_into`, of a posting: the peer is asked for its sake."""
+        """Does what `read` does, or with a buffer what `read_into` does, for a posting: the peer is asked to send."""
         ...
 
 
 class Reaching(Protocol):
-    """A peer rank that is being reached."""
+    """An attempt to reach a peer rank."""
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancels the attempt: nobody waits for it any more."""
         ...
 
 
 class DataPath(Protocol):
-    """One way to move bytes between two ranks, for this rank's memory. Used from the mover's thread only."""
+    """One way to move bytes between two ranks, for this rank's memory. Only the mover's thread uses it."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def needs_polling(self) -> bool:
-        """Whether postings and open accesses progress only while `progress` is called."""
+        """True if postings and open accesses progress only while `progress` is called."""
         ...
 
     @property
     def peers_need_turns(self) -> bool:
-        """Whether what peers do with this rank's memory does. Where it does not, a new peer connects by them still.
+        """True if peers' work on this rank's memory needs `progress`. If not, a new peer may need it to connect.
 
-        Another peer may change it.
+        Another peer may change the value.
         """
         ...
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
-        """`endpoint` with this path's part filled in, for one peer (tokens that are good once under each rank number
-        are minted here).
+        """Returns `endpoint` with this path's part filled in, for one peer. Tokens are minted here, each valid once
+        under each rank number.
 
-        Raises DataPathUnavailable where this rank's memory cannot be reached this way.
+        Raises DataPathUnavailable if this rank's memory cannot be reached this way.
         """
         ...
 
     def withdraw(self, peer: str) -> None:
-        """The tokens that `offer` made for that peer are good for nothing any more."""
+        """Invalidates the tokens that `offer` made for that peer."""
         ...
 
     def question(self, endpoint: RankEndpoint) -> Question | None:
-        """What the peer's process is to be asked before `connect`; None: nothing. Raises as `connect` does."""
+        """Returns the question to ask the peer's process before `connect`, or None. Raises as `connect` does."""
         ...
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> Remote:
         """Proves that the peer's memory is reachable this way. Raises DataPathUnavailable with the reason.
 
-        `answer`: what came of the question, or why nothing did. Never waits for a peer.
+        `answer` is the answer to the question, or why there is none. The call never waits for a peer.
         """
         ...
 
     def progress(self) -> None:
-        """Gives the library a turn; never blocks."""
+        """Gives the library a turn, without blocking."""
         ...
 
     def close(self) -> None:
-        """Releases everything in the order the library needs. Idempotent.
+        """Releases everything in the order that the library needs. Idempotent.
 
-        When it returns, no access of this path to this rank's memory follows, nor any that it makes
-        to a peer's, also not of postings that are pending: those never become DONE any more. What it
-        cannot speak for are bytes of a write that have left (UNPROVED), and `WrittenByPeers.late_writes`.
+        After it returns, this path accesses neither this rank's memory nor a peer's, also not for pending postings:
+        they never become DONE. The path cannot speak for bytes of a write that have left (UNPROVED), nor for
+        `WrittenByPeers.late_writes`.
         """
         ...
 
@@ -261,7 +260,7 @@ class WrittenByPeers(Protocol):
 
     @property
     def late_writes(self) -> str:
-        """Why a peer's write may still land after `close` or `rekey`, as text; empty: it is proved that none does.
+        """Why a peer's write may still land after `close` or `rekey`; empty if it is proved that none does.
 
         Other proofs hold all the same: the peer's word, and the end of its process once this path was closed.
         """
@@ -269,14 +268,14 @@ class WrittenByPeers(Protocol):
 
     @property
     def ends_with_process(self) -> bool:
-        """Whether nothing of a peer's lands any more once its process is gone."""
+        """True if no write of a peer lands after its process is gone."""
         ...
 
     def rekey(self) -> None:
-        """Ends all that peers can do with what `offer` gave them, and begins anew on the same memory.
+        """Ends all access by what `offer` gave to peers, and starts anew on the same memory.
 
-        Like `close`, ends its own postings; remotes of before are closed. Raises DataPathFailed when the old one
-        did not end, DataPathUnavailable when no new one could be made: then nothing is offered any more.
+        Like `close`, it ends its own postings; earlier remotes are closed. Raises DataPathFailed if the old state did
+        not end, DataPathUnavailable if no new one could be made: then nothing is offered any more.
         """
         ...
 
@@ -286,42 +285,42 @@ class SentByPeers(Protocol):
     """A data path by which bytes move only if both ranks act: the destination asks, the source sends."""
 
     def bind(self, later: Callable[[Callable[[], None]], None], want: Callable[[str, str, SendAsk], None]) -> None:
-        """Once, before all else. `later` has the mover's thread do something; `want` asks a peer (its name, the posting
-        for whose sake, what), which comes to `answered`.
+        """Sets the callbacks, once and before all else. `later` runs something in the mover's thread. `want` asks a
+        peer (its name, the id of the posting, the ask); the answer comes to `answered`.
         """
         ...
 
     def reach(self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]) -> Reaching:
-        """In place of `connect`: begins to reach a peer's rank from this one, number `rank`; `reached` hears, after
-        this has returned, its remote, or why there is none. Raises DataPathUnavailable.
+        """Begins to reach a peer's rank from this rank, number `rank`, in place of `connect`. After the return,
+        `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
         """
         ...
 
     def answered(self, peer: str, answer: SendAnswer) -> None:
-        """What came of an ask."""
+        """Takes the answer to an ask."""
         ...
 
     def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
-        """This rank sends. `posted` hears once, at once or later, with what the other side has to know, or why nothing
-        is sent; then the send is under way, and its end is the destination's to conclude.
+        """Sends from this rank. `posted` is called once, at once or later, with the values for the other side or with
+        the reason why nothing is sent. The send is then in flight, and the destination decides when it has ended.
         """
         ...
 
 
 @runtime_checkable
 class LoadsLibrary(Protocol):
-    """A data path whose library takes seconds to load, which is done when it is used first."""
+    """A data path whose library takes seconds to load, and is loaded on first use."""
 
     def load(self) -> None:
-        """Loads it now: where no other path comes before this one."""
+        """Loads the library now; called if no other path comes before this one."""
         ...
 
 
 @runtime_checkable
 class SaysWhy(Protocol):
-    """A data path of which what is to be said depends on this rank's memory."""
+    """A data path whose description depends on this rank's memory."""
 
     @property
     def why(self) -> str:
-        """One sentence, for people."""
+        """One sentence for people."""
         ...

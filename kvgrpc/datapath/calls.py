@@ -1,4 +1,4 @@
-"""Calls into data paths, whose errors come back as text: none ends the mover's thread."""
+"""Calls into data paths that return errors as text, so that none ends the mover's thread."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
-    """What the peer's process is to be asked first; a text: why the peer cannot be reached this way."""
+    """Returns the question to ask the peer's process first, or None. A text says why the path cannot be used."""
     try:
         return path.question(endpoint)
     except KVGrpcError as error:
@@ -23,7 +23,7 @@ def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
 
 
 def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote | str:
-    """The connected peer, or why it cannot be reached this way."""
+    """Returns the connected peer, or why it cannot be reached this way."""
     try:
         return path.connect(endpoint, answer)
     except KVGrpcError as error:
@@ -36,7 +36,7 @@ def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -
 def reach(
     path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
 ) -> Reaching | str:
-    """The peer's rank that is being reached, or why it cannot be reached this way."""
+    """Returns the attempt to reach the peer's rank, or why it cannot be reached this way."""
     try:
         return path.reach(rank, peer, endpoint, reached)
     except KVGrpcError as error:
@@ -47,7 +47,7 @@ def reach(
 
 
 def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:
-    """`endpoint` with this path's part, or why there is none."""
+    """Returns `endpoint` with this path's part, or why there is none."""
     try:
         return path.offer(endpoint, peer)
     except KVGrpcError as error:
@@ -58,7 +58,7 @@ def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | s
 
 
 def progress(path: DataPath) -> None:
-    """Gives it a turn."""
+    """Gives the path a turn."""
     try:
         path.progress()
     except Exception:  # noqa: BLE001 - logged, and the thread goes on
@@ -66,7 +66,7 @@ def progress(path: DataPath) -> None:
 
 
 def rekey(name: str, path: WrittenByPeers) -> str:
-    """Begins it anew; why it could not."""
+    """Re-keys a path. Returns why it could not, or an empty text."""
     try:
         path.rekey()
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
@@ -76,7 +76,7 @@ def rekey(name: str, path: WrittenByPeers) -> str:
 
 
 def close(path: DataPath) -> str:
-    """Why it may still access memory; empty: it does not."""
+    """Closes a path. Returns why it may still access memory, or an empty text."""
     try:
         path.close()
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
@@ -86,7 +86,7 @@ def close(path: DataPath) -> str:
 
 
 def late_writes(paths: Iterable[DataPath]) -> list[str]:
-    """Why writes of peers may still land, of those paths of which that is so."""
+    """Returns why writes of peers may still land, for each path to which that applies."""
     found = [why for path in paths if isinstance(path, WrittenByPeers) and (why := path.late_writes)]
     for why in found:
         _log.error("a peer's write has not ended, and %s", why)
@@ -94,5 +94,5 @@ def late_writes(paths: Iterable[DataPath]) -> list[str]:
 
 
 def text(error: Exception) -> str:
-    """A foreign error, as text."""
+    """Returns a foreign error as text."""
     return f"{type(error).__name__}: {error}"

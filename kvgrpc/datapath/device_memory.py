@@ -1,4 +1,4 @@
-"""The seam between a server and the device on which its own pool lies."""
+"""Interface between a server and the device on which its own pool lies."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,34 +8,34 @@ from kvgrpc.datapath.mirror.device import Device
 
 
 class DeviceMemory(Protocol):
-    """Memory of a device, made for a pool, of zeros. It stays where it is until it is closed."""
+    """Memory of a device for a pool, initially zeros, whose address is fixed until `close`."""
 
     @property
     def name(self) -> str:
-        """Of the device, as in "cuda:0"."""
+        """Name of the device, such as "cuda:0"."""
         ...
 
     @property
     def memory(self) -> PrivateMemory:
-        """For data paths that reach it."""
+        """The memory for data paths that reach it."""
         ...
 
     def use(self) -> None:
-        """From now on the libraries that the calling thread calls work on that device."""
+        """Makes the libraries that the calling thread calls work on this device."""
         ...
 
     def device(self) -> Device:
-        """For a mirror, where none does."""
+        """Returns the device for a mirror, for data paths that do not reach its memory."""
         ...
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of runs, each an offset and a length; waits for the device. Raises CopyFailed, also once it is
-        closed. Any thread may ask, also while others copy.
+        """Returns the bytes of runs, each an offset and a length, and waits for the device. Raises CopyFailed, also
+        after `close`. Any thread may call it, also while others copy.
         """
         ...
 
     def close(self) -> None:
-        """Gives the memory back to the device, for other processes: nothing copies any more. Idempotent."""
+        """Gives the memory back to the device, for other processes. Nothing copies any more. Idempotent."""
         ...
 
 
@@ -43,9 +43,10 @@ class MakeDeviceMemory(Protocol):
     """Makes memory of a device."""
 
     def __call__(self, device: str, nbytes: int, *, exported: bool) -> DeviceMemory:
-        """`exported`: so that peers on this host can be given descriptors of it, if the driver has such memory.
+        """Allocates memory. With `exported`, peers on this host can get descriptors of it, if the driver has such
+        memory.
 
-        Raises InvalidRequest where there is no such device, PreconditionFailed where its memory cannot be used from
-        here, Exhausted where there is not so much of it.
+        Raises InvalidRequest if there is no such device, PreconditionFailed if its memory cannot be used from here,
+        Exhausted if it has too little memory.
         """
         ...

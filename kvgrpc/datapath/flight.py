@@ -1,4 +1,4 @@
-"""A posting in flight. Used by the mover's thread only."""
+"""A posting in flight. Only the mover's thread uses it."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Slice(NamedTuple):
-    """What is moved at once."""
+    """A part of a posting that is moved at once."""
 
     nbytes: int
     start: Callable[[], Posting]
@@ -34,7 +34,7 @@ class _Slice(NamedTuple):
 def flight_with_repack(
     post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
 ) -> "Flight":
-    """Raises DataPathFailed as Flight does, and where the re-pack is refused: all strips are checked, too."""
+    """Makes the flight of a posting with a re-pack. Raises DataPathFailed as Flight does, and for invalid strips."""
     repack = staging.check(post)
     strips = link.strips_of(repack, post.runs)
     if strips is not None:
@@ -43,10 +43,10 @@ def flight_with_repack(
 
 
 class Flight:
-    """One posting: moved as a whole, or in slices at the pace of a cap; with a `landing`, copied on from a mirror then.
+    """One posting, moved as a whole or in slices at the pace of a cap, and then copied on from a mirror (`landing`).
 
-    `own_bytes`: length of what it reads into, or writes from. Raises DataPathFailed when the link does not move bytes
-    that way, or a run lies outside either side's: all runs are checked before the first slice moves.
+    `own_bytes` is the length of the memory that it reads into, or writes from. Raises DataPathFailed if the link does
+    not move bytes that way, or a run lies outside either side's memory. All runs are checked before the first moves.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Flight:
         self.link = link
         self.wake: Callable[[], None] = lambda: None
         self.start_at: float | None = None
-        """When the next slice may start; None while there is none, or one is under way."""
+        """Time at which the next slice may start; None if there is no next slice, or one is in flight."""
         self.news_at: float | None = None
-        """When the slice under way was started; None while there is none."""
+        """Time at which the slice in flight was started; None if there is none."""
         self._pace = pace
         self._landing = landing
         self._together = None if arrival is None or pace is not None else link.together(arrival, runs)
@@ -80,7 +80,7 @@ class Flight:
         self._post_s = 0.0
 
     def turn(self, now: float) -> PostingEnded | None:
-        """Gets as far as it can without waiting; its end, when it has come. Never raises."""
+        """Advances as far as possible without waiting. Returns the posting's end once it has come. Never raises."""
         try:
             if self._landing is not None and not self._landing.may_come(self.wake):
                 return None
@@ -108,7 +108,7 @@ class Flight:
                 return ended
 
     def abandon(self, error: str, quiesced: bool) -> PostingEnded:
-        """Its end when the data path was closed under it; `quiesced`: whether that went well."""
+        """Returns the posting's end after its data path was closed. `quiesced` says if the close succeeded."""
         if self._current is not None and (ended := self._look()) is not None:
             return ended
         if self._is_over():
@@ -117,36 +117,36 @@ class Flight:
 
     @property
     def lands(self) -> bool:
-        """Its bytes have come, and only the copies from a mirror are under way, for which no data path can speak."""
+        """True if the bytes have come and only a mirror's copies are in flight, for which no data path can speak."""
         return self._landing is not None and self._landing.begun
 
     def release(self, at_rest: bool) -> None:
-        """What it held for itself is not needed any more, after its end, or, if not `at_rest`, may still be accessed.
-        Called again when it is proved to be at rest.
+        """Releases what the posting holds, after its end. If not `at_rest`, it may still be accessed; then `release` is
+        called again when it is proved to be at rest.
         """
 
     @property
     def repacks(self) -> bool:
-        """Whether what it has read is being copied from a staging buffer."""
+        """True if bytes are being copied from a staging buffer."""
         return False
 
     @property
     def _by(self) -> str:
-        """What moves its bytes now."""
+        """Name of what moves the bytes at the moment."""
         return "the device" if self.lands else self.link.path.name
 
     def _is_over(self) -> bool:
         return self._current is None and self._next is None and (self._landing is None or self._landing.begun)
 
     def _all_moved(self, now: float) -> PostingEnded | None:
-        """Once all slices have ended: the end, or None when more has been begun."""
+        """Goes on after the last slice. Returns the posting's end, or None if more was begun."""
         if self._landing is None or self._landing.begun:
             return self._done()
         landing = self._landing
         return self._start(lambda: landing.start(self.wake), 0, now)
 
     def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:
-        """All of it, or in slices."""
+        """Yields the runs as one slice, or as slices of a pace."""
         for some in [runs] if pace is None else slices(runs, pace.slice_bytes):
             yield _Slice(some.total_bytes, partial(self._submit, some))
 
@@ -166,7 +166,7 @@ class Flight:
         except KVGrpcError as error:
             return self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            # Not the error that says "nothing was started": what is under way is not known.
+            # The error is not "nothing was started", so something may be in flight.
             _log.exception("%s failed to start posting %s", self._by, self.posting)
             return self._failed(text(error), quiesced=False)
         self._post_s += time.monotonic() - begun
@@ -175,7 +175,7 @@ class Flight:
         return None
 
     def _look(self) -> PostingEnded | None:
-        """Whether the slice under way has ended; the posting's end, when it failed."""
+        """Polls the slice in flight. Returns the posting's end if the slice failed."""
         assert self._current is not None
         try:
             state, error = self._current.poll(), self._current.error
@@ -222,7 +222,7 @@ class StripsFlight(Flight):
         self._strips = strips
         super().__init__(post, None, link, repack.staging_bytes, pace, landing)
 
-    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:  # noqa: ARG002 - of which a part may be needed
+    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:  # noqa: ARG002 - strips replace the runs
         for some in [self._strips] if pace is None else slices_of(self._strips, pace.slice_bytes):
             nbytes = sum(strip.total_bytes for strip in some)
             yield _Slice(nbytes, lambda some=some: self.link.read_strips(some, self.wake))  # type: ignore[misc]
@@ -231,7 +231,7 @@ class StripsFlight(Flight):
 class StagedFlight(Flight):
     """A read into a staging buffer, for which it may have to wait, and a re-pack from there into the rank's memory.
 
-    Raises DataPathFailed as Flight does, and where the link reads into no buffer, or it will never have room.
+    Raises DataPathFailed as Flight does, if the link reads into no buffer, or if the buffer can never be had.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class StagedFlight(Flight):
         return self._start(lambda: self._staging.start(self._repack, self._buffer, self.wake), 0, now)
 
     def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
-        """Nothing of it is in the rank's memory before all is."""
+        """Ends the posting. None of its bytes are in the rank's memory before all are."""
         self._nbytes = self._repack.total_bytes if done else 0
         return super()._ended(done, error, quiesced, own_at_rest)
 

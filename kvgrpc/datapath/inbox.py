@@ -1,7 +1,7 @@
-"""What a mover's thread is to do, in the order in which it was asked for, and the names of postings under way.
+"""Commands for a mover's thread, in order, and the names of postings in flight.
 
-Anyone may ask until it is closed. While the thread has done all that was asked, an asker may do something small in its
-place: nothing is asked for meanwhile, and so no peer is disconnected and nothing closed.
+Anyone may ask until the inbox is closed. While the thread is idle, a caller may do something small in its place. The
+lock is held meanwhile, so nothing else is asked: no peer is disconnected, and nothing is closed.
 """
 
 import queue
@@ -20,20 +20,20 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: queue.Queue[Command] = queue.Queue()  # SimpleQueue may wait for ever: see decision 13
-        self._lock = threading.Lock()  # guards the others
+        self._lock = threading.Lock()  # guards the attributes below
         self._unperformed = 0
-        """Commands that were asked for and are not done."""
+        """Number of commands that were asked for and are not done."""
         self._postings: set[str] = set()
         self._closed = False
 
     def ask(self, command: Command) -> None:
-        """Raises Unavailable once it is closed: no answer would come."""
+        """Queues a command. Raises Unavailable if the inbox is closed: no answer would come."""
         with self._lock:
             self._admit(command)
 
     def post(self, posting: str, command: Command, at_once: Callable[[], _T | None] | None = None) -> _T | None:
-        """As `ask`, of a posting. `at_once` is done first, in this very call, if everything that was asked for is done:
-        what it returns ends the posting, and the command is not asked for; None: it could not be done so.
+        """Queues the command of a posting. If the thread is idle, `at_once` is called first, in this call. A result
+        ends the posting, and the command is not queued; None means that it could not be done.
 
         Raises AlreadyExists while a posting of that name has not ended.
         """
@@ -48,23 +48,23 @@ class Inbox:
         return None
 
     def ended(self, posting: str) -> None:
-        """Its name is free."""
+        """Frees the name of a posting."""
         with self._lock:
             self._postings.discard(posting)
 
     def close(self, command: Command) -> None:
-        """Asks for a last command, the first time."""
+        """Queues a last command; only the first call does."""
         with self._lock:
             if not self._closed:
                 self._admit(command)
                 self._closed = True
 
     def later(self, command: Command) -> None:
-        """For the thread's own helpers: also when it is closed."""
+        """Queues a command of the thread's own helpers, also if the inbox is closed."""
         self._commands.put(command)
 
     def next(self, wait_s: float | None) -> Command | None:
-        """For the thread: the next command, when there is one within `wait_s`; None: wait for ever."""
+        """Returns the next command for the thread, or None if none comes within `wait_s`; None waits for ever."""
         try:
             return self._commands.get(timeout=wait_s) if wait_s != 0 else self._commands.get(block=False)
         except queue.Empty:

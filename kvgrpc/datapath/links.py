@@ -1,4 +1,4 @@
-"""The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
+"""The peers of a mover: connects in progress, and links to connected ranks. Only the mover's thread uses them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,27 +44,27 @@ from kvgrpc.datapath.reports import Disconnected, Rejected, Report
 
 _log = logging.getLogger(__name__)
 END_S = 0.05
-"""Processes whose end is waited for are looked at this often."""
+"""Interval between looks at processes whose end is awaited, in seconds."""
 
 
 Name = tuple[str, int]
-"""A peer, and the rank of it."""
+"""A peer, and its rank."""
 
 
 @dataclass
 class Attempt:
-    """A connect that is under way: the paths still to try and why the others were not taken."""
+    """A connect in progress: the paths still to try, and why the others were not taken."""
 
     peer: str
     endpoint: RankEndpoint
     allowed: list[str]
     number: int = 0
-    """Names it to its caller."""
+    """Number by which the caller knows the attempt."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
     asking: Asking | None = None
-    """What the peer's process is being asked."""
+    """Question that the peer's process is being asked."""
     reaching: Reaching | None = None
-    """The peer's rank, whose part of the path is being made."""
+    """Attempt of a path that makes its way to the peer's rank."""
     cancelled: bool = False
 
     @property
@@ -79,15 +79,15 @@ class Link:
         self.name = name
         self.path = path
         self.peer_bytes = _offered_bytes(endpoint, path.name)
-        """Length of the peer's memory."""
+        """Length of the peer's memory, in bytes."""
         self.flights = 0
         self.closing = False
         self.lost = False
-        """A posting on it was lost: the library may still use what close would free."""
+        """True if a posting was lost: the library may still use what `close` would free."""
         self.unproved = False
-        """A write on it ended, and its bytes may still land in the peer's memory."""
+        """True if a write ended whose bytes may still land in the peer's memory."""
         self._remote = remote
-        # The abilities of the remote are looked up once: isinstance of a protocol costs as much as a small copy.
+        # The remote's abilities are looked up once: isinstance of a protocol costs as much as a small copy.
         self._prompt = remote if isinstance(remote, PromptRemote) else None
         self._writable = remote if isinstance(remote, WritableRemote) else None
         self._sent = remote if isinstance(remote, SentRemote) else None
@@ -99,22 +99,22 @@ class Link:
 
     @property
     def writable(self) -> bool:
-        """Whether ranks write each other's memory by it: then the peer's end says something of this rank's, too."""
+        """True if ranks write each other's memory by this path. The peer's end then proves something here, too."""
         return self._writable is not None
 
     def check_offers(self, operation: Operation) -> None:
-        """Raises DataPathFailed when its data path does not move bytes that way."""
+        """Raises DataPathFailed if the data path does not move bytes that way."""
         if operation is Operation.WRITE and not self.writable:
             raise DataPathFailed(
                 f"by {self.path.name} no rank writes another's memory: the destination reads, or both use nixl"
             )
 
     def ends_at_once(self, runs: Runs) -> bool:
-        """Whether a read of these runs is over when it has been started, in whatever thread."""
+        """Returns True if a read of these runs is over once it has been started, in any thread."""
         return self._prompt is not None and self._prompt.ends_at_once(runs)
 
     def start(self, posting_id: str, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
-        """Raises as `Remote.read` does."""
+        """Starts a read or a write. Raises as `Remote.read` does."""
         if self._sent is not None:
             return self._sent.read_sent(posting_id, runs, wake)
         if operation is Operation.READ:
@@ -123,52 +123,52 @@ class Link:
         return self._writable.write(runs, wake)
 
     def check_stages(self) -> None:
-        """Raises DataPathFailed when its data path reads into no staging buffer."""
+        """Raises DataPathFailed if the data path reads into no staging buffer."""
         if self._staging is None and self._sent is None:
             raise DataPathFailed(f"{self.path.name} reads into no staging buffer: plan this posting without a re-pack")
 
     def read_into(self, posting_id: str, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
-        """Raises as `StagingRemote.read_into` does."""
+        """Starts a read into a buffer. Raises as `StagingRemote.read_into` does."""
         if self._sent is not None:
             return self._sent.read_sent(posting_id, runs, wake, buffer)
         assert self._staging is not None  # see check_stages
         return self._staging.read_into(buffer, runs, wake)
 
     def strips_of(self, repack: Repack, runs: Runs) -> Sequence[Strip] | None:
-        """What is to be copied straight out of the peer's memory; None where it is to be read into a staging buffer."""
+        """Returns the strips to copy straight out of the peer's memory, or None if a staging buffer is needed."""
         return None if self._strips is None else repack.at_source(runs)
 
     def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
-        """Does what `strips_of` returned."""
+        """Starts to copy the strips that `strips_of` returned."""
         assert self._strips is not None
         return self._strips.read_strips(strips, wake)
 
     def read_slices(self, posting_id: str, slices: Slices, wake: Callable[[], None]) -> Posting:
-        """Slice by slice where the data path can; else as one."""
+        """Starts a read slice by slice if the data path can, else as one."""
         if self._slicing is not None:
             return self._slicing.read_slices(slices.runs, slices.ends, slices.arrived, wake)
         return self.start(posting_id, slices.runs, Operation.READ, wake)
 
     def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
-        """What reads these runs and sums them up; None where they are to be summed up when they are there."""
+        """Returns the work that reads and checksums these runs, or None if checksums are computed after the read."""
         return None if self._checksumming is None else arrival.together(runs, self._checksumming.source)
 
     def read_and_checksum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
-        """Does what `together` returned."""
+        """Starts the work that `together` returned."""
         assert self._checksumming is not None
         return self._checksumming.read_and_checksum(job, works, wake)
 
     def disconnected(self, error: str) -> Disconnected:
-        """Its report, once it was closed."""
+        """Returns the report of a closed link."""
         return Disconnected(self.name[0], error, self.name[1])
 
     def take_process(self) -> PeerProcess | None:
-        """The process of the peer, for a caller that waits for its end and closes it then; once."""
+        """Returns the peer's process to a caller that awaits its end and then closes it. Only the first call does."""
         process, self._process = self._process, None
         return process
 
     def close(self) -> str:
-        """Closes the transport; returns why that is not proved, empty when it is."""
+        """Closes the transport. Returns why that is not proved, or an empty text."""
         if (process := self.take_process()) is not None:
             process.close()
         if self.lost:
@@ -183,15 +183,15 @@ class Link:
 
 @dataclass(frozen=True)
 class _Awaited:
-    """A process whose end is waited for."""
+    """A process whose end is awaited."""
 
     process: PeerProcess
     drained: bool
-    """Whether nothing of it lands after its end."""
+    """True if none of its writes lands after its end."""
 
 
 class Links:
-    """Ranks of peers that are connected, or about to be. `later` has the mover's thread perform something."""
+    """Connected ranks of peers, and those that are being connected. `later` runs something in the mover's thread."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Links:
         return iter(self._links.values())
 
     def connect(self, attempt: Attempt) -> None:
-        """Answers with PeerMapped."""
+        """Begins to connect a rank; PeerMapped answers."""
         if attempt.name in self._links or attempt.name in self._attempts:
             why = "that rank of the peer is connected, or about to be: disconnect it first"
             rejected = tuple((name, why) for name in attempt.allowed)
@@ -227,7 +227,7 @@ class Links:
         self._try_next(attempt)
 
     def _try_next(self, attempt: Attempt) -> None:
-        """Goes through the paths until one connects, or one has something to ask first."""
+        """Tries the paths until one connects, or one has to ask or reach the peer first."""
         while attempt.allowed:
             name = attempt.allowed.pop(0)
             path = self._paths.get(name)
@@ -245,7 +245,7 @@ class Links:
                 continue
             question = ask_before(path, attempt.endpoint)
             if isinstance(question, Question):
-                # An older peer, whose ranks are asked by those of their own number only, knows no question with one.
+                # An older peer, whose ranks are asked only by ranks of the same number, does not understand a number.
                 rank = None if attempt.endpoint.rank == self._rank else self._rank
                 attempt.asking = self._asker.ask(question, partial(self._hand_over, attempt, path), rank)
                 return
@@ -255,7 +255,7 @@ class Links:
         self._not_mapped(attempt, tuple(attempt.rejected))
 
     def _hand_over(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
-        """Runs in the thread that asks."""
+        """Hands the answer to the mover's thread. The asker's thread calls it."""
         self._later(partial(self._answered, attempt, path, answer))
 
     def _answered(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
@@ -269,13 +269,13 @@ class Links:
                 answer.close()
 
     def _reached(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
-        """The peer's rank has done its part, or has not."""
+        """Takes the outcome of an attempt that a path made."""
         attempt.reaching = None
         if not self._conclude(attempt, path, outcome):
             self._try_next(attempt)
 
     def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
-        """Whether the peer is connected now."""
+        """Records an outcome. Returns True if the peer is connected now."""
         if isinstance(outcome, str):
             attempt.rejected.append((path.name, outcome))
             return False
@@ -292,8 +292,8 @@ class Links:
         self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank))
 
     def disconnect(self, peer: str, watch: bool, gone: bool, peer_rank: int | None) -> None:
-        """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` no link
-        waits for the end of its process any more; with `gone` it was offered nothing.
+        """Closes links; Disconnected answers, at once or when the last posting has ended (see `ended`). Without
+        `watch`, ends of their processes are not awaited any more. With `gone`, the peer's offers are withdrawn.
         """
 
         def meant(names: Iterable[Name]) -> list[Name]:
@@ -314,8 +314,8 @@ class Links:
             self._close_if_idle(link)
 
     def await_end(self, peer: str) -> None:
-        """From now on the ends of the processes of that peer's connected ranks are looked for: ProcessEnded of each.
-        Nothing comes where one cannot be seen.
+        """Begins to await the ends of the processes of the peer's connected ranks. ProcessEnded reports each. An end
+        that cannot be seen is never reported.
         """
         for link in self:
             if link.name[0] == peer and (process := link.take_process()) is not None:
@@ -329,7 +329,7 @@ class Links:
         return bool(self._awaited)
 
     def look_for_ends(self, now: float) -> None:
-        """Reports the processes that are gone; now and then, however often it is called."""
+        """Reports processes that are gone, looking once per END_S, however often it is called."""
         if now < self._look_at:
             return
         self._look_at = now + END_S
@@ -339,7 +339,7 @@ class Links:
                 self._report(ProcessEnded(self._rank, name[0], awaited.drained, name[1]))
 
     def let_go(self) -> None:
-        """No end is waited for any more."""
+        """Stops awaiting all ends."""
         for name in list(self._awaited):
             self._let_go(name)
 
@@ -349,19 +349,19 @@ class Links:
             awaited.process.close()
 
     def ended(self, link: Link) -> None:
-        """A posting on it has ended."""
+        """Records that a posting on the link has ended."""
         link.flights -= 1
         self._close_if_idle(link)
 
     def drop(self, path: DataPath) -> list[Link]:
-        """Forgets the links of a path that was closed under them; the caller closes and reports them."""
+        """Forgets the links of a closed path. The caller closes and reports them."""
         dropped = [link for link in self if link.path is path]
         for link in dropped:
             del self._links[link.name]
         return dropped
 
     def begin_close(self) -> None:
-        """No peer is connected any more."""
+        """Cancels all attempts; no peer is connected any more."""
         self._asker.close()
         for attempt in self._attempts.values():
             self._cancel(attempt, "the mover is closing")
@@ -382,8 +382,8 @@ class Links:
 
 
 def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
-    """Length of the peer's memory by that path. None is known for a foreign path: no
-    limit then, since the path itself checks every run, too.
+    """Returns the length of the peer's memory by that path. For a foreign path there is no limit here, since the path
+    itself checks every run, too.
     """
     part = getattr(endpoint, path, None)
     match part:

@@ -22,22 +22,22 @@ from kvgrpc.datapath.settings import MoverSettings
 _log = logging.getLogger(__name__)
 
 DataPathStatus = tuple[str, bool, str]
-"""Name, whether it can be used, why or why not."""
+"""Name, True if the path can be used, and why or why not."""
 
 OwnReport = events.ChecksumsComputed | events.CopiedOut
-"""What a rank reports of its own memory, beside what its mover reports."""
+"""Reports of a rank on its own memory, beside those of its mover."""
 
 UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "loopback"})
 """Data paths over which peers read without turns of the mover of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
-"""What is not at rest although its rank was closed."""
+"""Memories that were not at rest when their ranks were closed."""
 
 
 def make_paths(
     memory: SharedMemory | PrivateMemory, names: tuple[str, ...], copy_threads: int, host: str = LOOPBACK
 ) -> tuple[list[DataPath], list[DataPathStatus]]:
-    """The data paths of `names` that work on this machine for this memory, and what is to be said of each. `host`: the
+    """Makes the data paths of `names` that work on this machine for this memory, and a status of each. `host` is the
     address by which ranks of peers reach this one, where it listens for them.
     """
     paths: list[DataPath] = []
@@ -92,14 +92,14 @@ class LocalRank:
     """A Rank whose mover runs here. `feed` takes events from any thread."""
 
     feed_here: Callable[[Event], None] | None = None
-    """Takes events from the thread that commands: then a command copies a little by itself, sooner than the mover's
-    thread is woken and heard. None where that thread is an engine's.
+    """Takes events from the thread that commands. With it, a command makes a small copy itself, sooner than it takes to
+    wake the mover's thread. None if that thread is an engine's.
     """
 
     retired = False
-    """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
+    """True once the rank's life is over: a later node would take its reports for news of its own ranks."""
 
-    def __init__(  # noqa: PLR0913 - what a rank is made of
+    def __init__(  # noqa: PLR0913 - a rank has this many parts
         self,
         rank: int,
         memory: SharedMemory | PrivateMemory,
@@ -110,7 +110,7 @@ class LocalRank:
         *,
         device: Device | None = None,
     ) -> None:
-        """`device`: what the memory, which is shared then, is the mirror of; it is open with it."""
+        """Makes a rank. `device`: the memory, which must be shared, is the mirror of this open device."""
         self.memory = memory
         self._rank = rank
         self._feed = feed
@@ -125,18 +125,18 @@ class LocalRank:
         self._mover.start()
         self._sums = ChecksumThreads(rank, memory, copy_threads, self._report)
         self._postings: dict[str, str] = {}
-        """Those that may still access memory, and their peers."""
+        """Peers of postings that may still access memory, by posting id."""
 
     @property
     def accessed_peers(self) -> set[str]:
-        """Peers whose memory its postings may still access."""
+        """Peers whose memory this rank's postings may still access."""
         return set(self._postings.copy().values())
 
     def offer(self, key: str, peer: str) -> None:
         self._mover.offer(key, peer)
 
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int, allowed: tuple[str, ...] | None = None) -> None:
-        """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
+        """Begins to reach a peer by the allowed data paths, the best first; None allows all."""
         self._mover.connect(peer, endpoint, self._order if allowed is None else allowed, attempt)
 
     def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
@@ -153,7 +153,7 @@ class LocalRank:
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if not self._makes_progress:
-            return  # the mover would be woken twice in every read of a peer, for nothing
+            return  # otherwise every read of a peer would wake the mover twice for nothing
         if open_:
             self._mover.expect(access, operation)
         else:
@@ -182,8 +182,8 @@ class LocalRank:
         return self._mover.progress_age_s()
 
     def close(self, deadline_s: float) -> bool:
-        """Ends the mover and its paths; whether the memory is at rest. It is let go of only then, else kept for ever:
-        a library that still reads or writes freed memory would hit another owner's.
+        """Ends the mover and its paths. Returns True if the memory is at rest, and then releases it. Else it is kept
+        for ever: a library that still uses freed memory would hit another owner's.
         """
         self._sums.close()
         if self._mover.close(deadline_s):

@@ -1,14 +1,14 @@
-"""The mover of one rank: one thread that submits, polls and reports; the only place that polls.
+"""The mover of one rank: one thread that submits, polls and reports, and the only place that polls.
 
-Everyone else only asks; nothing here blocks a caller, who may make a small copy itself (`Mover.post`). The thread is
-blocked while nothing is in flight. Data paths whose threads call `wake` are looked at when they do; those that need
-polling get turns while a posting or an expected access exists, with a back-off: at once for a moment, then after short
-waits. Once this rank's memory has been offered they get one now and then for ever: a peer whose access is over may
-still read, and its read comes to rest only with our help. An error in one posting ends that posting, never the thread.
+Everyone else only asks. Nothing here blocks a caller, who may make a small copy itself (`Mover.post`). The thread
+blocks while nothing is in flight. Data paths whose threads call `wake` are polled when they do. Those that need polling
+get turns while a posting or an expected access exists, with a back-off: at once for a moment, then after short waits.
+Once this rank's memory has been offered they get a turn now and then for ever: a peer whose access is over may still
+read, and its read comes to rest only with our help. An error in one posting ends that posting, never the thread.
 
-Ending: `close` is explicit, in order and bounded. A program that forgets it gets it at interpreter
-exit, since a copy into memory that is being torn down would crash the process. A signal that ends
-the process without an interpreter exit needs nothing: shared pools and sockets have no names.
+`close` is explicit, ordered and bounded. A program that forgets it gets it at interpreter exit, since a copy into
+memory that is being torn down would crash the process. A signal that ends the process without an interpreter exit needs
+nothing: shared pools and sockets have no names.
 """
 
 import atexit
@@ -41,21 +41,21 @@ from kvgrpc.datapath.throttle import Pace
 _log = logging.getLogger(__name__)
 
 BEST_FIRST = ("shm", "cma", "nixl", "cuda_vmm", "collective", "loopback")
-"""The order to allow paths in, unless an operator wants another."""
+"""Order in which to allow paths, unless an operator wants another."""
 _AT_EXIT_S = 2.0
 _STUCK_S = 5.0
-"""How much longer than its deadline `close` waits for a library that does not return."""
+"""Time that `close` waits beyond its deadline for a library that does not return, in seconds."""
 _LOOK_AGAIN_S = 0.5
-"""Postings in flight are looked at this often even if no data path calls `wake`."""
+"""Maximum interval between looks at postings in flight, in seconds, even if no data path calls `wake`."""
 _IDLE_TURN_S = 0.02
-"""Between turns of paths that need polling while none is known to be needed: 0.3 % of a core."""
+"""Interval between turns of paths that need polling while none is known to be needed, in seconds: 0.3 % of a core."""
 
 
 class Mover:
     """Moves bytes into `memory` of rank `rank`.
 
-    `paths` are this rank's data paths; the mover closes them, and the `mirror` that the memory is. `report` is called
-    from the mover's thread and must not block: see `kvgrpc.datapath.reports`.
+    The mover closes `paths`, this rank's data paths, and the `mirror` if the memory is one. `report` is called from the
+    mover's thread and must not block: see `kvgrpc.datapath.reports`.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Mover:
         self._pace = None if limit is None else Pace(limit)
         self._inbox = Inbox()
         self._thread = threading.Thread(target=self._run, args=(memory,), name=f"kvgrpc-mover-{rank}", daemon=True)
-        # From here on used by the mover's thread only, but for reads in progress_age_s and _at_once.
+        # Only the mover's thread uses these. progress_age_s reads some; _at_once acts while the thread is idle.
         self._links = Links(rank, self._paths, self._inbox.later, self._report)
         self._sends = Sends(rank, paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
         self._lost: dict[str, Flight] = {}
-        """Postings that ended without proof."""
+        """Postings that ended without proof, by id."""
         self._staging = Staging(rank, memory, settings.copy_threads, settings.staging_bytes)
         self._offered = self._at_rest = False
         self._close_at: float | None = None
@@ -99,79 +99,78 @@ class Mover:
         self._thread.start()
 
     def offer(self, key: str, peer: str = "") -> None:
-        """Asks for a RankEndpoint for one peer: `EndpointOffered` with this key."""
+        """Asks for a RankEndpoint for one peer; `EndpointOffered` with this key answers."""
         self._inbox.ask(partial(self._offer, key, peer))
 
     def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
-        """Tries the allowed paths in their order; `PeerMapped` with this `attempt`.
+        """Tries the allowed paths in order; `PeerMapped` with this `attempt` answers.
 
-        The endpoint names the rank of the peer. Each is connected once: disconnect the peer before it is again.
+        The endpoint names the rank of the peer. A connected rank must be disconnected before it is connected again.
         """
         self._inbox.ask(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
     def post(self, post: Post, arrival: Arrival | None = None, *, at_once: bool = False) -> PostingEnded | None:
-        """Reads from the peer's rank into this one's memory, or writes there; `PostingEnded`, always.
+        """Reads from the peer's rank into this one's memory, or writes there; `PostingEnded` always answers.
 
-        What is read is summed up for `arrival`. A write fails where the data path to that rank offers none. `at_once`:
-        this call may itself copy a little, if that rank has no posting under way and the thread nothing to do. It then
-        returns what is otherwise reported. Raises AlreadyExists while a posting of that name has not ended.
+        Bytes that are read are checksummed for `arrival`. A write fails if the data path to that rank offers none. With
+        `at_once`, this call may make a small copy itself, if that rank has no posting in flight and the thread is idle,
+        and returns the end that is otherwise reported. Raises AlreadyExists while a posting of that name is in flight.
         """
         at_once = at_once and not (arrival or post.repack or self._pace or self._mirror)
         here = partial(self._at_once, post) if at_once else None
         return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
 
     def send(self, name: str, peer: str, ask: SendAsk) -> None:
-        """Sends to a peer's rank what it asked for: `SendPosted` with this name once that is under way."""
+        """Sends to a peer's rank what it asked for. `SendPosted` with this name reports that the send is in flight."""
         self._inbox.ask(partial(self._sends.send, name, peer, ask))
 
     def answer_send(self, peer: str, answer: SendAnswer) -> None:
         self._inbox.ask(partial(self._sends.answered, peer, answer))
 
     def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
-        """Closes the transports to all ranks of the peer, or to one, each when its last posting has ended:
-        `Disconnected` for each, or once if there is none.
+        """Closes the transports to all ranks of the peer, or to one, each when its last posting has ended.
+        `Disconnected` answers for each, or once if there is none.
 
-        `watch`: if ends of processes are waited for, they still are. `gone`: what the peer was offered is void.
+        With `watch`, awaited ends of processes are still awaited. With `gone`, what the peer was offered is void.
         """
         self._inbox.ask(partial(self._links.disconnect, peer, watch, gone, peer_rank))
 
     def rekey(self) -> None:
-        """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.
+        """Ends access by the paths by which peers write, and starts these paths anew; `Rekeyed` answers.
 
-        Postings on them end, their peers are disconnected, and earlier offers are void: who wants in
-        needs a new one. Accesses that are expected stay so.
+        Postings on them end, their peers are disconnected, and earlier offers are void: a peer needs a new one to come
+        back. Accesses that are expected stay expected.
         """
         self._inbox.ask(self._rekey)
 
     def await_end(self, peer: str) -> None:
-        """From now on the ends of the processes of the peer's connected ranks are looked for: `ProcessEnded` of each. A
-        disconnect may end that. Where a process cannot be seen, nothing ever comes.
+        """Begins to await the ends of the processes of the peer's connected ranks; `ProcessEnded` reports each. A
+        disconnect may end that. An end that cannot be seen is never reported.
         """
         self._inbox.ask(partial(self._links.await_end, peer))
 
     def expect(self, access: str, operation: Operation = Operation.READ) -> None:
-        """From now on peers may read this rank's memory, or write it, under `access`. Idempotent."""
+        """Records that peers may read this rank's memory, or write it, under `access`. Idempotent."""
         self._inbox.ask(partial(self._expected.__setitem__, access, operation))
 
     def unexpect(self, access: str) -> None:
-        """This rank's memory is not accessed under `access` any more. Idempotent."""
+        """Records that this rank's memory is not accessed under `access` any more. Idempotent."""
         self._inbox.ask(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
-        """For how long the oldest posting in flight, or the thread itself, has made no progress: 0 while nothing is to
-        be done. Any thread may ask.
+        """Returns the time in seconds for which the oldest posting in flight, or the thread itself, has made no
+        progress; 0 if there is nothing to do. Any thread may call it.
         """
         now = time.monotonic()
         since = [t for t in (self._busy_since, self._oldest_news_at) if t is not None]
         return max(now - min(since), 0.0) if since else 0.0
 
     def close(self, deadline_s: float) -> bool:
-        """Lets postings end for `deadline_s`, then closes links and paths under those that have not.
+        """Waits `deadline_s` for postings to end, then closes links and paths under the remaining ones.
 
-        Returns whether the memory is at rest: False when a library does not return or did not close, or
-        a peer may still write (an access for that is expected, and its path cannot speak for the peer),
-        and then its memory must stay. Every posting has been reported if it returned. Idempotent; not
-        from `report`.
+        Returns True if the memory is at rest, and False if a library does not return or did not close, or if a peer may
+        still write (an access for that is expected, and its path cannot speak for the peer). The memory must then stay.
+        If the thread returned, every posting was reported. Idempotent; must not be called from `report`.
         """
         self._inbox.close(partial(self._begin_close, time.monotonic() + deadline_s))
         atexit.unregister(self.close)
@@ -181,14 +180,14 @@ class Mover:
         return self._at_rest and not self._thread.is_alive()
 
     def _at_once(self, post: Post) -> PostingEnded | None:
-        """Does it in the caller's thread, while this one has done all that was asked; None: it is not for that."""
+        """Performs a posting in the caller's thread while the mover's is idle. Returns None if it must be queued."""
         link = self._links.get(post.peer, post.peer_rank)
         if link is None or link.flights or post.operation is not Operation.READ or not link.ends_at_once(post.runs):
             return None
         try:
             item = Flight(post, None, link, self._memory_bytes, None)
         except DataPathFailed:
-            return None  # it is refused as every other one is
+            return None  # the queued posting is refused like any other
         ended = item.turn(time.monotonic())
         assert ended is not None, "the data path said so"
         self._note_lost(item, ended)
@@ -221,14 +220,14 @@ class Mover:
             self._turn_all()
 
     def _turn_all(self) -> None:
-        """Gives every path that needs it a turn, and looks at every posting."""
+        """Gives a turn to every path that needs it, and polls every posting."""
         for path in self._polled:
             calls.progress(path)
         for item in list(self._flights.values()):
             self._turn(item)
 
     def _turn(self, item: Flight) -> None:
-        """Looks at one posting, unless it has ended since that was asked for."""
+        """Polls one posting, unless it has ended since the request."""
         if self._flights.get(item.posting) is not item:
             return
         ended = item.turn(time.monotonic())
@@ -255,7 +254,7 @@ class Mover:
         return any(item.link.path.needs_polling for item in self._flights.values())
 
     def _wait_s(self, now: float) -> float | None:
-        """How long to wait for a command; None: until one comes."""
+        """Returns the time to wait for a command, or None to wait until one comes."""
         waits = [item.start_at - now for item in self._flights.values() if item.start_at]
         if self._polled and self._offered:
             waits.append(_IDLE_TURN_S)
@@ -307,7 +306,7 @@ class Mover:
         self._turn(item)
 
     def _landing(self, post: Post) -> Landing | None:
-        """Raises DataPathFailed for what is not of this memory."""
+        """Returns the landing of a read into a mirror. Raises DataPathFailed for runs outside this memory."""
         if self._mirror is None or post.operation is not Operation.READ:
             return None
         if post.repack is not None:
@@ -323,18 +322,18 @@ class Mover:
     def _rekey(self) -> None:
         errors = [self._rekey_path(path) for path in self._paths.values()]
         for item in list(self._flights.values()):
-            self._turn(item)  # re-packs of other paths that ended with those of a path that began anew
+            self._turn(item)  # re-packs of other paths that ended with those of a re-keyed path
         self._note_oldest()
         self._report(Rekeyed(self._endpoint.rank, "; ".join(filter(None, errors))))
 
     def _rekey_path(self, path: DataPath) -> str:
-        """Why an access of before may still follow; empty: none does."""
+        """Re-keys one path. Returns why an earlier access may still follow, or an empty text."""
         if not isinstance(path, WrittenByPeers):
             return ""
         late = path.late_writes
         flights = [item for item in self._flights.values() if item.link.path is path and not item.lands]
         if any(item.repacks for item in flights):
-            self._staging.stop()  # a copy of what a posting has brought is a part of it, and ends with it
+            self._staging.stop()  # a copy out of the staging buffer is a part of its posting, and ends with it
         broken = calls.rekey(path.name, path)
         for item in flights:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
@@ -345,7 +344,7 @@ class Mover:
         return broken or late
 
     def _find_lost(self, path: DataPath) -> None:
-        """What a path lost has ended here, since the path has begun anew. What it wrote may still land at the peer."""
+        """Ends the lost postings of a re-keyed path. Bytes that they wrote may still land at the peer."""
         for posting, item in list(self._lost.items()):
             if item.link.path is path and not item.lands:
                 del self._lost[posting]
@@ -360,8 +359,8 @@ class Mover:
     # ---- the end
 
     def _tear_down(self) -> None:
-        """Links first, then paths: a library's agent goes after what was made with it."""
-        while (command := self._inbox.next(0)) is not None:  # connects that ended just before they were given up
+        """Closes links first, then paths: a library's agent must outlive what was made with it."""
+        while (command := self._inbox.next(0)) is not None:  # connects that ended just before they were cancelled
             self._perform(command)
         self._links.let_go()
         busy = {id(item.link) for item in self._flights.values()}

@@ -1,4 +1,4 @@
-"""Sends of this rank, and those that it asks of ranks of peers. Used from the mover's thread only."""
+"""Sends of this rank, and sends that it asks of peers' ranks. Only the mover's thread uses them."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from kvgrpc.datapath.reports import Report
 
 
 class Sends:
-    """Joins the data path by which ranks send, if there is one, with what the owner of the mover is told."""
+    """Connects the data path by which ranks send, if there is one, to the reports of the mover."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Sends:
             self._path.bind(later, self._want)
 
     def send(self, name: str, peer: str, ask: SendAsk) -> None:
-        """Begins to send; SendPosted, once."""
+        """Begins to send; SendPosted answers, once."""
 
         def posted(values: Values, error: str) -> None:
             self._report(SendPosted(self._rank, name, values, error))
@@ -36,7 +36,7 @@ class Sends:
             self._path.send(peer, ask, posted)
 
     def answered(self, peer: str, answer: SendAnswer) -> None:
-        """What came of a SendWanted."""
+        """Takes the answer to a SendWanted."""
         if self._path is not None:
             self._path.answered(peer, answer)
 

@@ -1,4 +1,4 @@
-"""What an operator may say of a mover."""
+"""Settings of a mover that an operator may change."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from kvgrpc.core.values.bridge import STAGING_BYTES
 
 @dataclass(frozen=True)
 class MoverSettings:
-    """Of one rank."""
+    """Settings of the mover of one rank."""
 
     bandwidth_limit_bytes_per_s: float | None = None
-    """A cap on what this rank moves; None: no limit."""
+    """Maximum bytes per second that this rank moves; None: no limit."""
     copy_threads: int = 2
-    """That re-pack at once."""
+    """Number of threads that re-pack."""
     staging_bytes: int = STAGING_BYTES
-    """Host memory that re-packs may take, from the first one on."""
+    """Bytes of host memory for re-packs, allocated at the first one."""
 
 
 DEFAULTS = MoverSettings()

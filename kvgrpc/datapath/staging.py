@@ -1,8 +1,8 @@
-"""The staging arena of a rank: where bytes wait that are re-packed, and who copies them from there.
+"""The staging arena of a rank: it holds bytes until they are re-packed, and has the threads that copy them.
 
-One allocation, made at the first posting that needs it, which never grows; postings get pieces of it, in the order in
-which they asked. A piece is handed on only when it is proved that nothing of its posting lands in it any more: else it
-is lost, since a late write would hit the bytes of another posting. Used by the mover's thread only.
+The arena is one allocation, made at the first posting that needs it, and never grows. Postings get pieces of it in the
+order of their requests. A piece is reused only when it is proved that nothing of its posting lands in it any more. Else
+it is lost, since a late write would hit the bytes of another posting. Only the mover's thread uses the arena.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _KEPT: list[object] = []
 
 @dataclass(eq=False)
 class Claim:
-    """A posting's wish for room, which it has, waits for, or cannot get any more."""
+    """A posting's request for room: granted, waiting, or refused."""
 
     nbytes: int
     wake: Callable[[], None]
-    """Called when one of the following has changed."""
+    """Callback for a change of one of the following."""
     buffer: Buffer | None = None
     refused: str = ""
 
@@ -53,12 +53,12 @@ class Staging:
         self._arena: mmap.mmap | None = None
         self._address = 0
         self._taken: dict[Claim, tuple[int, int]] = {}
-        """Where the piece of each begins and ends; with those that are lost."""
+        """Begin and end of each claim's piece, including lost ones."""
         self._lost: set[Claim] = set()
         self._waiting: deque[Claim] = deque()
 
     def check(self, post: Post) -> Repack:
-        """What the posting ends with. Raises DataPathFailed, before anything is started, where it cannot be done."""
+        """Returns the posting's re-pack. Raises DataPathFailed, before anything is started, if it cannot be done."""
         repack = post.repack
         assert repack is not None
         if post.operation is not Operation.READ:
@@ -71,19 +71,19 @@ class Staging:
         return repack
 
     def check_room(self, nbytes: int) -> None:
-        """Raises DataPathFailed where so much will never have room."""
+        """Raises DataPathFailed if there will never be room for `nbytes` bytes."""
         if why := self._impossible(nbytes):
             raise DataPathFailed(why)
 
     def claim(self, nbytes: int, wake: Callable[[], None]) -> Claim:
-        """Room for a posting that was checked: at once, or in its turn."""
+        """Requests room for a checked posting, which is granted at once, or in its turn."""
         claim = Claim(nbytes, wake)
         self._waiting.append(claim)
         self._grant()
         return claim
 
     def end(self, claim: Claim, at_rest: bool) -> None:
-        """Its posting has ended; not `at_rest`: something may still land in its piece. May be called again."""
+        """Ends a claim with its posting. Not `at_rest`: something may still land in its piece. May be called again."""
         if claim in self._waiting:
             self._waiting.remove(claim)
         if at_rest:
@@ -99,7 +99,7 @@ class Staging:
             granted.wake()
 
     def start(self, repack: Repack, buffer: Buffer, wake: Callable[[], None]) -> PiecesPosting:
-        """Copies the strips of what is in the buffer. Raises DataPathFailed when nothing was started."""
+        """Starts to copy the strips out of the buffer. Raises DataPathFailed if nothing was started."""
         work_bytes = piece_bytes(repack.total_bytes, self._threads)
         works = works_of(repack.strips, buffer.segment, self._own, work_bytes)
         posting = PiecesPosting(len(works), lambda i: works[i](), wake)
@@ -107,18 +107,18 @@ class Staging:
         return posting
 
     def stop(self) -> None:
-        """Ends all copies under way, after the piece that each thread is at."""
+        """Ends all copies in flight, after the piece that each thread is at."""
         self._crew.close()
         self._crew = Crew(self._name, self._threads)
 
     def close(self) -> None:
-        """Once all postings have ended."""
+        """Closes the arena. All postings must have ended."""
         self._crew.close()
         if self._lost:
             _KEPT.append(self._arena)
 
     def _grant(self) -> list[Claim]:
-        """Those that wait and have room now, in their order."""
+        """Grants room to waiting claims, in order. Returns those that were granted or refused."""
         granted = []
         while self._waiting and (begin := self._room(self._waiting[0].nbytes, self._taken)) is not None:
             claim = self._waiting.popleft()
@@ -132,7 +132,7 @@ class Staging:
         return granted
 
     def _room(self, nbytes: int, besides: Iterable[Claim]) -> int | None:
-        """Where a piece may begin so that it touches none of those."""
+        """Returns an offset at which a piece touches none of the claims in `besides`, or None."""
         taken = sorted(self._taken[claim] for claim in besides)
         for (_, end), (begin, _) in pairwise([(0, 0), *taken, (self._nbytes, self._nbytes)]):
             if begin - end >= _whole(nbytes):
@@ -140,7 +140,7 @@ class Staging:
         return None
 
     def _impossible(self, nbytes: int) -> str:
-        """Why there will never be room for it; empty: in time there is."""
+        """Returns why there will never be room, or an empty text if there will be."""
         if nbytes >= 0 and self._room(nbytes, self._lost) is not None:
             return ""
         nbytes_lost = sum(end - begin for begin, end in (self._taken[claim] for claim in self._lost))

@@ -1,7 +1,7 @@
-"""A cap on what one rank moves: an operator's way to leave bandwidth to others on the host.
+"""A cap on the bytes that one rank moves, by which an operator leaves bandwidth to others on the host.
 
-Postings are cut into slices, and each slice is booked on one timeline that runs at the cap. Pure
-arithmetic: the mover asks when a slice may start and waits by itself.
+Postings are cut into slices, and each slice is booked on one timeline that runs at the cap. This is pure arithmetic:
+the mover asks when a slice may start, and waits by itself.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvgrpc.errors import InvalidRequest, Reason
 
 SLICE_S = 0.02
-"""A slice is what the cap allows in this time: short, so that postings share the cap fairly."""
+"""Time in which the cap allows one slice, in seconds: short, so that postings share the cap fairly."""
 _SLICE_BYTES_MIN = 4096
 
 
@@ -29,6 +29,6 @@ class Pace:
         return max(int(self.bytes_per_s * SLICE_S), _SLICE_BYTES_MIN)
 
     def book(self, nbytes: int, now: float) -> float:
-        """When `nbytes` may start to move: after the time that they and all before them take."""
+        """Returns the time at which `nbytes` may start to move: after the time that they and all before them take."""
         self._free_at = max(self._free_at, now) + nbytes / self.bytes_per_s
         return self._free_at

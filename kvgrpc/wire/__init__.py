@@ -1,5 +1,5 @@
-"""Protobuf to core and back. No gRPC: shared by the service, the session and the engine's library.
+"""Conversion between Protobuf messages and core values, without gRPC.
 
-Here ends everything that is wrong in form: what leaves `kvgrpc.wire` towards the core has every field in its type and
-range; whether it makes sense is the core's to say. Errors name the field by its path in the request.
+All checks of form are here: every field that leaves `kvgrpc.wire` towards the core has its type and range. The core
+decides if the values make sense. Errors name the field by its path in the request.
 """

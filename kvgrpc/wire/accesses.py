@@ -1,4 +1,4 @@
-"""Calls of one lead to another about accesses: requests from the core's rows, and the core's results from answers."""
+"""Calls between leads about accesses: requests from the core's rows, and the core's results from answers."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,7 +19,7 @@ _Row = TypeVar("_Row")
 
 
 def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAccessRequest:
-    """OpenAccess with one row."""
+    """Makes an OpenAccess request with one row."""
     row = peer_pb2.AccessOpening(
         access_id=opening.access_id,
         token=opening.token,
@@ -45,7 +45,7 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
 
 
 def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.SettleAccessRequest:
-    """SettleAccess with one row."""
+    """Makes a SettleAccess request with one row."""
     row = peer_pb2.AccessSettling(
         access_id=settling.access_id,
         last=settling.last,
@@ -57,7 +57,7 @@ def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.Sett
 
 
 def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAccessRequest:
-    """CloseAccess with one row."""
+    """Makes a CloseAccess request with one row."""
     row = peer_pb2.AccessClosing(
         access_id=closing.access_id,
         outcome=CLOSE_OUTCOMES[closing.outcome],
@@ -69,7 +69,7 @@ def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAc
 
 
 def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
-    """PartsReady."""
+    """Makes a PartsReady request."""
     request = peer_pb2.PartsReadyRequest(caller=caller, access_id=access_id)
     _put_parts(parts, request.parts)
     return request
@@ -78,7 +78,7 @@ def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[Rea
 def checksum_request(
     caller: peer_pb2.Caller, access_id: bytes, blocks: Sequence[tuple[Blocks, LayerRange | None]]
 ) -> peer_pb2.ChecksumBlocksRequest:
-    """ChecksumBlocks."""
+    """Makes a ChecksumBlocks request."""
     request = peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=access_id)
     for lists, layers in blocks:
         row = request.blocks.add()
@@ -91,14 +91,14 @@ def checksum_request(
 
 
 def checksums(reply: peer_pb2.ChecksumBlocksResponse) -> tuple[bytes, ...]:
-    """Of each rank. Raises what is wrong with the answer."""
+    """Returns the checksums of each rank. Raises PreconditionFailed for a malformed answer."""
     if [row.rank for row in reply.ranks] != list(range(len(reply.ranks))):
         raise PreconditionFailed(Reason.PEER_FAILED, "the peer's checksums are not those of its ranks in their order")
     return tuple(packed_checksums(row.values) for row in reply.ranks)
 
 
 def put_checksums(by_rank: Sequence[bytes], reply: peer_pb2.ChecksumBlocksResponse) -> None:
-    """The inverse of `checksums`."""
+    """Writes the checksums of each rank into an answer: the inverse of `checksums`."""
     for rank, values in enumerate(by_rank):
         reply.ranks.add(rank=rank, values=unpacked_checksums(values))
 
@@ -115,7 +115,7 @@ def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer
 
 
 def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
-    """The one row of OpenAccess. Raises the row's failure, or what is wrong with the answer."""
+    """Returns the one row of OpenAccess. Raises the row's failure, or an error for a malformed answer."""
     row = _only(reply.results)
     if row.HasField("failure"):
         raise PreconditionFailed(core_reason(row.failure.reason), note(row.failure.message))
@@ -137,19 +137,19 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
 
 
 def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
-    """The one row of SettleAccess. Raises what is wrong with the answer."""
+    """Returns the verdict of the one row of SettleAccess. Raises an error for a malformed answer."""
     row = _only(reply.results)
     valid = row.verdict == peer_pb2.VERDICT_VALID
     return Verdict(valid, None if valid else core_reason(row.reason), note(row.message))
 
 
 def call_error(error: KVGrpcError) -> peer_pb2.CallError:
-    """The error of a call of a conversation."""
+    """Returns the message for the error of a call in a conversation."""
     return peer_pb2.CallError(code=error.code, reason=reason(error.reason), message=error.message)
 
 
 def _only(rows: Sequence[_Row]) -> _Row:
-    """The row of a call with one row. Raises when the peer did not answer it."""
+    """Returns the row of a call with one row. Raises InternalError if the peer answered another number of rows."""
     if len(rows) != 1:
         raise InternalError(Reason.PEER_FAILED, f"the peer answered {len(rows)} rows for one")
     return rows[0]

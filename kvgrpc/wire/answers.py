@@ -1,4 +1,4 @@
-"""The core's answers, transfers, leases and pins to messages."""
+"""Conversion of the core's answers, transfers, leases and pins to messages."""
 
 import re
 
@@ -72,18 +72,18 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 
 
 def trace_id(traceparent: str) -> str:
-    """The trace id in a W3C traceparent; empty for anything else, and for one that is longer than any text."""
+    """Returns the trace id in a W3C traceparent; empty if it is malformed or longer than TEXT_BYTES_MAX."""
     found = _TRACEPARENT.fullmatch(traceparent) if 0 < len(traceparent) <= TEXT_BYTES_MAX else None
     return found[1] if found else ""
 
 
 def readable_trace(traceparent: str) -> str:
-    """A caller's traceparent; empty for what is none."""
+    """Returns a caller's traceparent, or an empty text if it is malformed."""
     return traceparent if trace_id(traceparent) else ""
 
 
 def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
-    """A transfer as it is (was) at its event; ages are counted to `now`."""
+    """Returns the message of a transfer as of its last event. Ages are counted to `now`."""
     end = value.ended if value.ended is not None else now
     made = transfer_pb2.Transfer(
         transfer_id=value.id,
@@ -123,7 +123,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
 
 
 def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
-    """A lease as it was when it was looked at, in that life of its engine."""
+    """Returns the message of a lease as of the view, in that life of its engine."""
     return lease_pb2.Lease(
         lease_id=value.id,
         state=LEASE_STATES[value.state],
@@ -146,7 +146,7 @@ def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
 
 
 def reclaimed(value: Reclaimed, incarnation: int) -> pool_pb2.Reclaimed:
-    """What was taken back from leases, in that life of their engine."""
+    """Returns the message of what was reclaimed from leases, in that life of their engine."""
     return pool_pb2.Reclaimed(
         enough=value.enough,
         leases=[
@@ -171,12 +171,12 @@ def reclaimed(value: Reclaimed, incarnation: int) -> pool_pb2.Reclaimed:
 
 
 def allocated_blocks(value: Allocated, incarnation: int) -> common_pb2.Blocks | None:
-    """What an allocation holds, in that life of its engine; None where nothing was allocated (validate_only)."""
+    """Returns the blocks of an allocation, in that life of its engine; None if none was made (validate_only)."""
     return pool_blocks(value.blocks, incarnation, value.allocation_id) if value.allocation_id else None
 
 
 def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
-    """The rows of a renewal. Leases that are renewed together mostly have the same time left: one message for all."""
+    """Returns the rows of a renewal. Rows with equal content share one message: most leases have the same time left."""
     made: dict[tuple[float, Reason | None, LeaseState | None], lease_pb2.RenewedLease] = {}
     return [made.get(row) or made.setdefault(row, _renewed(*row)) for row in value.rows]
 
@@ -187,7 +187,7 @@ def _renewed(left_s: float, why: Reason | None, state: LeaseState | None) -> lea
 
 
 def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:
-    """The rows of OpenAccess. Written in place: a message that is put into another one is copied, blocks and all."""
+    """Writes the rows of OpenAccess in place: a message that is put into another one is copied with all its blocks."""
     for row in value.rows:
         made = into.results.add()
         if isinstance(row, Opened):
@@ -197,7 +197,7 @@ def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:
 
 
 def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
-    """The rows of SettleAccess."""
+    """Returns the rows of SettleAccess."""
     return [
         peer_pb2.SettledAccess(
             verdict=peer_pb2.VERDICT_VALID if row.valid else peer_pb2.VERDICT_STALE,
@@ -209,7 +209,7 @@ def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
 
 
 def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
-    for group, ids in row.blocks:  # also those without blocks: a destination that has all tokens says so for each
+    for group, ids in row.blocks:  # also groups without blocks: a destination that has all tokens says so for each
         put_runs(ids, into.blocks.add(group=group).runs)
     into.token_count = row.token_count
     into.offer_tokens = row.offer_tokens

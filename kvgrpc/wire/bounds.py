@@ -1,7 +1,7 @@
-"""How much a message may hold: counted before anything is made of it.
+"""Bounds on what a message may hold. Counts are checked before anything is made of the message.
 
-A message of 4 MB has room for two million empty rows, or for one text that is as long. Rows cost the loop that handles
-everything, texts the memory of their keeper.
+A message of 4 MB has room for two million empty rows, or for one text of that length. Rows cost time of the loop that
+handles everything, and texts cost memory for as long as they are kept.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -14,59 +14,59 @@ from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2
 
 ROWS_MAX = 256
-"""Rows of a batch between leads: far more than any lead sends."""
+"""Maximum rows of a batch between leads: far more than any lead sends."""
 CALLS_MAX = 4_096
-"""Calls of one message of a stream between leads."""
+"""Maximum calls in one message of a stream between leads."""
 FRAME_ROWS_MAX = 65_536
-"""Calls, or reports, of one frame of a session."""
+"""Maximum calls, or reports, in one frame of a session."""
 RANGES_MAX = 16_384
-"""Ranges of layers, names of data paths, or rows of blocks to sum up, in one message."""
+"""Maximum layer ranges, data path names, or rows of blocks for checksums, in one message."""
 RUNS_MAX = 1 << 20
-"""Runs of blocks in one message."""
+"""Maximum runs of blocks in one message."""
 BLOCKS_MAX = 1 << 20
-"""Blocks that all runs of one message name: 16 times what a request may, for the calls of a step."""
+"""Maximum blocks that all runs of one message name: 16 times the limit of a request, for the calls of a step."""
 GROUPS_MAX = 256
-"""Groups of a pool, and so rows of one list of blocks."""
+"""Maximum groups of a pool, and therefore rows of one list of blocks."""
 BLOCK_ROWS_MAX = 65_536
-"""Rows of all lists of blocks of one message."""
+"""Maximum rows of all lists of blocks in one message."""
 REGIONS_MAX = 4_096
-"""Regions of a pool."""
+"""Maximum regions of a pool."""
 SEGMENTS_MAX = SPANS_MAX
-"""Segments of all endpoints of one message."""
+"""Maximum segments of all endpoints in one message."""
 DIFFERENCES_MAX = 4_096
-"""Fields in which two engines differ."""
+"""Maximum number of fields in which two engines differ."""
 ENDPOINTS_MAX = 4_096
-"""Ranks of an engine, each with one endpoint."""
+"""Maximum ranks of an engine, each with one endpoint."""
 IDS_MAX = 65_536
-"""Ids of transfers in one call."""
+"""Maximum ids of transfers in one call."""
 TOKENS_MAX = 1 << 20
-"""Tokens of one content that is stated by them; a digest chain may be longer."""
+"""Maximum tokens of one content that lists its tokens. A digest chain may be longer."""
 ITEMS_MAX = 8_192
-"""Multimodal items of one content."""
+"""Maximum multimodal items of one content."""
 SEND_RUNS_MAX = 131_072
-"""Runs of one send: no more than a posting has."""
+"""Maximum runs of one send, the same as for a posting."""
 SEND_VALUES_MAX = 4
-"""What one half of a process group tells the other."""
+"""Maximum number of values that one half of a process group tells the other."""
 SEND_KEY_BYTES_MAX = 64
 SEND_VALUE_BYTES_MAX = 4_096
 STRIPS_MAX = 131_072
-"""Strips of one re-pack: no more than a posting has runs."""
+"""Maximum strips of one re-pack, the same as for a posting's runs."""
 NAMES_MAX = 64
-"""Short lists of names: features, states to filter by."""
+"""Maximum length of short lists of names, such as features, or states to filter by."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-"""A message within another one, which is bounded by itself when it is read."""
+"""Maximum bytes of a message within another one, whose own bounds are checked when it is read."""
 TEXT_BYTES_MAX = 256
-"""Bound on labels such as request ids, so that no caller stores a novel here."""
+"""Maximum bytes of labels such as request ids, which the server stores."""
 SALT_BYTES_MAX = 4_096
-"""Of texts that are hashed and not kept."""
+"""Maximum bytes of texts that are hashed and not kept."""
 SECRET_BYTES_MAX = 4_096
-"""Of ids, keys and tokens: far more than any has that is right."""
+"""Maximum bytes of ids, keys and tokens: far more than any valid one has."""
 METADATA_BYTES_MAX = 1 << 20
-"""Of what a library says of its endpoint."""
+"""Maximum bytes of a library's metadata for its endpoint."""
 DIGESTS_BYTES_MAX = 1 << 22
-"""A chain over two million tokens."""
+"""Maximum bytes of a digest chain: over two million tokens."""
 ADDRESS_MAX = 2**53 - 1
-"""Of a process: above what the kernel gives out unless it is asked to, and what every language can hold."""
+"""Maximum address in a process. The kernel gives out higher ones only on request, and every language can hold it."""
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -81,13 +81,13 @@ def check_count(field: str, count: int, most: int) -> None:
 
 
 def check_counts(field: str, lists: Iterable[Sized], most: int) -> None:
-    """As `check_count`, for all rows of a field that several rows have."""
+    """Does what `check_count` does, for the sum of a field's rows over several messages."""
     check_count(field, sum(map(len, lists)), most)
 
 
 def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], rows: int, ids: int) -> None:
-    """Raises OutOfRange (LIMIT_EXCEEDED) for more rows of blocks than `rows`, or more than `ids` blocks in all of them:
-    counted before anything is made of their runs.
+    """Raises OutOfRange (LIMIT_EXCEEDED) for more rows of blocks than `rows`, or more than `ids` blocks in all of them.
+    The blocks are counted before the runs are expanded.
     """
     check_counts(field, lists, rows)
     named = sum(blocks_named(row.runs.counts) for some in lists for row in some)
@@ -101,12 +101,12 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
 
 
 def blocks_named(counts: Sequence[int]) -> int:
-    """How many blocks runs name, by the repeated field of their lengths."""
+    """Returns the number of blocks that runs name, from the repeated field of their lengths."""
     return int(np.asarray(counts).sum()) if len(counts) > FEW_IDS else sum(counts)
 
 
 def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
-    """A text that is kept. Raises InvalidRequest for a long one."""
+    """Returns a text that will be kept. Raises InvalidRequest if it is too long."""
     if len(value) > most or len(value.encode()) > most:
         raise invalid(field, f"has at most {most} bytes")
     return value

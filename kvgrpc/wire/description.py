@@ -1,4 +1,4 @@
-"""Engines, pools and peers."""
+"""Conversion of engines, pools and peers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,9 +59,9 @@ PEER_STATES = {
 }
 ENGINE_ID_BYTES_MAX = 255
 PATHS_SHOWN_MAX = 256
-"""Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
+"""Maximum number of paths that a reply lists: more than any engine has ranks, and rows of a list stay short."""
 _STRIDES = "layer_bytes", "values_bytes", "head_bytes", "token_bytes", "key_element_bytes"
-"""The fields of `Strides`, as the message has them."""
+"""Fields of `Strides`, by their names in the message."""
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
@@ -70,7 +70,7 @@ _CORE_FEATURES = {int(v): k for k, v in FEATURES.items()}
 
 
 def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDescription:
-    """A pool's description."""
+    """Returns the message of a pool."""
     return pool_types_pb2.PoolDescription(
         kind=POOL_KINDS[kind],
         groups=[
@@ -118,7 +118,7 @@ def _named(strides: Strides) -> dict[str, int]:
 
 
 def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLayout:
-    """A layout. Raises InvalidRequest with the fields that make it unusable, OutOfRange for too many rows."""
+    """Returns a layout. Raises InvalidRequest with the fields that make it unusable, OutOfRange for too many rows."""
     check_count(f"{field}.groups", len(value.groups), GROUPS_MAX)
     check_count(f"{field}.regions", len(value.regions), REGIONS_MAX)
     groups = []
@@ -161,7 +161,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
 
 @contextmanager
 def _layout_at(field: str) -> Iterator[None]:
-    """What refuses a layout names its fields as the schema does, behind the path of its description."""
+    """Translates the fields of a refused layout to the schema's names, after the path of its description."""
     try:
         yield
     except InvalidRequest as error:
@@ -170,7 +170,7 @@ def _layout_at(field: str) -> Iterator[None]:
 
 
 def pool_kind_from_proto(value: int, field: str) -> PoolKind:
-    """Raises InvalidRequest for a kind that is unset or unknown."""
+    """Returns the kind of a pool. Raises InvalidRequest for a kind that is unset or unknown."""
     kind = _CORE_POOL_KINDS.get(value)
     if kind is None:
         raise invalid(field, "is required: SERVER_MANAGED or ENGINE_MANAGED")
@@ -178,7 +178,7 @@ def pool_kind_from_proto(value: int, field: str) -> PoolKind:
 
 
 def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescription:
-    """What an engine is."""
+    """Returns the message of an engine's description."""
     return handshake_pb2.EngineDescription(
         engine_id=engine.engine_id,
         incarnation=engine.incarnation,
@@ -195,7 +195,7 @@ def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescriptio
 
 
 def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> EngineDescription:
-    """What a peer says that it is. Raises InvalidRequest, or OutOfRange for too many rows."""
+    """Returns a peer's description of itself. Raises InvalidRequest, or OutOfRange for too many rows."""
     if not value.engine_id:
         raise invalid(f"{field}.engine_id", "is required")
     check_count(f"{field}.features", len(value.features) + len(value.required_features), NAMES_MAX)
@@ -226,14 +226,14 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
 
 
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:
-    """One field in which two engines differ."""
+    """Returns the message of one field in which two engines differ."""
     return handshake_pb2.FieldDifference(
         field=value.field, here=value.here, there=value.there, bridgeable=value.bridgeable, why=value.why
     )
 
 
 def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
-    """How two ranks move bytes."""
+    """Returns the message of the path by which two ranks move bytes."""
     return handshake_pb2.RankPath(
         rank=value.rank,
         peer_rank=value.peer_rank,
@@ -246,7 +246,7 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
 
 
 def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
-    """A peer as it is now."""
+    """Returns the message of a peer's current state."""
     return handshake_pb2.Peer(
         engine_id=value.engine_id,
         incarnation=value.incarnation,
@@ -261,7 +261,7 @@ def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
 def status_to_proto(
     value: EngineStatus, admission: "handshake_pb2.Admission.ValueType", why: str, *, attached: bool
 ) -> handshake_pb2.EngineStatus:
-    """How an engine is."""
+    """Returns the message of an engine's status."""
     return handshake_pb2.EngineStatus(
         admission=admission,
         admission_reason=why,
@@ -285,12 +285,12 @@ def _order(field: str, value: int) -> str:
 
 
 def _feature(value: int) -> str:
-    """The core's name of a feature; the number of one that is unknown here, which an engine may still require."""
+    """Returns the core's name of a feature, or its number if unknown: a peer may require an unknown feature."""
     return _CORE_FEATURES.get(value, str(value))
 
 
 def _printable(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
-    """As `text`, for a name that logs show as it is. Raises InvalidRequest also for one with control characters."""
+    """Returns a name that is safe for logs. Raises InvalidRequest as `text` does, and for control characters."""
     if not text(field, value, most).isprintable():
         raise invalid(field, "has printable characters only")
     return value

@@ -1,4 +1,4 @@
-"""Endpoints of ranks: how their memory is reached."""
+"""Conversion of the endpoints by which the memory of ranks is reached."""
 
 from collections.abc import Sequence
 
@@ -25,11 +25,11 @@ MEMORY_KINDS = {
 }
 _CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
 SOCKET_PATH_BYTES_MAX = 108
-"""What the kernel takes."""
+"""Maximum bytes of a unix socket's path in the kernel."""
 
 
 def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
-    """How to reach a rank's memory."""
+    """Returns the message of a rank's endpoint."""
     made = pool_types_pb2.RankEndpoint(rank=value.rank)
     if value.shm:
         shm = value.shm
@@ -75,7 +75,7 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
 
 
 def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple[RankEndpoint, ...]:
-    """How a peer says that its ranks can be reached. Raises OutOfRange for too many rows."""
+    """Returns the endpoints that a peer states for its ranks. Raises OutOfRange for too many rows."""
     check_count("endpoints", len(values), ENDPOINTS_MAX)
     check_counts("endpoints.cma.segments", (value.cma.segments for value in values), SEGMENTS_MAX)
     check_counts("endpoints.cuda_vmm.spans", (value.cuda_vmm.spans for value in values), SEGMENTS_MAX)
@@ -85,7 +85,7 @@ def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple
 
 
 def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
-    """How a peer says that its rank can be reached. Raises InvalidRequest for a long text."""
+    """Returns the endpoint that a peer states for a rank. Raises InvalidRequest for a long text."""
     shm = cma = cuda_vmm = nixl = collective = loopback = None
     if value.HasField("shm"):
         s = value.shm

@@ -1,7 +1,7 @@
-"""What each field of a message from outside may hold: one table, and its check before anything is made of a message.
+"""Bounds of the fields of messages from outside: one table, checked before anything is made of a message.
 
-A field without a row here is a mistake, which `bounds_of` tells and a test finds. What depends on settings, on the pool
-or on who calls is checked after this, by the conversions and by the core.
+Every field needs a row here: `bounds_of` raises for a field without one, and a test finds it. Bounds that depend on
+settings, the pool or the caller are checked later, by the conversions and by the core.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ from kvgrpc.wire import bounds
 from kvgrpc.wire.bounds import blocks_named
 
 INTEGER_MAX = 2**53 - 1
-"""What every language can hold, those whose only number is a double too."""
+"""Largest integer that every language can hold, also one whose only number is a double."""
 Field = Any
-"""A FieldDescriptor: there are two classes of them, without a common one."""
+"""Type of a FieldDescriptor. There are two classes of descriptors, without a common base."""
 _Path = tuple[Any, str] | None
-"""Where a message is in the whole one: the path of what it is in, and its field there."""
+"""Position of a message within the whole one: the path of its parent, and its field there."""
 
 
 class Kind(Enum):
-    """What of a field is bounded."""
+    """The quantity of a field that is bounded."""
 
     ROWS = "rows in a message"
     BLOCKS = "blocks in a message"
@@ -58,11 +58,11 @@ class Bound:
     kind: Kind
     most: int
     fields: str
-    """As `field` of any message, or `Message.field`, which goes before that."""
+    """Names of fields, as `field` of any message or as `Message.field`, which takes precedence."""
 
     @property
     def says(self) -> str:
-        """The text of one value."""
+        """Error text for one value."""
         return f"has at most {self.most} bytes" if self.kind is Kind.BYTES else f"is at most {self.most}"
 
 
@@ -150,18 +150,18 @@ _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fie
 
 
 def bounds_of(field: Field) -> tuple[Bound, ...]:
-    """The rows of a field. Raises LookupError for a repeated one, a text, bytes or a number that has none."""
+    """Returns the rows of a field. Raises LookupError for a repeated field, text, bytes or number without a row."""
     return tuple(_bound(field, aspect) for aspect in _aspects(field))
 
 
 class Budget:
-    """What one message may hold, or several that count as one: a step of calls."""
+    """The counts that one message may hold, or several that count as one: a step of calls."""
 
     def __init__(self) -> None:
         self._spent: dict[Field, int] = {}
 
     def take(self, message: Message, path: _Path = None) -> None:
-        """Counts a message, without the calls of a batch, which are taken by themselves.
+        """Counts a message, without the calls of a batch, which are counted one by one.
 
         Raises InvalidRequest (INVALID_FIELD) for a long text or a number out of range, OutOfRange (LIMIT_EXCEEDED) for
         too many rows or blocks.
@@ -183,7 +183,7 @@ class Budget:
         count = len(value) if row.kind is Kind.ROWS else blocks_named(value)
         spent = self._spent[field] = self._spent.get(field, 0) + count
         if spent > row.most:
-            # Runs are of the list that they are in.
+            # Errors about runs name the list that contains them.
             name = _name((path, field.name) if row.kind is Kind.ROWS else path and path[0])
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
@@ -194,22 +194,22 @@ class Budget:
 
 
 def check(message: Message) -> None:
-    """One message by itself. Raises as `Budget.take`."""
+    """Checks one message by itself. Raises what `Budget.take` raises."""
     Budget().take(message)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is done with a field that is set."""
+    """The checks of a field that is set."""
 
     name: str
     rows: Bound | None = None
     fits: Callable[[Any], bool] | None = None
-    """What is asked of its value, or of all its values."""
+    """Predicate for the field's value, or for all its values."""
     most: str = ""
-    """The same in words."""
+    """Error text if `fits` is False."""
     one: bool = False
-    """A message, to be looked into."""
+    """True for a single message whose fields are checked, too."""
     many: bool = False
 
 
@@ -240,16 +240,16 @@ def _plan(field: Field) -> _Plan:
 
 @cache
 def _bounded(kind: Descriptor) -> bool:
-    """Whether a field of that type, at any depth, has a bound. A Duration has none."""
+    """Returns True if a field of a message type has a bound, at any depth. A Duration has none."""
     plans = [_plan(field) for field in kind.fields]
     return any(plan.rows is not None or plan.fits is not None or plan.one or plan.many for plan in plans)
 
 
 def _fits(row: Bound) -> Callable[[Any], bool] | None:
-    """What is asked of one value; None where nothing is refused."""
+    """Returns the predicate for one value, or None if no value is refused."""
     most = row.most
     if row.kind is Kind.BYTES:
-        # No character has more than four bytes.
+        # A character has at most four bytes, so most texts need no encoding.
         return lambda value: len(value) * 4 <= most or len(value.encode() if isinstance(value, str) else value) <= most
     if row.kind is Kind.NUMBER:
         return lambda value: -most <= value <= most

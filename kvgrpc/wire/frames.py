@@ -1,4 +1,4 @@
-"""Frames of a session: a 4-byte big-endian length, then a message. No I/O: bytes in, messages out."""
+"""Frames of a session: a 4-byte big-endian length, then a message. There is no I/O: bytes in, messages out."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,14 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""A batch of calls; each call in it is bounded by the service's own limits."""
+"""Maximum bytes of a frame: a batch of calls. Each call in it is bounded by the service's own limits."""
 _LENGTH = struct.Struct(">I")
 _M = TypeVar("_M", bound=Message)
 _T = TypeVar("_T")
 
 
 def encode(message: Message) -> bytes:
-    """One frame. Raises OutOfRange (LIMIT_EXCEEDED) when it would be longer than any reader takes."""
+    """Returns one frame. Raises OutOfRange (LIMIT_EXCEEDED) if it would be longer than any reader takes."""
     body = message.SerializeToString()
     if len(body) > FRAME_BYTES_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
@@ -26,7 +26,7 @@ def encode(message: Message) -> bytes:
 def encode_rows(
     rows: Sequence[_T], make: Callable[[Sequence[_T]], Message], too_long: Callable[[_T, OutOfRange], None]
 ) -> Iterator[bytes]:
-    """One frame of all rows, or as many as it takes. `too_long` hears of a row that fits into none: it is left out."""
+    """Yields one frame of all rows, or as few as it takes. A row that fits into no frame goes to `too_long` instead."""
     try:
         frame = encode(make(rows))
     except OutOfRange as error:
@@ -48,9 +48,9 @@ class FrameReader(Generic[_M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[_M]:
-        """The messages that are complete now; what is not taken comes with the next call.
+        """Yields the messages that are complete. Messages that the caller does not take come with the next call.
 
-        Raises OutOfRange or InvalidRequest for what is no frame; nothing can be read after that.
+        Raises OutOfRange or InvalidRequest for a malformed frame; nothing can be read after that.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:

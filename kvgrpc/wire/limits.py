@@ -1,4 +1,4 @@
-"""Limits and defaults to the message that callers are told them by, and back."""
+"""Conversion of limits and defaults to the message that tells callers of them, and back."""
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -8,7 +8,7 @@ from kvgrpc.wire.values import duration
 
 
 def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
-    """Limits and defaults."""
+    """Returns the message of limits and defaults."""
     return handshake_pb2.Limits(
         lease_ttl=duration(value.lease_ttl_s),
         lease_cap=duration(value.lease_cap_s),
@@ -28,7 +28,7 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
 
 
 def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
-    """Limits as a lead told them at attach; what is not on the wire keeps its default."""
+    """Returns the limits that a lead stated at attach. Limits that are not on the wire keep their defaults."""
     return Limits(
         lease_ttl_s=_s(value.lease_ttl),
         lease_cap_s=_s(value.lease_cap),

@@ -1,7 +1,7 @@
-"""Many numbers into a message, and out of it, by numpy: from Python lists every number costs six times as much.
+"""Conversion of many numbers into and out of a message by numpy. From Python lists, a number costs six times as much.
 
-What is merged into a message is protobuf's wire format of packed fields of integers; tests compare the message with
-what protobuf makes of lists.
+The bytes that are merged into a message are protobuf's wire format of packed integer fields. Tests compare the message
+with the one that protobuf makes of lists.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from kvgrpc.core.values.descriptors import FEW_IDS, Ids, runs_of, to_runs
 from kvgrpc.v1 import common_pb2
 
 FEW = 1024
-"""Up to so many runs the usual way costs less."""
+"""Number of runs up to which protobuf's own way costs less."""
 
 
 def ids(values: Sequence[int]) -> Ids:
-    """A repeated field of integers."""
+    """Returns a repeated field of integers as an array."""
     return np.asarray(values, dtype=np.int64)
 
 
 def put_columns(into: Message, **columns: Ids) -> None:
-    """Writes repeated fields of one length, by their names, into a message in which they are empty."""
+    """Writes repeated fields of equal length, by their names, into a message in which they are empty."""
     if len(next(iter(columns.values()))) <= FEW:
         for name, values in columns.items():
             getattr(into, name).extend(values.tolist())
@@ -32,7 +32,7 @@ def put_columns(into: Message, **columns: Ids) -> None:
 
 
 def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
-    """Writes maximal runs of consecutive ids, in order, into a message that is empty."""
+    """Writes maximal runs of consecutive ids, in order, into an empty message."""
     if len(ids) <= FEW_IDS:
         starts, counts = to_runs(ids)
         into.starts.extend(starts)
@@ -47,21 +47,21 @@ def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
 
 
 def packed_checksums(values: Sequence[int]) -> bytes:
-    """Checksums as the core has them: uint32, little-endian, one after the other."""
+    """Returns checksums in the core's form: consecutive uint32, little-endian."""
     return np.array(values, dtype="<u4").tobytes()
 
 
 def unpacked_checksums(values: bytes) -> list[int]:
-    """The inverse of `packed_checksums`."""
+    """Returns the numbers of `packed_checksums`; its inverse."""
     found: list[int] = np.frombuffer(values, dtype="<u4").tolist()
     return found
 
 
 def packed_field(number: int, values: Ids) -> bytes:
-    """One packed field of a message, of numbers in [0, 2**56): its tag, its length, and the values.
+    """Returns one packed field of a message, for numbers in [0, 2**56): its tag, its length, and the values.
 
-    To be merged into a message, which then writes each number in as few bytes as it takes. Here all take as many, 1, 2,
-    4 or 8, so that they are words for numpy: seven bits a byte, the lowest first, the top bit set where more follow.
+    A message into which it is merged writes each number in as few bytes as possible. Here all take the same 1, 2, 4 or
+    8 bytes, which are words for numpy: seven bits a byte, the lowest first, the top bit set if more follow.
     """
     bits = int(values.max(initial=0)).bit_length()
     width = next(width for width in (1, 2, 4, 8) if bits <= 7 * width)

@@ -1,7 +1,7 @@
-"""Paths of fields, as errors name them: from the root of the request that is refused, by the schema's names.
+"""Paths of fields in errors: from the root of the refused request, by the schema's names.
 
-What checks a message knows where it stands in another one only by and by: `digests` of a content, `blocks` of a
-hand-over. So the whole path is found here, where the request is.
+Checks of a nested message do not know its place in the request: `digests` of a content, `blocks` of a hand-over. The
+whole path is found here, where the request is known.
 """
 
 import re
@@ -16,18 +16,18 @@ from kvgrpc.core.values.obstacles import SCHEMA_NAMES
 from kvgrpc.errors import FieldViolation, KVGrpcError, Reason
 
 LOOKED_AT_MAX = 1_000
-"""Messages of a request: one that is deeper has its error by the shorter path."""
+"""Maximum number of messages searched per request. An error in a later message keeps the shorter path."""
 ABOUT_ENGINES = frozenset({Reason.INCOMPATIBLE_POOLS, Reason.PROTOCOL_UNSUPPORTED, Reason.WEIGHTS_MISMATCH})
 """Reasons whose fields are those of EngineDescription."""
 _USUAL = {"content": "Content", "tensor": "TensorName"}
-"""Messages that are called by their usual field where they are checked, whatever they are called in the request."""
+"""Messages that checks name by their usual field, even if the request has another name for the field."""
 _STEP = re.compile(r"([a-z0-9_]+)(?:\[\d+\])?")
 _Error = TypeVar("_Error", bound=KVGrpcError)
 
 
 def placed(error: _Error, request: object) -> _Error:
-    """The error with the paths of its fields from the root of the request. Those that are not in it stay as they are,
-    and so do those in which two engines do not fit, which are of their descriptions wherever it is told.
+    """Returns the error with paths from the root of the request. Paths that are not in the request stay unchanged, and
+    so do those of ABOUT_ENGINES: they are paths in the engines' descriptions.
     """
     if error.violations and error.reason not in ABOUT_ENGINES and isinstance(request, Message):
         error.violations = tuple(replace(row, field=_from_root(row.field, request)) for row in error.violations)
@@ -35,12 +35,12 @@ def placed(error: _Error, request: object) -> _Error:
 
 
 def in_schema(violations: tuple[FieldViolation, ...], pool: str) -> tuple[FieldViolation, ...]:
-    """Those of a layout, by the schema's names, where `pool` is the path of its description."""
+    """Renames a layout's violations to the schema's names. `pool` is the path of its description."""
     return tuple(replace(row, field=f"{pool}.{_renamed(row.field)}") for row in violations)
 
 
 def is_field(path: str, message: Any) -> bool:
-    """Whether messages of that descriptor have a field, or a choice of fields, of that path."""
+    """Returns True if messages of that descriptor have a field, or a oneof, at that path."""
     at = message
     for step in path.split("."):
         named = _STEP.fullmatch(step)
@@ -66,7 +66,7 @@ def _from_root(path: str, request: Message) -> str:
 
 
 def _messages(request: Message) -> Iterator[tuple[str, Message]]:
-    """The messages that a request holds, the outermost first, each with what stands before paths in it."""
+    """Yields the messages that a request holds, the outermost first, each with the prefix of paths in it."""
     left, seen = deque([("", request)]), 0
     while left and seen < LOOKED_AT_MAX:
         prefix, message = left.popleft()

@@ -1,4 +1,4 @@
-"""Requests of the peer API to the core's events."""
+"""Conversion of requests of the peer API to the core's events."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from kvgrpc.wire.values import block_lists, close_outcome, core_data_path, layer
 
 
 def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
-    """OpenAccess."""
+    """Converts OpenAccess."""
     rows = request.openings
     check_count("openings", len(rows), ROWS_MAX)
     check_counts("openings.data_paths", (row.data_paths for row in rows), RANGES_MAX)
@@ -40,7 +40,7 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
 
 
 def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
-    """SettleAccess."""
+    """Converts SettleAccess."""
     check_count("settlings", len(request.settlings), ROWS_MAX)
     check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), RANGES_MAX)
     rows = tuple(
@@ -57,7 +57,7 @@ def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> e
 
 
 def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
-    """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
+    """Converts CloseAccess. An unknown outcome becomes FAILED, which takes nothing from other consumers."""
     check_count("closings", len(request.closings), ROWS_MAX)
     rows = tuple(
         events.Closing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
@@ -67,14 +67,14 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
 
 
 def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
-    """PartsReady."""
+    """Converts PartsReady."""
     _check_ready("parts", request.parts, limit)
     parts = _parts(request.parts, limit)
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
-    """ChecksumBlocks: at most `limit` blocks in all."""
+    """Converts ChecksumBlocks of at most `limit` blocks in all."""
     check_count("blocks", len(request.blocks), RANGES_MAX)
     check_blocks("blocks.blocks", [row.blocks for row in request.blocks], BLOCK_ROWS_MAX, limit)
     blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
@@ -83,7 +83,7 @@ def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, 
 
 
 def _check_ready(field: str, rows: Sequence[peer_pb2.ReadyPart], limit: int) -> None:
-    """Raises OutOfRange for too many parts, too many groups in them, or blocks listed by all of them."""
+    """Raises OutOfRange if the parts, their groups or their listed blocks are too many."""
     check_count(field, len(rows), BATCH_PARTS)
     check_counts(f"{field}.known", (row.known_block_counts for row in rows), BLOCK_ROWS_MAX)
     check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, limit)

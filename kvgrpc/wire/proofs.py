@@ -1,4 +1,4 @@
-"""What two leads tell each other to show: drawn here, and checked as it comes in."""
+"""Proofs that two leads exchange: made here, and checked on arrival."""
 
 import secrets
 
@@ -9,12 +9,12 @@ NEW_BYTES = 32
 
 
 def new_proof() -> bytes:
-    """A secret that nobody else knows."""
+    """Returns a new secret."""
     return secrets.token_bytes(NEW_BYTES)
 
 
 def proof(field: str, value: bytes) -> bytes:
-    """A secret of a peer. Raises InvalidRequest for one that could be guessed, or is long."""
+    """Returns a peer's secret. Raises InvalidRequest if it is short enough to be guessed, or too long."""
     if not PROOF_BYTES_MIN <= len(value) <= PROOF_BYTES_MAX:
         raise invalid(field, f"has {PROOF_BYTES_MIN} to {PROOF_BYTES_MAX} random bytes")
     return value

@@ -1,4 +1,4 @@
-"""Requests of the public API to the core's events."""
+"""Conversion of requests of the public API to the core's events."""
 
 import hashlib
 import os
@@ -38,13 +38,13 @@ LABEL_BYTES_MAX = 64
 GIVEN_LATER = frozenset(
     {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only", "wait"}
 )
-"""Fields of a pull by transfer id."""
+"""Fields that a pull by transfer id may have."""
 
 
 def make_call(
     call_id: int, principal: str, trace: str, method: str, request: Message, connection: str = ""
 ) -> events.Call:
-    """The call of a request: with its idempotency key, and a digest of the rest, where it has one."""
+    """Returns the call of a request. With an idempotency key, the call has the key and a digest of the rest."""
     life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
@@ -57,7 +57,7 @@ def make_call(
 
 
 def _effect(request: Message) -> Message:
-    """A request without how long its caller waits for the answer, which is no part of what it does."""
+    """Returns a request without its `wait`, which says how long the caller waits and not what the request does."""
     if "wait" not in request.DESCRIPTOR.fields_by_name or not request.HasField("wait"):
         return request
     found = type(request)()
@@ -69,7 +69,7 @@ def _effect(request: Message) -> Message:
 def finished_blocks(
     request: handoff_pb2.FinishedBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.FinishedBlocks:
-    """FinishedBlocks: a whole prompt for readers, or one part of a push."""
+    """Converts FinishedBlocks: a whole prompt for readers, or one part of a push."""
     job = request.WhichOneof("job")
     if job is None:
         raise invalid("job", "is required: for_readers, part, failure or expected")
@@ -114,7 +114,7 @@ def finished_blocks(
 
 
 def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -> events.RegisterPush:
-    """RegisterPush."""
+    """Converts RegisterPush."""
     if not request.HasField("grant"):
         raise invalid("grant", "is required: the WRITE grant of ReserveBlocks")
     return events.RegisterPush(
@@ -130,7 +130,7 @@ def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -
 def reserve_blocks(
     request: handoff_pb2.ReserveBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.ReserveBlocks:
-    """ReserveBlocks."""
+    """Converts ReserveBlocks."""
     source = None
     if request.HasField("source"):
         if not request.source.address:
@@ -157,7 +157,7 @@ def reserve_blocks(
 def grant_lease(
     request: lease_pb2.GrantLeaseRequest, call: events.Call, weights: str, limit: int
 ) -> events.FinishedBlocks:
-    """GrantLease: a hand-over without a transfer."""
+    """Converts GrantLease to a hand-over without a transfer."""
     if len(request.labels) > LABELS_MAX:
         raise invalid("labels", f"at most {LABELS_MAX} labels of at most {LABEL_BYTES_MAX} bytes each side")
     labels = tuple(sorted(request.labels.items()))
@@ -185,7 +185,7 @@ def grant_lease(
 def pull_blocks(
     request: handoff_pb2.PullBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.PullBlocks | events.GiveDestination:
-    """PullBlocks with a grant, or by transfer id."""
+    """Converts PullBlocks with a grant, or by transfer id."""
     destination = None
     if request.HasField("destination"):
         lists = lists_of("destination.blocks", request.destination.blocks, limit)
@@ -229,7 +229,7 @@ def _give_destination(
 
 
 def lease_ref(value: lease_pb2.LeaseRef, *, keys: bool = False) -> events.LeaseRef:
-    """A lease by id or grant, or, with `keys`, by transfer key."""
+    """Returns a reference to a lease by id or grant or, with `keys`, by transfer key."""
     lease_id = value.lease_id
     if keys and value.transfer_key:
         return events.LeaseRef(key=value.transfer_key)
@@ -243,7 +243,7 @@ def lease_ref(value: lease_pb2.LeaseRef, *, keys: bool = False) -> events.LeaseR
 def renew_leases(
     request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, call: events.Call, limit: int
 ) -> events.RenewLeases:
-    """RenewLeases and KeepAlive, of at most `limit` leases."""
+    """Converts RenewLeases and KeepAlive, of at most `limit` leases."""
     check_count("leases", len(request.leases), limit)
     refs = tuple(lease_ref(ref, keys=True) for ref in request.leases)
     ttl_s = seconds(request, "ttl")
@@ -261,12 +261,12 @@ def renew_leases(
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
-    """ReleaseLease."""
+    """Converts ReleaseLease."""
     return events.ReleaseLease(call, lease_ref(request.lease), request.validate_only)
 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
-    """CancelTransfer."""
+    """Converts CancelTransfer."""
     check_count("free_allocation_ids", len(request.free_allocation_ids), NAMES_MAX)
     return events.CancelTransfer(
         call,
@@ -280,7 +280,7 @@ def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Ca
 
 
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
-    """ReleaseQuarantine."""
+    """Converts ReleaseQuarantine."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
     return events.ReleaseQuarantine(
         call, request.force, tuple(request.transfer_ids), note(request.message), request.validate_only
@@ -288,18 +288,18 @@ def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events
 
 
 def drain(request: admin_pb2.DrainRequest, call: events.Call) -> events.Drain:
-    """Drain."""
+    """Converts Drain."""
     return events.Drain(call, request.cancel, request.validate_only)
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:
-    """AcknowledgeTransfers."""
+    """Converts AcknowledgeTransfers."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
     return events.AcknowledgeTransfers(call, tuple(request.transfer_ids), request.validate_only)
 
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
-    """AllocateBlocks."""
+    """Converts AllocateBlocks."""
     counts = block_counts(request.group_block_counts)
     ttl_s = seconds(request, "ttl")
     return events.AllocateBlocks(
@@ -317,32 +317,32 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
 
 
 def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) -> events.ReclaimBlocks:
-    """ReclaimBlocks."""
+    """Converts ReclaimBlocks."""
     counts = block_counts(request.group_block_counts)
     return events.ReclaimBlocks(call, counts, request.validate_only, _by(request))
 
 
 def _by(request: pool_pb2.AllocateBlocksRequest | pool_pb2.ReclaimBlocksRequest) -> RequestTime | None:
-    """The request that blocks are needed for."""
+    """Returns the time and id of the request for which blocks are needed; None if it states no time."""
     request_id = text("request_id", request.request_id)
     return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, int], ...]:
-    """How many blocks of each group."""
+    """Returns the number of blocks per group."""
     check_count("group_block_counts", len(rows), GROUPS_MAX)
     return tuple((row.group, row.block_count) for row in rows)
 
 
 def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:
-    """FreeBlocks."""
+    """Converts FreeBlocks."""
     freed = request.WhichOneof("freed")
     if freed is None:
         raise invalid("freed", "is required: blocks, or the allocation_id of all of them")
     if freed == "allocation_id":
         return events.FreeBlocks(call, allocation_id=request.allocation_id, validate_only=request.validate_only)
     lists = lists_of("blocks", request.blocks, limit)
-    if not lists:  # to the core that would be the whole allocation
+    if not lists:  # for the core, no lists mean the whole allocation
         raise invalid(
             "blocks.groups", "is required: which; `allocation_id` in place of `blocks` frees all that is left"
         )
@@ -350,7 +350,7 @@ def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: i
 
 
 def _life(request: Message) -> int:
-    """The life of the engine that a request names blocks of, or is meant for; 0 where it says none."""
+    """Returns the incarnation whose blocks a request names, or for which it is meant; 0 if it states none."""
     match request:
         case handoff_pb2.PullBlocksRequest():
             return request.destination.blocks.incarnation
@@ -364,12 +364,12 @@ def _life(request: Message) -> int:
 
 
 def consumers(value: int) -> int:
-    """How many consumers come: 1 unless it is said. Raises InvalidRequest for too many."""
+    """Returns the number of consumers; 1 if it is not stated. Raises InvalidRequest for too many."""
     if value > CONSUMERS_MAX:
         raise invalid("consumer_count", f"at most {CONSUMERS_MAX}")
     return value or 1
 
 
 def push_source(field: str, value: common_pb2.PeerAddress) -> events.PushSource:
-    """Where the source of a push is."""
+    """Returns the address of a push's source."""
     return events.PushSource(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))

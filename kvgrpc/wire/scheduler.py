@@ -1,4 +1,4 @@
-"""What a scheduler says of its requests to the policy's values, and what it is told to messages."""
+"""Conversion of a scheduler's statements on its requests to the policy's values, and of news to messages."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ from kvgrpc.wire.values import content, failure, grant, layer_ranges, named_bloc
 
 NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20
-"""Of one reply, but for its last news: what comes after waits for the next one."""
+"""Bytes of one reply after which no more news are added. The others wait for the next reply."""
 _Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleStepResponse | scheduler_pb2.ScheduleResponse
 _MODES = {common_pb2.TRANSFER_MODE_PULL: Mode.PULL, common_pb2.TRANSFER_MODE_PUSH: Mode.PUSH}
 _ON_LOSS = {
@@ -50,15 +50,15 @@ _ON_LOSS = {
 
 @dataclass(frozen=True)
 class Named:
-    """What KV is of, and of any beginning of it, as far as that was said."""
+    """The name of a prompt's content, and of any beginning of it for which the caller gave enough."""
 
     whole: contents.Content
     tokens: common_pb2.Content | None = field(default=None, compare=False, repr=False)
-    """As it was said, where tokens were: they can be named at any length."""
+    """The content as the caller stated it, if by tokens: a beginning of any length can then be named."""
     weights: str = field(default="", compare=False)
 
     def with_digest(self, tokens: int) -> contents.Content:
-        """The whole, with a digest at that many tokens if it can have one."""
+        """Returns the whole content, with a digest at `tokens` if it can have one."""
         if self.tokens is None or self.whole.has_digest(tokens):
             return self.whole
         made = content(self.tokens, self.weights, also_at=tokens)
@@ -66,12 +66,12 @@ class Named:
         return made
 
     def beginning(self, tokens: int) -> contents.Content:
-        """The first `tokens` tokens, or the whole where they cannot be named: the hook that gets that refuses it."""
+        """Returns the first `tokens` tokens, or the whole if they cannot be named; the hook then refuses the whole."""
         made = self.with_digest(tokens)
         return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 
     def first(self, tokens: int) -> contents.Content:
-        """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where it was not said."""
+        """Returns the content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) if it cannot be named."""
         return self.with_digest(tokens).first(tokens)
 
 
@@ -94,13 +94,13 @@ class NamedRequest(RequestSpec[contents.Content]):
 
     @property
     def named(self) -> Named:
-        """What the prompt is."""
+        """Name of the prompt."""
         assert self.prompt is not None, "a request without tokens takes and gives nothing"
         return self.prompt
 
     @property
     def addresses(self) -> Iterator[str]:
-        """Where its transfers lead."""
+        """Addresses of the peers of its transfers."""
         match self.take:
             case Offer(token):
                 yield grants.read_claims(token).address
@@ -110,15 +110,15 @@ class NamedRequest(RequestSpec[contents.Content]):
             yield grants.read_claims(self.target).address
 
 
-# ---- what is said
+# ---- statements of a scheduler
 
 
 def named(value: common_pb2.Content, weights: str) -> Named | None:
-    """A Content, or None when it is unset."""
+    """Converts a Content, or returns None if it is unset."""
     whole = content(value, weights)
     if whole is None or value.WhichOneof("form") != "tokens":
         return Named(whole) if whole else None
-    kept = common_pb2.Content()  # a part of a message keeps the whole message
+    kept = common_pb2.Content()  # a part of a message keeps the whole message alive
     kept.CopyFrom(value)
     return Named(whole, kept, weights)
 
@@ -126,7 +126,7 @@ def named(value: common_pb2.Content, weights: str) -> Named | None:
 def arrived(
     request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str, arrived_us: int = 0
 ) -> NamedRequest:
-    """RequestArrived, which came at `arrived_us`. Raises KVGrpcError."""
+    """Converts RequestArrived, which came at `arrived_us`. Raises KVGrpcError."""
     intent = request.intent
     give, take, key = _give(request), _take(request), intent.transfer_key
     if give is not None or isinstance(take, Source):
@@ -154,20 +154,20 @@ def arrived(
 
 
 def needed_by(request: scheduler_pb2.BlocksNeededRequest) -> RequestTime | None:
-    """The request that blocks are needed for. The owning engine's scheduler is believed."""
+    """Returns the request for which blocks are needed. The owning engine's scheduler is believed."""
     request_id = text("request_id", request.request_id)
     return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
 def required_id(request_id: str) -> str:
-    """Raises InvalidRequest for no id, or a long one."""
+    """Returns the id. Raises InvalidRequest if it is missing or long."""
     if not request_id:
         raise invalid("request_id", "is required")
     return text("request_id", request_id)
 
 
 def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
-    """The blocks of a request, each in the place of its tokens. Raises InvalidRequest, or OutOfRange for too many."""
+    """Returns a request's blocks, each at its tokens' position. Raises InvalidRequest, or OutOfRange for too many."""
     if not dropped:
         return blocks
     if len(dropped) > len(blocks):
@@ -181,7 +181,7 @@ def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
 
 
 def outcome(value: int) -> Outcome:
-    """Raises InvalidRequest where it was left out."""
+    """Converts an outcome. Raises InvalidRequest if it is unset."""
     if value == scheduler_pb2.REQUEST_OUTCOME_UNSPECIFIED:
         raise invalid("outcome", "is required")
     return Outcome.COMPLETE if value == scheduler_pb2.REQUEST_OUTCOME_COMPLETE else Outcome.ABORTED
@@ -223,7 +223,7 @@ def _target(request: scheduler_pb2.RequestArrivedRequest, give: Give | None) -> 
 
 
 def prompt_bytes(spec: NamedRequest) -> int:
-    """What the prompt of a request weighs with its grants: what it is called here, and by what it gives."""
+    """Returns the bytes that a request's prompt and grants take, here and in what the request gives."""
     nbytes = len(spec.target) + (len(spec.take.grant) if isinstance(spec.take, Offer) else 0)
     if spec.prompt is None:
         return nbytes
@@ -232,21 +232,21 @@ def prompt_bytes(spec: NamedRequest) -> int:
     return nbytes + 2 * len(spec.prompt.whole.digests) + tokens
 
 
-# ---- what is told
+# ---- news for a scheduler
 
 
 def block_ids(lists: Lists) -> BlockLists:
-    """Blocks of each group, as events name them; a group without any is left out."""
+    """Returns the blocks of each group in the form of events. Groups without blocks are left out."""
     return tuple((group, np.array(ids, dtype=np.int64)) for group, ids in enumerate(lists) if ids)
 
 
 def kv_transfer_params(token: bytes) -> str:
-    """A grant as the JSON object that today's routers relay; empty for none."""
+    """Returns a grant as the JSON object that today's routers relay; empty for no grant."""
     return json.dumps(grants.to_json(token)) if token else ""
 
 
 def put_news(rows: Iterable[tuple[int, News]], into: _Reply, incarnation: int) -> None:
-    """As many news as fit into one reply; it says whether there are others."""
+    """Writes the news that fit into one reply, and sets `more` if some are left."""
     nbytes = 0
     for seq, value in rows:
         if nbytes >= NEWS_BYTES_MAX or len(into.news) == NEWS_PER_REPLY:

@@ -1,4 +1,4 @@
-"""Asks of one rank to another to send, and what comes of them: between leads, and between a lead and its ranks."""
+"""Conversion of asks between ranks to send, and of their answers: between leads, and between a lead and its ranks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,7 +26,7 @@ Report = events.SendWanted | events.SendPosted | events.MeetingBegan
 
 
 def post_send_request(caller: peer_pb2.Caller, access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
-    """PostSend."""
+    """Makes a PostSend request."""
     request = peer_pb2.PostSendRequest(
         caller=caller, access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch,
         sequence=ask.sequence, values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],
@@ -36,7 +36,7 @@ def post_send_request(caller: peer_pb2.Caller, access_id: bytes, ask: SendAsk) -
 
 
 def post_send(request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
-    """The inverse of `post_send_request`. Raises OutOfRange and InvalidRequest for what no rank could send."""
+    """Converts PostSend: the inverse of `post_send_request`. Raises OutOfRange and InvalidRequest if malformed."""
     _check(request.offsets, request.nbytes, request.values)
     if not request.sequence and request.offsets:
         raise invalid("offsets", "is empty where sequence is 0")
@@ -51,18 +51,18 @@ def post_send(request: peer_pb2.PostSendRequest, call: events.Call) -> events.Po
 
 
 def put_send_under_way(values: Values, into: peer_pb2.PostSendResponse) -> None:
-    """The answer to PostSend."""
+    """Writes the answer to PostSend."""
     into.values.extend([peer_pb2.GroupValue(key=key, value=value) for key, value in values])
 
 
 def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
-    """The inverse of `put_send_under_way`."""
+    """Converts the answer to PostSend: the inverse of `put_send_under_way`."""
     check_count("values", len(reply.values), SEND_VALUES_MAX)
     return _values(reply.values)
 
 
 def send_command(action: Send) -> rank_pb2.RankCommand:
-    """Send bytes, or make a process group."""
+    """Makes the command to send bytes, or to make a process group."""
     ask, command = action.ask, rank_pb2.RankCommand()
     made = command.send
     made.name, made.peer, made.peer_rank, made.epoch, made.sequence = (
@@ -74,7 +74,7 @@ def send_command(action: Send) -> rank_pb2.RankCommand:
 
 
 def ask_of(rank: int, command: rank_pb2.SendCommand) -> SendAsk:
-    """The inverse of `send_command`, in the worker of the rank that sends."""
+    """Converts a send command in the worker of the sending rank: the inverse of `send_command`."""
     return SendAsk(
         rank, command.peer_rank, command.epoch, command.sequence, ids(command.offsets), ids(command.nbytes),
         _values(command.values),
@@ -82,7 +82,7 @@ def ask_of(rank: int, command: rank_pb2.SendCommand) -> SendAsk:
 
 
 def send_answer_command(action: AnswerSend) -> rank_pb2.RankCommand:
-    """What came of an ask."""
+    """Makes the command that carries the answer to an ask."""
     answer = action.answer
     return rank_pb2.RankCommand(
         send_answer=rank_pb2.SendAnswerCommand(
@@ -93,7 +93,7 @@ def send_answer_command(action: AnswerSend) -> rank_pb2.RankCommand:
 
 
 def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
-    """The inverse of `send_answer_command`."""
+    """Converts the answer to an ask: the inverse of `send_answer_command`."""
     return SendAnswer(
         command.peer_rank,
         command.epoch,
@@ -106,7 +106,7 @@ def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
 
 
 def put_report(event: events.Event, into: rank_pb2.RankReport) -> None:
-    """Writes a report into an empty message. Raises TypeError for what is none."""
+    """Writes a report into an empty message. Raises TypeError if the event is no report."""
     match event:
         case events.SendWanted():
             made, ask = into.send_wanted, event.ask
@@ -126,7 +126,7 @@ def put_report(event: events.Event, into: rank_pb2.RankReport) -> None:
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> Report | None:
-    """The inverse of `put_report`; None for a report of a newer worker."""
+    """Converts a report: the inverse of `put_report`. Returns None for a report of a newer worker."""
     match report.WhichOneof("report"):
         case "send_wanted":
             row = report.send_wanted
@@ -152,7 +152,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> Report | None:
 
 
 def _offsets(field: str, values: Sequence[int]) -> Ids:
-    """Raises InvalidRequest for more than any memory has."""
+    """Returns offsets or lengths as an array. Raises InvalidRequest if one is larger than any memory."""
     found = np.asarray(values, dtype=np.uint64)
     if len(found) and int(found.max()) > BYTES_MAX:
         raise invalid(field, f"is at most {BYTES_MAX}")
@@ -167,7 +167,7 @@ def _check(offsets: Sequence[int], nbytes: Sequence[int], values: Sequence[objec
 
 
 def _values(rows: Iterable[peer_pb2.GroupValue | rank_pb2.SendValue]) -> Values:
-    """Raises InvalidRequest for long ones: they are kept while a process group is made."""
+    """Converts values. Raises InvalidRequest for long ones: they are kept while a process group is made."""
     return tuple((text("values.key", row.key, SEND_KEY_BYTES_MAX), _value(row.value)) for row in rows)
 
 

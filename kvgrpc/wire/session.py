@@ -1,4 +1,4 @@
-"""Messages of a session to the core's commands, reports and news, and back."""
+"""Conversion of a session's messages to the core's commands, reports and news, and back."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -38,7 +38,7 @@ _OPERATIONS = {value: operation for operation, value in _OPERATION.items()}
 
 
 def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
-    """What happened, for the engine; written in place, into an event that is empty."""
+    """Writes news for the engine in place, into an empty event."""
     if isinstance(news, actions.PushWanted):
         into.push_wanted.transfer_key = news.key
         return
@@ -78,17 +78,17 @@ def _telemetry(value: MoveTelemetry) -> session_pb2.MoveTelemetry:
 
 
 def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
-    """What ranks moved."""
+    """Converts the telemetry of a move."""
     return MoveTelemetry(value.moved_bytes, value.descriptor_count, _seconds(value.wire), _seconds(value.post))
 
 
 def _seconds(value: Duration) -> float:
-    """Rounded once, so that it comes back as it went."""
+    """Returns a Duration in seconds, rounded once, so that a value survives the round trip."""
     return (value.seconds * 10**9 + value.nanos) / 1e9
 
 
 def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Reclaimed:
-    """What a lead took back from leases, of a pool of so many groups."""
+    """Converts what a lead reclaimed from leases, for a pool of `groups` groups."""
     freed = dict(block_lists(value.freed_blocks.groups, sum(sum(row.runs.counts) for row in value.freed_blocks.groups)))
     later = []
     for row in value.later_leases:
@@ -106,12 +106,12 @@ def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Recl
 
 
 def offer_command(key: str, peer: str) -> rank_pb2.RankCommand:
-    """Make an endpoint."""
+    """Makes the command to make an endpoint."""
     return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key, peer=peer))
 
 
 def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int) -> rank_pb2.RankCommand:
-    """Reach a peer rank, by these data paths, best first."""
+    """Makes the command to reach a peer's rank by these data paths, the best first."""
     return rank_pb2.RankCommand(
         connect=rank_pb2.ConnectCommand(
             peer=peer,
@@ -124,14 +124,14 @@ def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], a
 
 
 def disconnect_command(peer: str, watch: bool, gone: bool) -> rank_pb2.RankCommand:
-    """Forget all ranks of a peer."""
+    """Makes the command to forget all ranks of a peer."""
     return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch, gone=gone))
 
 
 def post_command(post: Post) -> rank_pb2.RankCommand:
-    """Move bytes."""
+    """Makes the command to move bytes."""
     command = rank_pb2.RankCommand()
-    made, runs = command.post, post.runs  # written in place: a message that is made for another one is copied, too
+    made, runs = command.post, post.runs  # written in place: a message that is put into another one is copied
     made.posting_id, made.peer, made.peer_rank = post.posting_id, post.peer, post.peer_rank
     made.operation = _OPERATION[post.operation] if post.repack is None else rank_pb2.POST_OPERATION_READ_AND_REPACK
     put_columns(made, src=runs.src, dst=runs.dst, nbytes=runs.nbytes)
@@ -143,23 +143,23 @@ def post_command(post: Post) -> rank_pb2.RankCommand:
 
 
 def expect_command(access: str, open_: bool, operation: Operation) -> rank_pb2.RankCommand:
-    """A peer may, or may no longer, access this rank's memory so."""
+    """Makes the command that tells a rank if a peer may access its memory by this operation."""
     writes = operation is Operation.WRITE
     return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_, writes=writes))
 
 
 def await_end_command(peer: str) -> rank_pb2.RankCommand:
-    """Look for the end of a peer's process."""
+    """Makes the command to watch for the end of a peer's process."""
     return rank_pb2.RankCommand(await_end=rank_pb2.AwaitEndCommand(peer=peer))
 
 
 def rekey_command() -> rank_pb2.RankCommand:
-    """Begin the data paths again by which peers write."""
+    """Makes the command to restart the data paths by which peers write."""
     return rank_pb2.RankCommand(rekey=rank_pb2.RekeyCommand())
 
 
 def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
-    """Sum up blocks."""
+    """Makes the command to compute checksums of blocks."""
     return rank_pb2.RankCommand(sum=_sum_command(name, pieces))
 
 
@@ -170,14 +170,14 @@ def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
 
 
 def copy_out_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
-    """Copy bytes into the mirror."""
+    """Makes the command to copy bytes into the mirror."""
     made = rank_pb2.RankCommand(copy_out=rank_pb2.CopyOutCommand(name=name))
     put_columns(made.copy_out, offsets=pieces.offsets, nbytes=pieces.nbytes)
     return made
 
 
 def pieces_of(command: rank_pb2.SumCommand | rank_pb2.CopyOutCommand) -> Pieces:
-    """The inverse of `sum_command`; and of `copy_out_command`, which says nothing of the blocks."""
+    """Converts the pieces of a `sum_command`, or of a `copy_out_command`, which has no counts."""
     counts = command.counts if isinstance(command, rank_pb2.SumCommand) else ()
     return Pieces(ids(command.offsets), ids(command.nbytes), ids(counts))
 
@@ -186,14 +186,14 @@ def peer_rank_of(
     rank: int,
     message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport,
 ) -> int:
-    """The rank of the peer that a command to a rank, or a report of it, is about."""
+    """Returns the peer's rank in a command to a rank, or in its report; the rank's own number if it is not stated."""
     return message.peer_rank if message.HasField("peer_rank") else rank
 
 
 def post_of(rank: int, command: rank_pb2.PostCommand) -> Post:
-    """The inverse of `post_command`, in the worker, which does not learn the transfer.
+    """Converts a post command: the inverse of `post_command`. The worker does not learn the transfer.
 
-    Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said which way, or by a newer lead, and OutOfRange
+    Raises Unimplemented (FEATURE_UNAVAILABLE) if the operation is missing or of a newer lead, and OutOfRange
     (LIMIT_EXCEEDED) for more strips than a re-pack may have.
     """
     return Post(
@@ -221,7 +221,7 @@ def _operation_of(command: rank_pb2.PostCommand) -> Operation:
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:
-    """What a rank reports, for the node; None for a report of a newer worker."""
+    """Converts a rank's report to an event for the node. Returns None for a report of a newer worker."""
     event: events.Event | None = None
     match report.WhichOneof("report"):
         case "offer":
@@ -258,13 +258,13 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
 
 
 def step_of(rank: int, report: rank_pb2.StepReport) -> events.StepDone:
-    """A step that is done on a rank, or some layers of it."""
+    """Converts the report that a step, or some layers of it, is done on a rank."""
     layers = (report.layers.first, report.layers.count) if report.HasField("layers") else None
     return events.StepDone(rank, report.step, layers)
 
 
 def step_report(step: int, layers: tuple[int, int] | None = None) -> rank_pb2.StepReport:
-    """The inverse of `step_of`."""
+    """Makes the report that a step, or some layers of it, is done: the inverse of `step_of`."""
     report = rank_pb2.StepReport(step=step)
     if layers is not None:
         report.layers.first, report.layers.count = layers
@@ -272,7 +272,7 @@ def step_report(step: int, layers: tuple[int, int] | None = None) -> rank_pb2.St
 
 
 def event_to_report(event: events.Event) -> rank_pb2.RankReport:
-    """The inverse of `report_to_event`, in the worker."""
+    """Converts an event to a report, in the worker: the inverse of `report_to_event`."""
     report = rank_pb2.RankReport()
     match event:
         case events.EndpointOffered():

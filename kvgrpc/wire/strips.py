@@ -1,4 +1,4 @@
-"""Messages of a session to re-packs, and back."""
+"""Conversion of re-packs to messages of a session, and back."""
 
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.session.v1 import rank_pb2
@@ -7,7 +7,7 @@ from kvgrpc.wire.packed import ids, put_columns
 
 
 def put_repack(value: Repack, into: rank_pb2.RepackCommand) -> None:
-    """Written in place, into a message that is empty."""
+    """Writes a re-pack in place, into an empty message."""
     into.staging_bytes = value.staging_bytes
     for strip in value.strips:
         row = into.strips.add(
@@ -17,9 +17,9 @@ def put_repack(value: Repack, into: rank_pb2.RepackCommand) -> None:
 
 
 def repack_from_proto(value: rank_pb2.RepackCommand) -> Repack:
-    """Raises OutOfRange (LIMIT_EXCEEDED) for more strips or dimensions than there may be.
+    """Converts a re-pack. Raises OutOfRange (LIMIT_EXCEEDED) for more strips or dimensions than allowed.
 
-    Whether they make sense, and what they cover, is checked by whoever knows the memory.
+    Code that knows the memory checks that the strips make sense, and what they cover.
     """
     check_count("repack.strips", len(value.strips), STRIPS_MAX)
     return Repack(tuple(map(_strip, value.strips)), value.staging_bytes)

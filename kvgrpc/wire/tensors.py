@@ -1,4 +1,4 @@
-"""Named tensors: requests of TensorService to the core's values, and what a lead knows of tensors to messages."""
+"""Conversion of named tensors: requests to the core's values, and a lead's tensors to messages."""
 
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import pair_id
@@ -28,7 +28,7 @@ _STATES = {
 
 
 def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
-    """PutTensor. Raises InvalidRequest, or OutOfRange for too many consumers."""
+    """Converts PutTensor. Raises InvalidRequest, or OutOfRange for too many consumers."""
     location, here = request.WhichOneof("location"), request.allocation_id
     if location is None or (location == "allocation_id" and not here):
         raise invalid("location", "is required: allocation_id at the source, grant at a consumer")
@@ -58,7 +58,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
 
 
 def get(request: tensor_pb2.GetTensorRequest) -> Get:
-    """GetTensor. Raises InvalidRequest."""
+    """Converts GetTensor. Raises InvalidRequest."""
     source = lead_address("source", request.source) if request.HasField("source") else None
     if source is not None and request.as_offer:
         raise invalid("source", "is for an engine that fetches, and as_offer for its source")
@@ -76,7 +76,7 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
 
 
 def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
-    """ReleaseTensors. Raises InvalidRequest."""
+    """Converts ReleaseTensors. Raises InvalidRequest."""
     key = request.transfer_key
     check_transfer_key(key)
     names = [_of_request(f"names[{i}]", key, name) for i, name in enumerate(request.names)]
@@ -85,25 +85,25 @@ def release(request: tensor_pb2.ReleaseTensorsRequest) -> Release:
 
 
 def tensor_id(value: tensor_pb2.TensorName) -> TensorId:
-    """Raises InvalidRequest."""
+    """Converts a tensor's name. Raises InvalidRequest."""
     return TensorId(value.transfer_key, value.name, value.part)
 
 
 def _of_request(field: str, key: bytes, value: tensor_pb2.TensorName) -> TensorId:
-    """One more tensor of the request with this key. Raises InvalidRequest."""
+    """Converts the name of a further tensor of the request with this key. Raises InvalidRequest."""
     if value.transfer_key not in (b"", key):
         raise invalid(f"{field}.transfer_key", "is the request's, or left out")
     return TensorId(key, value.name, value.part)
 
 
 def described(value: tensor_pb2.TensorDescription) -> Description:
-    """Raises InvalidRequest."""
+    """Converts a tensor's description. Raises InvalidRequest."""
     layer = value.layer if value.HasField("layer") else None
     return Description(value.dtype, tuple(value.shape_sizes), value.nbytes, layer, value.content_digest)
 
 
 def lead_address(field: str, value: common_pb2.PeerAddress) -> LeadAddress:
-    """Raises InvalidRequest."""
+    """Converts a lead's address. Raises InvalidRequest."""
     if not value.address:
         raise invalid(f"{field}.address", "is required")
     return LeadAddress(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
@@ -124,12 +124,12 @@ def _expected(value: tensor_pb2.ExpectedTensor) -> Expected:
 
 
 def name_to_proto(id_: TensorId) -> tensor_pb2.TensorName:
-    """For another lead."""
+    """Makes a tensor's name for another lead."""
     return tensor_pb2.TensorName(transfer_key=id_.key, name=id_.name, part=id_.part)
 
 
 def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
-    """As `described` reads it."""
+    """Makes the message of a description: the inverse of `described`."""
     return tensor_pb2.TensorDescription(
         dtype=value.dtype, shape_sizes=value.shape, nbytes=value.nbytes, layer=value.layer,
         content_digest=value.content_digest,
@@ -137,19 +137,19 @@ def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
 
 
 def bundled_to_proto(value: Named) -> tensor_pb2.BundledTensor:
-    """For another lead, beside the first one of its request."""
+    """Makes a further bundled tensor of a request to another lead. The request has the key."""
     name = tensor_pb2.TensorName(name=value.id.name, part=value.id.part)
     return tensor_pb2.BundledTensor(tensor=name, description=description_to_proto(value.described))
 
 
 def wanted_to_proto(value: Get) -> tensor_pb2.WantedTensor:
-    """For another lead, beside the first one of its request."""
+    """Makes a further wanted tensor of a request to another lead. The request has the key."""
     name = tensor_pb2.TensorName(name=value.id.name, part=value.id.part)
     return tensor_pb2.WantedTensor(tensor=name, expected=expected_to_proto(value.expected))
 
 
 def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
-    """As `get` reads it."""
+    """Makes the message of an expectation, in the form that `get` reads."""
     return tensor_pb2.ExpectedTensor(
         dtype=value.dtype or "", shape_sizes=value.shape or (), scalar=value.shape == (), layer=value.layer,
         content_digest=value.content_digest or b"",
@@ -157,7 +157,7 @@ def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
 
 
 def row(value: Tensor | Offer, now: float, transfers: TransferTable) -> tensor_pb2.Tensor:
-    """What a lead knows of a tensor; of one of its own how many have it, which its transfer tells."""
+    """Makes the row of a tensor. For an offer, its transfer tells how many consumers are done."""
     read = transfers.find(value.transfer_id) if isinstance(value, Offer) else None
     return tensor_pb2.Tensor(
         name=value.id.name,
@@ -175,5 +175,5 @@ def row(value: Tensor | Offer, now: float, transfers: TransferTable) -> tensor_p
 
 
 def state_of(value: Tensor | Offer) -> "tensor_pb2.TensorState.ValueType":
-    """The state that a row shows."""
+    """Returns the state that a row shows."""
     return tensor_pb2.TENSOR_STATE_OFFERED if isinstance(value, Offer) else _STATES[value.stage]

@@ -1,4 +1,4 @@
-"""Values that many messages share: durations, block lists, content, enums, failures."""
+"""Conversion of values that many messages share: durations, block lists, content, enums, failures."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -66,7 +66,7 @@ _ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.AC
 
 
 def duration(seconds: float) -> Duration:
-    """A Duration of `seconds`; never negative."""
+    """Returns a Duration of `seconds`, or of 0 for a negative value."""
     nanos = round(seconds * 1e9)
     if nanos <= 0:
         return Duration()
@@ -75,7 +75,7 @@ def duration(seconds: float) -> Duration:
 
 
 def seconds(request: Message, field: str) -> float | None:
-    """A Duration field in seconds, None when it is unset."""
+    """Returns a Duration field in seconds, or None if it is unset."""
     if not request.HasField(field):
         return None
     value: Duration = getattr(request, field)
@@ -83,7 +83,7 @@ def seconds(request: Message, field: str) -> float | None:
 
 
 def timeout_s(request: Message, field: str) -> float | None:
-    """As `seconds`, for a timeout: raises InvalidRequest unless it is positive."""
+    """Returns a timeout in seconds, or None if it is unset. Raises InvalidRequest unless it is positive."""
     value = seconds(request, field)
     if value is not None and not (value > 0 and math.isfinite(value)):
         raise invalid(field, "a timeout is positive; leave it out for the default")
@@ -91,14 +91,14 @@ def timeout_s(request: Message, field: str) -> float | None:
 
 
 def reason(value: Reason | None) -> "common_pb2.FailureReason.ValueType":
-    """The wire's value of a reason."""
+    """Returns the wire's value of a reason."""
     if value is None:
         return common_pb2.FAILURE_REASON_UNSPECIFIED
     return common_pb2.FailureReason.Value(f"FAILURE_REASON_{value.name}")
 
 
 def core_reason(value: int) -> Reason:
-    """The core's value; INTERNAL for one that is unknown here."""
+    """Returns the core's value of a reason, or INTERNAL for an unknown one."""
     try:
         name = common_pb2.FailureReason.Name(common_pb2.FailureReason.ValueType(value))
         return Reason(name.removeprefix("FAILURE_REASON_"))
@@ -107,7 +107,7 @@ def core_reason(value: int) -> Reason:
 
 
 def failure(value: Failure) -> common_pb2.Failure:
-    """A transfer's failure."""
+    """Returns the message of a transfer's failure."""
     return common_pb2.Failure(
         reason=reason(value.reason),
         phase=PHASES[value.phase],
@@ -119,17 +119,17 @@ def failure(value: Failure) -> common_pb2.Failure:
 
 
 def stated_error(code: str, reason_value: int, message: str) -> KVGrpcError:
-    """The error that a message states by the name of its gRPC code; of an unknown code it is the sender's failure."""
+    """Returns the error that a message states by its gRPC code's name. An unknown code becomes InternalError."""
     return BY_CODE.get(code, InternalError)(core_reason(reason_value), note(message))
 
 
 def error_row(error: KVGrpcError) -> common_pb2.Failure:
-    """An error as a row of a batch."""
+    """Returns an error as a row of a batch."""
     return common_pb2.Failure(reason=reason(error.reason), message=error.sentence)
 
 
 def named_blocks(lists: BlockLists, incarnation: int, allocation_id: str = "") -> common_pb2.Blocks:
-    """Blocks of one life of an engine as runs, one entry for each group that has some."""
+    """Returns blocks of one life of an engine as runs, with one entry for each group that has some."""
     made = common_pb2.Blocks(incarnation=incarnation, allocation_id=allocation_id)
     for group, ids in lists:
         if len(ids):
@@ -138,13 +138,13 @@ def named_blocks(lists: BlockLists, incarnation: int, allocation_id: str = "") -
 
 
 def pool_blocks(blocks: Blocks, incarnation: int, allocation_id: str = "") -> common_pb2.Blocks:
-    """As `named_blocks`, for blocks of all groups of a pool."""
+    """Does what `named_blocks` does, for blocks of all groups of a pool."""
     return named_blocks(tuple(enumerate(blocks)), incarnation, allocation_id)
 
 
 def lists_of(field: str, value: common_pb2.Blocks, limit: int) -> BlockLists:
-    """What a message of named blocks lists. Raises InvalidRequest where it does not say of which life, and as
-    `block_lists`.
+    """Returns the lists of a message of named blocks. Raises InvalidRequest if it does not name their incarnation, and
+    what `block_lists` raises.
     """
     if value.groups and not value.incarnation:
         raise invalid(f"{field}.incarnation", "is required: hand on the whole message that gave the blocks")
@@ -152,7 +152,7 @@ def lists_of(field: str, value: common_pb2.Blocks, limit: int) -> BlockLists:
 
 
 def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockLists:
-    """Rows of block ids. Raises InvalidRequest or OutOfRange for malformed or too long runs, and too many rows."""
+    """Returns rows of block ids. Raises InvalidRequest or OutOfRange for malformed or long runs, or too many rows."""
     check_count("blocks", len(rows), GROUPS_MAX)
     found = []
     left = limit
@@ -171,27 +171,27 @@ def _ids(runs: common_pb2.BlockRuns, limit: int) -> Ids:
 
 
 def data_path(name: str) -> "common_pb2.DataPath.ValueType":
-    """The wire's value of a data path; UNSPECIFIED for one that this version does not know, as a worker may say."""
+    """Returns the wire's value of a data path. A path that only a worker knows becomes UNSPECIFIED."""
     return DATA_PATHS.get(name, common_pb2.DATA_PATH_UNSPECIFIED)
 
 
 def core_data_path(value: int) -> str:
-    """The core's name of a data path; the number of one that is unknown here."""
+    """Returns the core's name of a data path, or the number of an unknown one."""
     return _CORE_DATA_PATHS.get(value, str(value))
 
 
 def close_outcome(value: int) -> CloseOutcome:
-    """An unknown value reads as FAILED: it takes nothing from other consumers."""
+    """Converts an outcome. An unknown value becomes FAILED, which takes nothing from other consumers."""
     return _CLOSE_OUTCOMES.get(value, CloseOutcome.FAILED)
 
 
 def on_abort(value: int) -> OnAbort:
-    """Unknown values read as RELEASE, the default."""
+    """Converts the effect of an abort. An unknown value becomes RELEASE, the default."""
     return _ON_ABORT.get(value, OnAbort.RELEASE)
 
 
 def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) -> contents.Content | None:
-    """A Content, or None when it is unset. `also_at`: one more digest at that many tokens, where tokens are given."""
+    """Converts a Content, or returns None if it is unset. `also_at` adds a digest there, if tokens are given."""
     form = value.WhichOneof("form")
     if form is None:
         return None
@@ -219,7 +219,7 @@ def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) 
 
 
 def push_content(value: common_pb2.Content) -> contents.Content:
-    """The content of a push, as its source says it: a chain or an opaque id. Raises InvalidRequest for others."""
+    """Converts a push's content as its source states it. Raises InvalidRequest unless it is a chain or opaque id."""
     made = content(value, "") if value.WhichOneof("form") in ("chain", "opaque_id") else None
     if made is None:
         raise invalid("push_content", "is a chain or an opaque id")
@@ -227,7 +227,7 @@ def push_content(value: common_pb2.Content) -> contents.Content:
 
 
 def put_content(value: contents.Content, into: common_pb2.Content) -> None:
-    """A chain or an opaque id."""
+    """Writes a content as a chain or an opaque id."""
     if value.opaque:
         into.opaque_id, into.opaque_tokens = value.opaque, value.tokens
     else:
@@ -235,7 +235,7 @@ def put_content(value: contents.Content, into: common_pb2.Content) -> None:
 
 
 def layer_range(message: Message) -> tuple[int, int] | None:
-    """Field `layers` of a message: (first, count), or None when it is unset. Raises InvalidRequest for no layers."""
+    """Converts field `layers` to (first, count), or None if it is unset. Raises InvalidRequest for no layers."""
     if not message.HasField("layers"):
         return None
     layers: common_pb2.LayerRange = message.layers  # type: ignore[attr-defined]
@@ -245,12 +245,12 @@ def layer_range(message: Message) -> tuple[int, int] | None:
 
 
 def layer_ranges(value: Iterable[tuple[int, int]]) -> list[common_pb2.LayerRange]:
-    """Ranges of layers."""
+    """Returns the messages of layer ranges."""
     return [common_pb2.LayerRange(first=first, count=count) for first, count in value]
 
 
 def grant(token: bytes) -> common_pb2.Grant:
-    """The Grant message of a token that was just minted: the token, and what it says for those who read along."""
+    """Returns the Grant message of a new token: the token, and its claims for programs that relay it."""
     claims = read_claims(token)
     return common_pb2.Grant(
         token=token,
@@ -266,5 +266,5 @@ def grant(token: bytes) -> common_pb2.Grant:
 
 
 def claims_of(value: common_pb2.Grant) -> Claims:
-    """What a grant's token says, unverified. Raises InvalidRequest (GRANT_INVALID)."""
+    """Returns the claims of a grant's token, unverified. Raises InvalidRequest (GRANT_INVALID)."""
     return read_claims(value.token)

@@ -1,4 +1,4 @@
-"""Values: what messages and memory are made of, and the arithmetic over them.
+"""Immutable values, and the arithmetic over them: ids, limits, layouts, block lists, content and grants.
 
-Frozen, without time: ids, limits, layouts, block lists, content, grants. What changes is in `tables`.
+None of them knows the time. State that changes is in `tables`.
 """

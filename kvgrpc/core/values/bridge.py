@@ -1,8 +1,8 @@
-"""From blocks of a source to blocks of a destination that may be split and laid out in another way: who moves what.
+"""Plans which ranks move which bytes between two pools that may be split and laid out differently.
 
-A bridge is made of two engines' pools. It says which pairs of ranks move bytes, and for lists of blocks which runs each
-pair copies. Where runs are long enough they are copied as they are. Where they are not, the destination reads whole
-blocks into a staging buffer and copies what it needs from there.
+A bridge is made from the pools of two engines, and names the pairs of ranks that move bytes, and the runs that each
+pair copies for given lists of blocks. Long runs are copied directly. For short runs the destination reads whole blocks
+into a staging buffer and copies the bytes it needs from there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,38 +23,38 @@ from kvgrpc.core.values.views import Share, shares
 from kvgrpc.errors import InvalidRequest, Reason
 
 RUN_BYTES_MIN = 2_048
-"""Shorter runs take longer one by one, over cma and nixl, than twice their bytes in whole blocks and a re-pack:
-docs/performance.md has the figures.
+"""Minimum length of a run that is copied by itself. Over cma and nixl, shorter runs take longer one by one than reading
+twice their bytes in whole blocks and re-packing them: docs/performance.md has the figures.
 """
 STAGING_BYTES = 64 << 20
-"""The staging buffer of a rank."""
+"""Size of a rank's staging buffer. One posting uses a part of the buffer, so that others move meanwhile."""
 STAGED_AT_ONCE_BYTES = STAGING_BYTES // 4
-"""What one posting reads into it, unless one block alone has more: others move meanwhile."""
+"""Maximum bytes that one posting reads into the staging buffer, unless one block is larger."""
 MAPPED = frozenset({"shm"})
-"""Data paths by which ranks map their peers' memory: what is re-packed is copied straight out of it."""
+"""Data paths by which ranks map their peers' memory. A re-pack copies straight out of the mapping."""
 
 
 def repacked_at_once(data_paths: Iterable[str]) -> int:
-    """Bytes of one posting that ends with a re-pack, by these data paths: what needs no staging buffer holds up no
-    other posting.
+    """Returns the maximum bytes of one posting that ends with a re-pack over these data paths. A posting that needs no
+    staging buffer holds up no other posting, and may be larger.
     """
     return STAGING_BYTES if MAPPED.issuperset(data_paths) else STAGED_AT_ONCE_BYTES
 
 
 class Side(NamedTuple):
-    """What a bridge is made of, of each engine."""
+    """One engine's input to a bridge: its pool and its number of ranks."""
 
     pool: PoolLayout
     ranks: int
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks of each pipeline stage, which share heads among them."""
+        """Ranks of each pipeline stage, which share its heads."""
         return self.ranks // self.pool.stages
 
 
 class Bridge:
-    """How blocks of a source become blocks of a destination. The two were found compatible."""
+    """Maps blocks of a source to blocks of a destination. The two pools must have been found compatible."""
 
     def __init__(self, source: Side, destination: Side, run_bytes_min: int = RUN_BYTES_MIN) -> None:
         self._source = source
@@ -62,7 +62,7 @@ class Bridge:
         self._run_bytes_min = run_bytes_min
         self._shares: dict[Pair, list[tuple[int, Share]]] = {}
         self._kinds: list[dict[Share, None]] = [{} for _ in source.pool.groups]
-        """For each group the shares that pairs have, each once where they move the same."""
+        """The distinct shares of each group: shares that move the same bytes appear once."""
         for group, share in self._all_shares():
             self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
             self._kinds[group][_alike(share)] = None
@@ -74,7 +74,7 @@ class Bridge:
 
     @cached_property
     def repacked(self) -> frozenset[int]:
-        """The groups whose runs are too short to be moved one by one."""
+        """Groups whose runs are too short to be moved one by one."""
         return frozenset(
             group
             for group in range(len(self._kinds))
@@ -82,19 +82,19 @@ class Bridge:
         )
 
     def run_bytes(self, group: int) -> int:
-        """The shortest run of a group's blocks."""
+        """Returns the length of the shortest run of a group's blocks."""
         return min(pattern.run_bytes for pattern in self._of_group(group))
 
     def cuts_blocks(self, group: int) -> bool:
-        """Whether some of what is moved of a group is less than a region's whole block."""
+        """Returns True if some run of a group is shorter than a whole block of its region."""
         return any(pattern.run_bytes < pattern.source.block_bytes for pattern in self._of_group(group))
 
     def bytes_of_block(self, group: int) -> int:
-        """Bytes that arrive with `block_tokens` tokens of a group in a rank of the destination, the one with most."""
+        """Returns the bytes that `block_tokens` tokens of a group bring to the destination rank that gets most."""
         return self.block_tokens(group) // self._unit_tokens[group] * max(self._bytes_of_unit(group, None))
 
     def bytes_of(self, chunks: Sequence[Chunk]) -> int:
-        """Bytes that arrive in all ranks of the destination."""
+        """Returns the bytes that arrive in all ranks of the destination."""
         return sum(
             len(self.extent(chunk, group)) // self._unit_tokens[group] * sum(self._bytes_of_unit(group, chunk.layers))
             for chunk in chunks
@@ -103,7 +103,7 @@ class Bridge:
         )
 
     def _bytes_of_unit(self, group: int, layers: LayerRange | None) -> list[int]:
-        """Bytes that arrive in each rank of the destination with a unit of tokens of a group, in some layers."""
+        """Returns the bytes that one unit of tokens of a group brings to each rank of the destination, in `layers`."""
         key = group, layers
         if key not in self._arriving:
             arriving = [0] * self._destination.ranks
@@ -114,14 +114,14 @@ class Bridge:
         return self._arriving[key]
 
     def block_tokens(self, group: int) -> int:
-        """Tokens that are never split between postings: those of the larger one of both sides' blocks."""
+        """Returns the number of tokens that postings never split: the larger block size of the two sides."""
         source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
         return max(source.block_tokens, _tokens(source, destination))
 
     def size_of_block(self, group: int, layers: LayerRange | None) -> Size:
-        """What `block_tokens` tokens of a group cost a rank of the destination, in some layers: the bytes that it
-        reads, with what it only reads to pick from, and the runs, over all its pairs. That of the rank with most, which
-        reads from more ranks than others do.
+        """Returns the maximum cost of `block_tokens` tokens of a group, in `layers`, over the ranks of the destination.
+        The cost is the bytes read, with those that a re-pack reads and does not use, and the runs, over all pairs of a
+        rank. Ranks differ because some read from more ranks than others.
         """
         key = group, layers
         if key not in self._sizes:
@@ -138,7 +138,7 @@ class Bridge:
         return self._sizes[key]
 
     def _cost(self, group: int, found: Sequence[Pattern]) -> tuple[int, int]:
-        """Bytes and runs that are moved with `block_tokens` tokens for these patterns."""
+        """Returns the bytes and runs that these patterns move with `block_tokens` tokens."""
         tokens = self.block_tokens(group)
         if group in self.repacked:
             regions, blocks = regions_of(found), tokens // self._source.pool.groups[group].block_tokens
@@ -147,7 +147,7 @@ class Bridge:
         return units * sum(pattern.nbytes for pattern in found), units * sum(pattern.runs for pattern in found)
 
     def size_of(self, chunks: Sequence[Chunk]) -> Size:
-        """What all of the chunks cost each rank of the destination."""
+        """Returns the cost of all chunks for each rank of the destination."""
         nbytes = blocks = runs = 0
         for chunk in chunks:
             for group in range(len(chunk.source)):
@@ -159,11 +159,11 @@ class Bridge:
         return Size(nbytes, blocks, runs)
 
     def stages(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether some of the chunks is re-packed."""
+        """Returns True if some of the chunks is re-packed."""
         return any(self.extent(chunk, group) for chunk in chunks for group in self.repacked)
 
     def extent(self, chunk: Chunk, group: int) -> range:
-        """The tokens whose blocks both sides list."""
+        """Returns the range of tokens whose blocks both sides list."""
         source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
         src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
         src_end = src_begin + len(chunk.source[group]) * source.block_tokens
@@ -171,8 +171,8 @@ class Bridge:
         return range(max(src_begin, dst_begin), min(src_end, dst_end))
 
     def begins(self, group: int, tokens: int, blocks: int) -> tuple[int, int]:
-        """Where the lists of blocks begin of a prompt of `tokens` tokens: the source's, which lists all of them, and
-        the destination's, which lists the last `blocks`.
+        """Returns the tokens at which the block lists of a prompt of `tokens` tokens begin, of the source and of the
+        destination. The source lists all blocks of the prompt, the destination the last `blocks`.
         """
         source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
         if source.kind is GroupKind.STATE:
@@ -184,15 +184,15 @@ class Bridge:
         )
 
     def part(self, chunk: Chunk, group: int, tokens: range) -> Chunk:
-        """What a chunk moves of some tokens of one group."""
+        """Returns the chunk restricted to some tokens of one group."""
         return self._cut(chunk, [tokens if i == group else range(0) for i in range(len(chunk.source))])
 
     def trimmed(self, chunk: Chunk) -> Chunk:
-        """A chunk without the blocks that only one side lists."""
+        """Returns a chunk without the blocks that only one side lists."""
         return self._cut(chunk, [self.extent(chunk, group) for group in range(len(chunk.source))])
 
     def _cut(self, chunk: Chunk, tokens: Sequence[range]) -> Chunk:
-        """Of each group the blocks of some tokens."""
+        """Returns a chunk restricted to a range of tokens per group."""
         cut = []
         for group, (source, destination) in enumerate(self._groups()):
             begins, some = chunk.begins[group] if chunk.begins else (0, 0), tokens[group]
@@ -202,8 +202,8 @@ class Bridge:
         return Chunk(ids[0], ids[1], chunk.layers, tuple((here[1], there[1]) for here, there in cut))
 
     def plan(self, chunks: Sequence[Chunk]) -> list[PairRuns]:
-        """What each pair moves to fill the destination's blocks of these chunks from the source's; pairs that move
-        nothing are left out. All of a plan that has a group of `repacked` is staged.
+        """Returns what each pair moves to fill the destination's blocks of these chunks. Pairs that move nothing are
+        left out. If one group of the plan is in `repacked`, the whole plan is staged.
 
         Raises OutOfRange or InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH, also for layers that cut a region)
         and never returns a run outside a listed block.
@@ -213,7 +213,7 @@ class Bridge:
         drafts: dict[tuple[tuple[int, Share], ...], tuple[Runs, Repack | None] | None] = {}
         found = []
         for pair in self.pairs:
-            # Ranks that have like shares move alike.
+            # Pairs with like shares move the same runs, so they share one draft.
             key = tuple((group, _alike(share)) for group, share in self._shares[pair])
             if key not in drafts:
                 drafts[key] = self._draft(pair, chunks, units, staged=staged)
@@ -225,8 +225,8 @@ class Bridge:
         return zip(self._source.pool.groups, self._destination.pool.groups, strict=True)
 
     def _all_shares(self) -> Iterator[tuple[int, Share]]:
-        """Who gets which heads from whom, stage by stage, of each group. Stages without a layer in common exchange
-        nothing.
+        """Yields for each group which heads each rank gets from which rank, stage by stage. Stages that have no layer
+        in common exchange nothing.
         """
         source, destination = self._source, self._destination
         for group, (here, there) in enumerate(self._groups()):
@@ -241,7 +241,7 @@ class Bridge:
                     )
 
     def _of_group(self, group: int) -> Iterator[Pattern]:
-        """All that some pair moves of a group."""
+        """Yields every pattern that some pair moves of a group."""
         return (pattern for share in self._kinds[group] for pattern in self._of_share(group, share))
 
     def _of_share(self, group: int, share: Share) -> list[Pattern]:
@@ -257,7 +257,7 @@ class Bridge:
         return [pattern for pattern in found if holds(pattern.source, layers)]
 
     def _units(self, chunk: Chunk) -> dict[int, Units]:
-        """Of each group of which a chunk moves something."""
+        """Returns the units of each group of which the chunk moves something."""
         groups = len(self._source.pool.groups)
         if len(chunk.source) != groups or len(chunk.destination) != groups:
             raise InvalidRequest(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
@@ -276,7 +276,7 @@ class Bridge:
     def _draft(
         self, pair: Pair, chunks: Sequence[Chunk], units: list[dict[int, Units]], *, staged: bool
     ) -> tuple[Runs, Repack | None] | None:
-        """What a pair moves; None: nothing."""
+        """Returns what a pair moves, or None if it moves nothing."""
         draft = Draft()
         for chunk, some in zip(chunks, units, strict=True):
             for group, share in self._shares[pair]:
@@ -289,12 +289,12 @@ class Bridge:
 
 
 def _alike(share: Share) -> Share:
-    """The same of all pairs of ranks that move the same."""
+    """Returns a key that is equal for shares that move the same bytes."""
     return share._replace(rank=0, source_rank=0)
 
 
 def common_stages(source: PoolLayout, destination: PoolLayout, group: int) -> list[tuple[int, int]]:
-    """The stages of both that have layers of a group in common."""
+    """Returns the pairs of stages that have layers of a group in common."""
     mine, theirs = source.stage_spans(group), destination.stage_spans(group)
     found, here, there = set(), 0, 0
     while here < len(mine) and there < len(theirs):
@@ -305,12 +305,12 @@ def common_stages(source: PoolLayout, destination: PoolLayout, group: int) -> li
 
 
 def _tokens(source: Group, destination: Group) -> int:
-    """Tokens of a block of the destination, as far as a plan goes: a state is one block on both sides."""
+    """Returns the tokens of one destination block for planning. A state is one block on both sides."""
     return source.block_tokens if source.kind is GroupKind.STATE else destination.block_tokens
 
 
 def _cut(ids: Ids, begin: int, block_tokens: int, tokens: range) -> tuple[Ids, int]:
-    """The blocks of some tokens, of those that begin with token `begin`, and the token with which they begin."""
+    """Returns the blocks that hold `tokens`, from a list that begins at token `begin`, and their own first token."""
     if not tokens:
         return ids[:0], begin
     first, end = (tokens.start - begin) // block_tokens, -(-(tokens.stop - begin) // block_tokens)
@@ -318,7 +318,7 @@ def _cut(ids: Ids, begin: int, block_tokens: int, tokens: range) -> tuple[Ids, i
 
 
 def _units(source: Group, destination: Group, chunk: Chunk, group: int, extent: range) -> Units:
-    """The units of tokens whose blocks both sides list."""
+    """Returns the units of tokens whose blocks both sides list."""
     src, dst = chunk.source[group], chunk.destination[group]
     src_tokens, dst_tokens = source.block_tokens, _tokens(source, destination)
     src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
@@ -335,19 +335,19 @@ def _units(source: Group, destination: Group, chunk: Chunk, group: int, extent: 
 
 @dataclass(frozen=True)
 class Bridges:
-    """Between this engine and a peer, both ways."""
+    """The bridges between this engine and a peer, in both directions."""
 
     incoming: Bridge
-    """From the peer's blocks to this engine's."""
+    """Bridge from the peer's blocks to this engine's."""
     outgoing: Bridge
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """This engine's rank and the peer's, of all between which bytes may move, either way."""
+        """Pairs (this engine's rank, the peer's rank) between which bytes may move in either direction."""
         incoming = {(pair.rank, pair.source_rank) for pair in self.incoming.pairs}
         return tuple(sorted(incoming | {(pair.source_rank, pair.rank) for pair in self.outgoing.pairs}))
 
 
 def bridges(here: Side, there: Side) -> Bridges:
-    """Both ways between this engine and a peer."""
+    """Makes the bridges between this engine and a peer."""
     return Bridges(Bridge(there, here), Bridge(here, there))

@@ -1,4 +1,4 @@
-"""What calls have in common: their caller, and the forms in which blocks and layers are named."""
+"""Values that calls share: the caller, and the forms that name blocks and layers."""
 
 from dataclasses import dataclass, field
 
@@ -6,14 +6,14 @@ from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.owners import ANONYMOUS
 
 BlockLists = tuple[tuple[int, Ids], ...]
-"""Rows (group, block ids) as a caller wrote them."""
+"""Rows (group, block ids), as the caller wrote them."""
 LayerRange = tuple[int, int]
-"""(first, count) of layers, numbered from 0 within each group; a group with fewer layers takes its part of it."""
+"""Range (first, count) of layers, numbered from 0 within each group. A group with fewer layers takes its part of it."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call's number, its caller, and its idempotency key."""
+    """A call's number, caller and idempotency key."""
 
     id: int
     principal: str
@@ -22,35 +22,35 @@ class Call:
     key: str = ""
     method: str = ""
     body: bytes = b""
-    """Digest of the request without its key."""
+    """Digest of the request without its idempotency key."""
     incarnation: int = 0
-    """The life of this engine that the request's block ids are of; 0 where it does not say."""
+    """Incarnation of this engine to which the request's block ids belong; 0 if the request does not say."""
     connection: str = ""
-    """Over which the call came; empty for what this engine itself asks for."""
+    """Connection over which the call came; empty for a call that this engine itself makes."""
     proof: bytes = field(default=b"", repr=False)
-    """What its caller has shown of the life of a peer that it speaks for."""
+    """Proof of the peer's life for which the caller speaks."""
     on_behalf_of: str = ""
-    """Who pays for what it keeps, where this engine itself asks for somebody."""
+    """Payer of what the call keeps, for a call that this engine itself makes for somebody; else empty."""
     wall_us: int = 0
-    """When it came, in microseconds since the Unix epoch, to bound what it says of times; 0: not known."""
+    """Arrival time in microseconds since the Unix epoch, to bound the times that the request states; 0: unknown."""
 
     @property
     def payer(self) -> str:
-        """Whose share of what may be kept its rows are in: its principal's; where that is anybody, its connection's."""
+        """Account that pays for what the call keeps: its principal, or its connection if the principal is anonymous."""
         return self.on_behalf_of or (self.connection if self.principal == ANONYMOUS else "") or self.principal
 
 
 @dataclass(frozen=True, eq=False)
 class ReadyPart:
-    """One part of a push that its source may be read of, in the source's block ids."""
+    """One part of a push that may be read at its source, in the source's block ids."""
 
     number: int
-    """Counted from 0 within the access."""
+    """Number of the part, counted from 0 within the access."""
     blocks: BlockLists
-    """Those that no earlier part lists."""
+    """Blocks that no earlier part lists."""
     known: tuple[int, ...]
-    """Blocks of each group before these that earlier parts list, for other layers; groups without any at the end are
-    left out.
+    """Per group, the number of blocks before these that earlier parts list for other layers. Trailing groups without
+    any are left out.
     """
     layers: LayerRange | None
     last: bool

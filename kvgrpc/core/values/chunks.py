@@ -1,4 +1,4 @@
-"""What a round of a move takes from where to where, in blocks."""
+"""Blocks that one round of a move copies, and how much they are."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,22 +8,22 @@ from kvgrpc.core.values.descriptors import Blocks
 
 
 class Size(NamedTuple):
-    """How much something is, or may be at most, for each rank of the destination."""
+    """Size of a move for each rank of the destination, exact or as an upper bound."""
 
     nbytes: int
     blocks: int
     runs: int
-    """At most so many: neighbours are joined when they are planned."""
+    """Maximum number of runs: planning joins neighbouring runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Blocks of each group of the source, and those of the destination that they fill, in `layers` (None: all)."""
+    """Source blocks of each group and the destination blocks that they fill, in `layers` (None: all)."""
 
     source: Blocks
     destination: Blocks
     layers: LayerRange | None
     begins: tuple[tuple[int, int], ...] = ()
-    """Of each group, the tokens of the prompt with which the first block of both lists begins; what only one of them
-    has is left out. Empty: both lists are of the same tokens.
+    """Per group, the prompt tokens with which the source's and the destination's list begin. Blocks that only one list
+    has are left out. Empty: both lists cover the same tokens.
     """

@@ -1,6 +1,6 @@
-"""Whether two engines can exchange blocks: one verdict, with a reason for every field that differs.
+"""Decides if two engines can exchange blocks, with a reason for every field that differs.
 
-A pure function of two descriptions. Nothing else in the core compares descriptions.
+The decision is a pure function of two descriptions. Nothing else in the core compares descriptions.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
 READS_PUSHES = "reads_pushes"
-"""Feature of an engine that moves by itself what is pushed to it: it cannot set blocks aside, or compares checksums."""
+"""Feature of an engine that itself moves what is pushed to it: it cannot set blocks aside, or compares checksums."""
 CHECKSUMS = "checksums"
 """Feature of an engine that answers ChecksumBlocks; an engine that compares checksums requires it of its peers."""
 
 KEY_COLUMNS = "key_columns"
-"""Feature of an engine that reads strides of keys that stand in columns; one whose keys do requires it of its peers."""
+"""Feature of an engine that reads strides of keys in columns. An engine with such keys requires it of its peers."""
 
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """What an engine is, as far as a peer must know. Raises InvalidRequest (INVALID_FIELD) where its ranks cannot have
+    """The description of an engine that its peers need. Raises InvalidRequest (INVALID_FIELD) if its ranks cannot have
     the heads of its pool.
     """
 
@@ -38,7 +38,7 @@ class EngineDescription:
     memory_generation: int = 0
     features: tuple[str, ...] = ()
     required_features: tuple[str, ...] = ()
-    """Those that a peer must have too."""
+    """Features that a peer must have."""
 
     def __post_init__(self) -> None:
         check_heads(self.pool, self.world_size)
@@ -54,22 +54,22 @@ REASONS: dict[str, Reason] = {
     "required_features": Reason.PROTOCOL_UNSUPPORTED,
     "weights_revision": Reason.WEIGHTS_MISMATCH,
 }
-"""Reasons of fields that pools do not have."""
+"""Reasons for fields that are not part of a pool; all others are INCOMPATIBLE_POOLS."""
 
 
 def protocol(here: EngineDescription, there: EngineDescription) -> int | None:
-    """The newest wire protocol that both speak, or None."""
+    """Returns the newest wire protocol that both engines speak, or None."""
     version = min(here.protocol_max, there.protocol_max)
     return version if version >= max(here.protocol_min, there.protocol_min) else None
 
 
 def weights_unknown(here: EngineDescription, there: EngineDescription) -> bool:
-    """Whether neither engine states its weights. They count as the same: their operator vouches."""
+    """Returns True if neither engine states its weights. Unstated weights count as equal: the operator vouches."""
     return not here.weights_revision and not there.weights_revision
 
 
 def compare(here: EngineDescription, there: EngineDescription) -> list[Difference]:
-    """All that differs and matters; compatible when every difference is bridgeable."""
+    """Returns all differences that matter. The engines are compatible if every difference is bridgeable."""
     found = []
     if protocol(here, there) is None:
         found.append(
@@ -122,18 +122,20 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
 
 
 def side_of(engine: EngineDescription) -> Side:
-    """What a bridge needs to know of an engine."""
+    """Returns an engine's input to a bridge."""
     return Side(engine.pool, engine.world_size)
 
 
 def _plain(here: EngineDescription, there: EngineDescription) -> bool:
-    """Whether each rank moves whole blocks of all layers of the peer's rank with its own number."""
+    """Returns True if each rank moves whole blocks of all layers of the peer's rank with its own number."""
     alike = here.world_size == there.world_size and here.pool.fingerprint() == there.pool.fingerprint()
     return alike and here.pool.stages == 1
 
 
 def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
-    """Raises PreconditionFailed (PROTOCOL_UNSUPPORTED, WEIGHTS_MISMATCH, INCOMPATIBLE_POOLS) with every reason."""
+    """Raises PreconditionFailed (PROTOCOL_UNSUPPORTED, WEIGHTS_MISMATCH, INCOMPATIBLE_POOLS) if the engines are
+    incompatible. The error has every reason.
+    """
     blocking = [d for d in compare(here, there) if not d.bridgeable]
     if not blocking:
         return
@@ -143,7 +145,7 @@ def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
 def incompatible(
     reason: Reason, here: EngineDescription, there: EngineDescription, blocking: list[Difference]
 ) -> KVGrpcError:
-    """The error that names each blocking difference. It names both engines, since it may be read at either."""
+    """Makes the error that names each blocking difference, and both engines, since it may be read at either."""
     one, other = here.engine_id, there.engine_id
     return PreconditionFailed(
         reason,

@@ -1,10 +1,10 @@
-"""Content: what KV was computed from, as a digest chain over units of 16 tokens.
+"""Content: a digest chain over units of 16 tokens that says what KV was computed from.
 
     h_0 = SHA-256( lp("kvgrpc content v1") lp(adapter) lp(cache_salt) lp(weights_revision) )
     h_i = SHA-256( h_{i-1}  ids  items )        for unit i
 
-where lp(x) is the field's length as a little-endian uint32 followed by its bytes, ids are the unit's token ids as
-little-endian uint32, and items are, for each multimodal item that touches the unit in the order of (offset, length,
+lp(x) is the field's length as a little-endian uint32 followed by its bytes. ids are the unit's token ids as
+little-endian uint32. items are, for each multimodal item that touches the unit in the order of (offset, length,
 digest): lp(digest), offset and length as little-endian uint32. The last unit may be short. Test vectors:
 proto/vectors/content.json.
 
@@ -23,9 +23,9 @@ DIGEST_BYTES = 32
 OPAQUE_BYTES_MAX = 64
 ITEM_DIGEST_BYTES_MAX = 64
 PREFIX_BYTES_MAX = (1 << 16) * DIGEST_BYTES
-"""Of the digests that a claim states: those of a million tokens."""
+"""Maximum bytes of the digests that a claim states: those of about a million tokens."""
 TOUCHES_MAX = 1 << 17
-"""How often items may touch units: items may overlap, and many long ones would cost more than the tokens."""
+"""Maximum number of (item, unit) overlaps. Items may overlap, and many long ones would cost more than the tokens."""
 _ITEMS = "content.tokens.multimodal_items"
 _UINT32_END = 1 << 32
 
@@ -53,14 +53,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Content:
-    """What `tokens` tokens of KV are of: a digest chain, or an opaque id."""
+    """Identifies the tokens that KV was computed from, by a digest chain or by an opaque id."""
 
     tokens: int
     digests: bytes = b""
-    """h_1, h_2, ... concatenated; ceil(tokens / 16) digests. Empty for an opaque id."""
+    """h_1, h_2, ... concatenated: ceil(tokens / 16) digests. Empty for an opaque id."""
     opaque: bytes = b""
     partial: tuple[int, bytes] | None = None
-    """(K, h_K) for one K that is not a multiple of 16: an offer shorter than this content."""
+    """(K, h_K) for one K that is not a multiple of 16: the length of an offer shorter than this content."""
 
     def __post_init__(self) -> None:
         if self.tokens <= 0:
@@ -77,12 +77,12 @@ class Content:
             )
 
     def has_digest(self, tokens: int) -> bool:
-        """Whether this chain has an h_K for K = `tokens`."""
+        """Returns True if this chain has an h_K for K = `tokens`."""
         within = 0 < tokens <= self.tokens and (tokens % UNIT_TOKENS == 0 or tokens == self.tokens)
         return within or (self.partial is not None and self.partial[0] == tokens)
 
     def digest(self, tokens: int) -> bytes:
-        """h_K for K = `tokens`. Raises OutOfRange (CONTENT_RANGE) for a K at which this chain has no digest."""
+        """Returns h_K for K = `tokens`. Raises OutOfRange (CONTENT_RANGE) for a K at which this chain has no digest."""
         if self.partial and self.partial[0] == tokens:
             return self.partial[1]
         if self.has_digest(tokens):
@@ -94,7 +94,7 @@ class Content:
         )
 
     def first(self, tokens: int) -> "Content":
-        """The content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) where this has no digest."""
+        """Returns the content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) if there is no digest."""
         if self.opaque:
             if tokens != self.tokens:
                 raise OutOfRange(Reason.CONTENT_RANGE, "what an opaque id stands for cannot be cut")
@@ -111,7 +111,7 @@ class Claim:
     digest: bytes = b""
     opaque: bytes = b""
     prefix: bytes = b""
-    """h_1, h_2, ... of the whole units within it: where not all of it is on offer, those of them will do that are."""
+    """h_1, h_2, ... of the whole units, if fewer tokens are accepted than wanted; empty if not."""
 
     def __post_init__(self) -> None:
         if len(self.prefix) % DIGEST_BYTES or len(self.prefix) > self.tokens // UNIT_TOKENS * DIGEST_BYTES:
@@ -131,7 +131,7 @@ def chain(
     items: Sequence[Item] = (),
     also_at: int = 0,
 ) -> Content:
-    """The content of `token_ids`. `also_at` asks for one more digest, at that many tokens (a peer's offer)."""
+    """Returns the content of `token_ids`. `also_at` asks for one more digest, at that many tokens (a peer's offer)."""
     head = (b"kvgrpc content v1", adapter.encode(), cache_salt.encode(), weights_revision.encode())
     previous = hashlib.sha256(b"".join(_prefixed(field) for field in head)).digest()
     try:
@@ -146,7 +146,7 @@ def chain(
     for unit in range(-(-len(token_ids) // UNIT_TOKENS)):
         start = unit * UNIT_TOKENS
         if unit != also_in and unit not in touching:
-            # As below: long prompts have thousands of units, and most have nothing but tokens in them.
+            # Fast path of what follows: long prompts have thousands of units, and most hold nothing but tokens.
             previous = sha256(previous + packed[4 * start : 4 * (start + UNIT_TOKENS)]).digest()
             digests.append(previous)
             continue
@@ -160,15 +160,15 @@ def chain(
 
 
 def largest_use(own_tokens: int, offer_tokens: int) -> int:
-    """The largest K for a prompt whose tokens are known: the whole offer, or the own prompt in whole units."""
+    """Returns the largest K for a prompt of known tokens: the whole offer, or the own prompt in whole units."""
     return offer_tokens if offer_tokens <= own_tokens else own_tokens - own_tokens % UNIT_TOKENS
 
 
 def claim(own: Content, offer_tokens: int, use_tokens: int, *, prefix: bool = False) -> Claim:
-    """What to ask of an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed. `prefix`: less will
-    do, where what is on offer is of other tokens from somewhere on.
+    """Makes the claim on an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed. With `prefix`,
+    fewer tokens are accepted if the offer differs from some token on.
 
-    Raises OutOfRange (CONTENT_RANGE) when `use_tokens` is not allowed, or nothing is.
+    Raises OutOfRange (CONTENT_RANGE) if `use_tokens` is not allowed, or no K is.
     """
     if own.opaque:
         if use_tokens not in (0, offer_tokens) or own.tokens != offer_tokens:
@@ -183,9 +183,9 @@ def claim(own: Content, offer_tokens: int, use_tokens: int, *, prefix: bool = Fa
 
 
 def check(offer: Content, wanted: Claim) -> int:
-    """Tokens that both begin with: all that are wanted, or as many whole units as are the same, where these will do.
+    """Returns the number of common first tokens: all that are wanted, or the equal whole units if fewer are accepted.
 
-    Raises CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH where there are none.
+    Raises CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH if there are none.
     """
     if bool(offer.opaque) != bool(wanted.opaque):
         raise PreconditionFailed(
@@ -206,7 +206,7 @@ def check(offer: Content, wanted: Claim) -> int:
 
 
 def _common_units(offer: Content, prefix: bytes) -> int:
-    """How many units both chains begin with. A digest is of all units up to its own."""
+    """Returns the number of common first units, by bisection: a digest covers all units up to its own."""
     low, high = 0, min(len(prefix), len(offer.digests)) // DIGEST_BYTES
     while low < high:
         middle = (low + high + 1) // 2
@@ -229,7 +229,7 @@ def _check_use(tokens: int, offer_tokens: int, own_tokens: int) -> None:
 
 
 def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
-    """The items that touch each unit of the first `tokens` tokens, in the order of the encoding."""
+    """Returns the items that touch each unit of the first `tokens` tokens, in the order of the encoding."""
     found: dict[int, list[Item]] = {}
     touches = 0
     for item in sorted(items, key=lambda item: (item.offset, item.length, item.digest)):
@@ -248,7 +248,7 @@ def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
 
 
 def _digest(previous: bytes, packed: bytes, items: Sequence[Item], span: tuple[int, int]) -> bytes:
-    """The digest after the tokens [start, end) of one unit, which `items` may touch."""
+    """Returns the digest after the tokens [start, end) of one unit, which `items` may touch."""
     start, end = span
     touching = b"".join(
         _prefixed(item.digest) + struct.pack("<II", item.offset, item.length) for item in items if item.offset < end

@@ -1,4 +1,4 @@
-"""Whether bytes of a rank's memory are of blocks that were granted."""
+"""Checks that bytes of a rank's memory belong to granted blocks."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from kvgrpc.core.values.layout import PoolLayout, Region
 
 
 def covered(pool: PoolLayout, stage: int, blocks: Blocks, offsets: Ids, nbytes: Ids) -> bool:
-    """Whether each run, of `nbytes[i]` > 0 from `offsets[i]` on in the memory of a rank of that stage, lies within
-    these blocks of one group in one region: within one, or some that follow each other without a gap. Shapes [runs];
-    the sums of offsets and lengths fit into int64.
+    """Returns True if each run lies within these blocks of one group in one region. Run i has `nbytes[i]` > 0 bytes
+    from `offsets[i]` on in the memory of a rank of that stage; it may span blocks that follow each other without a gap.
+    Shapes are [runs], and offset plus length fits into int64.
 
-    Takes time for the runs and the groups, and for the blocks that a pool has.
+    The time grows with the runs, the groups, and the blocks of the pool.
     """
     if not len(offsets):
         return True
@@ -29,7 +29,7 @@ def covered(pool: PoolLayout, stage: int, blocks: Blocks, offsets: Ids, nbytes: 
 
 
 def _within(regions: Sequence[Region], ids: Ids, blocks: int, offsets: Ids, nbytes: Ids) -> NDArray[np.bool_]:
-    """Which runs lie within these blocks, of one group."""
+    """Returns a mask of the runs that lie within these blocks of one group."""
     granted = np.zeros(blocks + 1, dtype=np.int64)
     granted[ids + 1] = 1
     before = np.cumsum(granted)
@@ -38,10 +38,10 @@ def _within(regions: Sequence[Region], ids: Ids, blocks: int, offsets: Ids, nbyt
     row = np.searchsorted(begins, offsets, side="right") - 1
     known, begin, stride = row >= 0, begins[row], strides[row]
     first = (offsets - begin) // stride
-    # The region of which it has a block: the last one whose first block begins no later in the row.
+    # The region of the run is the last one whose first block begins no later in the row.
     region = np.maximum(np.searchsorted(starts, offsets - first * stride, side="right") - 1, 0)
     within, size = offsets - first * stride - starts[region], each[region]
-    # A run that goes on into the next block does so without a gap only where blocks lie side by side.
+    # A run continues into the next block without a gap only where blocks lie side by side.
     last = np.where(stride == size, first + (within + nbytes - 1) // size, first)
     fits = np.where(stride == size, True, within + nbytes <= size)
     inside = known & fits & (first < blocks) & (last < blocks)
@@ -51,8 +51,8 @@ def _within(regions: Sequence[Region], ids: Ids, blocks: int, offsets: Ids, nbyt
 
 
 def _placed(regions: Sequence[Region], blocks: int) -> list[tuple[int, int, int, int]]:
-    """Of each region, by offset: where its row of regions begins, where it does, the stride, and a block's bytes. In a
-    row stand the blocks of several regions by turns (`layout.PoolLayout`).
+    """Returns for each region, by offset: begin of its row, its own offset, stride and bytes of a block. The blocks of
+    several regions alternate in a row (`layout.PoolLayout`).
     """
     found, begin, end = [], 0, 0
     for region in regions:

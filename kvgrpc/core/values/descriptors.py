@@ -1,7 +1,7 @@
-"""Block ids and runs of bytes, as arrays.
+"""Arithmetic on block ids and byte runs, as arrays.
 
-Pure arithmetic on numpy arrays, so that 65,536 blocks cost milliseconds. Every id is checked against its layout before
-any address exists: an id out of range would otherwise address the next layer.
+The arithmetic is pure and uses numpy, so that 65,536 blocks cost milliseconds. Every id is checked against its layout
+before any address is computed: an id out of range would otherwise address the next layer.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, in
 
 Ids = NDArray[np.int64]
 Blocks = tuple[Ids, ...]
-"""Block ids per group, in token order; one entry for every group of the pool."""
+"""Block ids per group, in token order, with one entry for every group of the pool."""
 FEW_IDS = 64
-"""Up to so many ids, as most requests have, a loop is faster than numpy's calls."""
+"""Maximum number of ids for which a loop is faster than numpy's calls. Most requests have fewer."""
 TABLE_BLOCKS_PER_ID = 64
-"""Ids are told apart by a table up to this size: for thousands of ids 8 to 20 times as fast as by sorting. The bound of
-the ids may come from a peer, so that a table of any size is not ours to make.
+"""Maximum size of the table, per id, by which duplicate ids are found. For thousands of ids a table is 8 to 20 times as
+fast as sorting. Its size is limited because the highest id may come from a peer.
 """
 
 
@@ -43,7 +43,7 @@ class Runs:
         return len(self.nbytes)
 
     def split(self, most: int) -> "tuple[Runs, Runs | None]":
-        """The first `most` bytes, and the rest; None where that is all."""
+        """Returns the first `most` bytes and the rest, or None for the rest if there is none."""
         if self.total_bytes <= most:
             return self, None
         ends = np.cumsum(self.nbytes)
@@ -61,10 +61,10 @@ class Runs:
 
 
 def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids:
-    """Block ids from runs (start, count), in order.
+    """Returns block ids from runs (start, count), in order.
 
-    Raises InvalidRequest when the two lists differ in length or a count is 0, and OutOfRange (LIMIT_EXCEEDED) when
-    the runs name more than `limit` blocks: checked before anything is allocated.
+    Raises InvalidRequest if the two lists differ in length or a count is 0, and OutOfRange (LIMIT_EXCEEDED) if the runs
+    name more than `limit` blocks. Both are checked before anything is allocated.
     """
     if len(starts) != len(counts):
         raise invalid("runs", f"have as many starts as counts, not {len(starts)} and {len(counts)}")
@@ -89,7 +89,7 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
 
 
 def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
-    """Inverse of `expand_runs`: maximal runs of consecutive ids, in order."""
+    """Returns the maximal runs of consecutive ids, in order: the inverse of `expand_runs`."""
     if isinstance(ids, np.ndarray):
         if len(ids) > FEW_IDS:
             first, length = runs_of(ids)
@@ -108,7 +108,7 @@ def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def runs_of(ids: Ids) -> tuple[Ids, Ids]:
-    """Does what `to_runs` does, for many ids: at least one."""
+    """Does what `to_runs` does, for many ids (at least one)."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if len(breaks) == len(ids) - 1:
         return ids, np.ones_like(ids)
@@ -117,8 +117,8 @@ def runs_of(ids: Ids) -> tuple[Ids, Ids]:
 
 
 def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None, where: str = "") -> None:
-    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice. `group`: they are blocks
-    of that group, which the error names. `where` is said of one that is twice.
+    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and no id occurs twice. The error names
+    `group` if given, and ends with `where` for a duplicate.
     """
     if not len(ids):
         return
@@ -148,8 +148,8 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None, wh
 
 
 def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
-    """Raises InvalidRequest (BLOCK_DUPLICATE) where two groups of one block space list the same block. Of each group
-    the ids were checked (`check_ids`).
+    """Raises InvalidRequest (BLOCK_DUPLICATE) if two groups of one block space list the same block. The ids of each
+    group must have passed `check_ids`.
     """
     for groups in pool.shared_spaces:
         listed = [blocks[group] for group in groups if len(blocks[group])]
@@ -159,10 +159,10 @@ def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
 
 
 def holds(region: Region, layers: tuple[int, int]) -> bool:
-    """Whether a region holds some of `layers` = (first, count).
+    """Returns True if a region holds some of `layers` = (first, count).
 
-    Raises InvalidRequest (INVALID_FIELD) when it holds others too: its blocks have no parts of which it is known what
-    layer they are.
+    Raises InvalidRequest (INVALID_FIELD) if it also holds others: nothing says which bytes of its blocks belong to
+    which layer.
     """
     first, end = layers[0], layers[0] + layers[1]
     region_end = region.first_layer + region.layers
@@ -182,7 +182,7 @@ def holds(region: Region, layers: tuple[int, int]) -> bool:
 
 
 def coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
-    """Runs of `nbytes` each, with those joined that are neighbours on both sides: sources, destinations, lengths."""
+    """Returns sources, destinations and lengths of runs of `nbytes` each, joined where both sides are neighbours."""
     if len(src) <= 1:
         return src, dst, np.full(len(src), nbytes, dtype=np.int64)
     joined = (np.diff(src) == nbytes) & (np.diff(dst) == nbytes)

@@ -1,6 +1,6 @@
-"""What one rank tells another at the handshake, so that bytes can move: one value per data path.
+"""Endpoints: what one rank tells another at the handshake so that bytes can move, one value per data path.
 
-Values only. The service carries them between leads, `kvgrpc.datapath` makes and uses them, the core hands them on.
+The service carries them between leads, `kvgrpc.datapath` makes and uses them, and the core hands them on.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class MemoryKind(Enum):
-    """Where a segment of a rank's memory lives."""
+    """The memory in which a segment lies."""
 
     HOST = "host"
     PINNED_HOST = "pinned_host"
@@ -34,20 +34,20 @@ class ShmEndpoint:
 
     socket_path: str
     token: bytes
-    """Shown at the socket for a descriptor, once under each rank number."""
+    """Token that a peer shows at the socket to get a descriptor, once under each rank number."""
     nbytes: int
     nonce: bytes
     nonce_offset: int
-    """Where the mapping holds the nonce (past the pool's own bytes): reading it back proves the same host."""
+    """Offset of the nonce in the mapping, past the pool's own bytes. Reading it back proves the same host."""
 
 
 @dataclass(frozen=True)
 class ProcessEndpoint:
-    """Where a rank's process proves itself to a peer on this host: it is the one that listens there."""
+    """A socket at which a rank's process proves itself to a peer on this host. Only that process listens there."""
 
     socket_path: str
     token: bytes
-    """Shown at the socket for a proof, once under each rank number."""
+    """Token that a peer shows at the socket to get a proof, once under each rank number."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class NixlEndpoint:
     backend: str
     segments: tuple[Segment, ...]
     process: ProcessEndpoint | None = None
-    """The process that writes when this agent's side writes; None where no peer can look."""
+    """The process that writes when this agent's side writes; None if no peer can look at it."""
 
 
 @dataclass(frozen=True)
@@ -78,39 +78,39 @@ class CollectiveEndpoint:
     """Library of the group: gloo or nccl."""
     nbytes: int
     framing: int
-    """How sends are cut into messages: both ranks do it alike."""
+    """Number of the way in which sends are cut into messages. Both ranks must use the same."""
 
 
 SPANS_MAX = 8_192
-"""Spans, or allocations, that all endpoints of one message have."""
+"""Maximum number of spans, and of allocations, that all endpoints of one message have."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of one of the allocations that an endpoint has."""
+    """Bytes of one of an endpoint's allocations."""
 
     allocation: int
-    """Which one."""
+    """Index of the allocation."""
     offset: int
     nbytes: int
 
 
 @dataclass(frozen=True)
 class CudaVmmEndpoint:
-    """Memory of a GPU in allocations of which descriptors are handed out over a unix socket."""
+    """GPU memory in allocations whose descriptors are handed out over a unix socket."""
 
     socket_path: str = ""
     token: bytes = b""
-    """Shown at the socket for the descriptors, once under each rank number."""
+    """Token that a peer shows at the socket to get the descriptors, once under each rank number."""
     device_uuid: bytes = b""
     nonce: bytes = b""
-    """What one more allocation, the last one, begins with."""
+    """First bytes of one more allocation, the last one."""
     allocations: tuple[int, ...] = ()
-    """Bytes of each, without that one."""
+    """Bytes of each allocation, without the nonce's."""
     spans: tuple[Span, ...] = ()
-    """A rank's linear offsets run through them in order."""
+    """Spans through which a rank's linear offsets run, in order."""
     why_not: str = ""
-    """Why there are no descriptors of that memory; then all else is empty."""
+    """Why the memory has no descriptors. If it is set, all other fields are empty."""
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +119,7 @@ class CudaVmmEndpoint:
 
 @dataclass(frozen=True)
 class LoopbackEndpoint:
-    """Memory in this very process, found by key."""
+    """Memory in this process, found by key."""
 
     key: str
     nbytes: int
@@ -127,7 +127,7 @@ class LoopbackEndpoint:
 
 @dataclass(frozen=True)
 class RankEndpoint:
-    """How to reach one rank's memory. A path that the rank does not offer is None."""
+    """The ways to reach one rank's memory. A data path that the rank does not offer is None."""
 
     rank: int
     shm: ShmEndpoint | None = None
@@ -139,14 +139,14 @@ class RankEndpoint:
 
     @property
     def on_device(self) -> bool:
-        """Whether some of the memory is a device's, in which a rank re-packs nothing."""
+        """True if some of the memory is on a device. A rank re-packs nothing in device memory."""
         if self.cuda_vmm is not None:
             return True
         parts = [part.segments for part in (self.cma, self.nixl) if part is not None]
         return any(segment.kind is MemoryKind.CUDA for segments in parts for segment in segments)
 
     def only(self, data_paths: Collection[str]) -> Self:
-        """The same without the parts of all other data paths."""
+        """Returns a copy without the parts of all other data paths."""
         return replace(
             self,
             shm=self.shm if "shm" in data_paths else None,

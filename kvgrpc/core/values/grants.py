@@ -1,7 +1,7 @@
 """Grants: unforgeable, relayable capabilities.
 
 A grant's token is its claims in a compact fixed encoding, followed by an HMAC-SHA256 under a key that only the issuer
-has (per incarnation, derived from the session's secret). The issuer verifies it; all others may read the claims
+has (per incarnation, derived from the session's secret). Only the issuer can verify it. All others may read the claims
 to find the issuer, and must not believe them. Nothing outside the token is trusted.
 """
 
@@ -17,30 +17,30 @@ from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
 
 GRANT_BYTES_MAX = 512
-"""Bound on a whole Grant message, so that it fits a header of any proxy."""
+"""Maximum size of a whole Grant message, so that it fits a header of any proxy."""
 _FIELDS_BYTES = 48
-"""What the Grant message takes beside the token, engine id, address and lease id: numbers, tags and lengths."""
+"""Bytes of the Grant message beside the token, engine id, address and lease id: numbers, tags and lengths."""
 _VERSION = 1
 _TIMED = 2
-"""The version of a token that has the time of its request behind its numbers."""
+"""Version of a token with the request's time after its numbers."""
 _MAC_BYTES = 32
 _HEAD = struct.Struct("<BBBQIII")
 _TIME = struct.Struct("<Q")
 _READ_KEPT = 256
-"""Tokens whose claims are kept, since every step of a call reads those of its grant. That a token was read says nothing
-of its signature; what is no token is not kept.
+"""Number of tokens whose claims are cached, since every step of a call reads the claims of its grant. The cache says
+nothing of a token's signature. Malformed tokens are not cached.
 """
 
 
 class Access(IntEnum):
-    """What a grant allows; the numbers are those of the wire."""
+    """The access that a grant allows. The numbers are those of the wire."""
 
     READ = 1
     WRITE = 2
 
 
 class OnAbort(IntEnum):
-    """What a consumer's abort means for the source; the numbers are those of the wire."""
+    """Effect of a consumer's abort at the source. The numbers are those of the wire."""
 
     RELEASE = 1
     KEEP = 2
@@ -48,7 +48,7 @@ class OnAbort(IntEnum):
 
 @dataclass(frozen=True)
 class Claims:
-    """What a grant says."""
+    """The claims of a grant's token."""
 
     access: Access
     engine_id: str
@@ -57,22 +57,22 @@ class Claims:
     lease_id: str
     transfer_key: bytes
     ttl_s: float
-    """At minting; a hint."""
+    """TTL at minting; a hint."""
     block_count: int
     token_count: int
     on_abort: OnAbort = OnAbort.RELEASE
     tenant: str = ""
     request_time_us: int = 0
-    """When the request of a hand-over began; 0: not stated."""
+    """Time at which the request of a hand-over began, in microseconds since the Unix epoch; 0: not stated."""
 
 
 def signing_key(secret: bytes) -> bytes:
-    """The grant key of a session, from its secret."""
+    """Derives the grant key of a session from its secret."""
     return hmac.digest(secret, b"kvgrpc grant key v1", "sha256")
 
 
 def mint(claims: Claims, key: bytes) -> bytes:
-    """The token of `claims`. Raises InvalidRequest when ids and address are too long for one."""
+    """Returns the token of `claims`. Raises InvalidRequest if the ids and the address are too long for one."""
     time_us = claims.request_time_us
     head = _HEAD.pack(
         _TIMED if time_us else _VERSION,
@@ -103,7 +103,7 @@ def mint(claims: Claims, key: bytes) -> bytes:
 
 @lru_cache(_READ_KEPT)
 def read_claims(token: bytes) -> Claims:
-    """What the token says, unverified. Raises InvalidRequest (GRANT_INVALID) when it is not a token."""
+    """Returns the claims of a token, unverified. Raises InvalidRequest (GRANT_INVALID) if it is not a token."""
     payload = token[:-_MAC_BYTES]
     try:
         version, access, on_abort, incarnation, ttl_ms, blocks, tokens = _HEAD.unpack_from(payload)
@@ -129,7 +129,7 @@ def read_claims(token: bytes) -> Claims:
 
 
 def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: Access) -> Claims:
-    """The claims of a token that this engine issued in this incarnation for this kind of access.
+    """Returns the claims of a token that this engine issued in this incarnation for this kind of access.
 
     Raises InvalidRequest (GRANT_INVALID), PermissionDenied (GRANT_FOREIGN, GRANT_INVALID), Aborted
     (INCARNATION_CHANGED) or PreconditionFailed (GRANT_WRONG_ACCESS).
@@ -157,9 +157,9 @@ def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: A
 
 
 def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:
-    """The grant as the `kv_transfer_params` object that today's routers relay.
+    """Returns the grant as the `kv_transfer_params` object that today's routers relay.
 
-    Only `kvgrpc_grant` is read back; the other fields have the names that such routers look at.
+    Only `kvgrpc_grant` is read back. The other fields have the names that such routers look at.
     """
     claims = read_claims(token)
     host, _, port = claims.address.rpartition(":")
@@ -179,7 +179,7 @@ def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:
 
 
 def from_json(params: Mapping[str, object]) -> bytes:
-    """The token in a `kv_transfer_params` object. Raises InvalidRequest (GRANT_INVALID) when there is none."""
+    """Returns the token in a `kv_transfer_params` object. Raises InvalidRequest (GRANT_INVALID) if there is none."""
     text = params.get("kvgrpc_grant")
     if not isinstance(text, str):
         raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant")

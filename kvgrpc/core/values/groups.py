@@ -1,5 +1,5 @@
-"""The words of a layout: kinds of groups and tensors, groups of layers, regions of memory. What fits together is
-checked in `layout`.
+"""The vocabulary of a layout: kinds of groups and tensors, groups of layers, and regions of memory. `layout` checks
+that they fit together.
 """
 
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from enum import Enum
 from typing import NamedTuple
 
 BYTES_MAX = 2**53 - 1
-"""Above any memory; every language can hold it, and no sum of offsets leaves 64 bits."""
+"""Upper bound for sizes and offsets. Every language can hold it, and no sum of offsets leaves 64 bits."""
 LAYERS_MAX = 1 << 16
 PAGES = "pages"
-"""Name of the one group of a pool that is a staging store of named tensors."""
+"""Name of the only group of a staging store of named tensors."""
 REGIONS_MAX = 1 << 16
 
 
 class PoolKind(Enum):
-    """Which side decides which blocks are in use."""
+    """The side that decides which blocks are in use."""
 
     SERVER_MANAGED = "server_managed"
-    """This server allocates and frees blocks (AllocateBlocks, FreeBlocks)."""
+    """The server allocates and frees blocks (AllocateBlocks, FreeBlocks)."""
     ENGINE_MANAGED = "engine_managed"
-    """The engine's block manager does; the server only pins."""
+    """The engine's block manager decides; the server only pins."""
 
 
 class GroupKind(Enum):
-    """How the layers of a group use their blocks."""
+    """The way in which the layers of a group use their blocks."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"
@@ -33,7 +33,7 @@ class GroupKind(Enum):
 
 
 class TensorKind(Enum):
-    """What a region holds of each of its layers."""
+    """The tensors that a region holds of each of its layers."""
 
     KV = "kv"
     """Keys and values of each block together, keys first."""
@@ -50,7 +50,7 @@ WHOLE: dict[GroupKind, TensorKind] = {
     GroupKind.MLA: TensorKind.LATENT,
     GroupKind.STATE: TensorKind.STATE,
 }
-"""What one region holds that has all of its layers."""
+"""Content of a region that holds all tensors of its layers."""
 PARTS: dict[TensorKind, tuple[TensorKind, ...]] = {
     kind: (TensorKind.K, TensorKind.V) if kind is TensorKind.KV else (kind,) for kind in TensorKind
 }
@@ -67,32 +67,32 @@ ITEM_BYTES = {
 
 class Strides(NamedTuple):
     """Bytes from one element to the next inside a block, along each dimension. The elements of one head of one token
-    stand side by side.
+    are contiguous.
 
-    An engine that does not know where tokens are states 0 for `token` and `part`: what one head has in a block stands
-    side by side then, in an order of the engine's own. With `head` 0, too, nothing is known of the inside of a block.
+    An engine that does not know where tokens are states 0 for `token` and `part`. Then the bytes of one head in a block
+    are contiguous, in an order of the engine's own. If `head` is 0, too, nothing is known of the inside of a block.
     """
 
     layer: int
     part: int
-    """From the keys of a layer to its values."""
+    """Distance from the keys of a layer to its values."""
     head: int
     token: int
     key_element: int = 0
-    """From one element of a key to the next, where the keys of a head stand in columns: of each element those of all
-    tokens of the block side by side. `token` is that of values then. 0: keys stand as values do.
+    """Distance between elements of a key if the keys of a head stand in columns: one element of all tokens of the block
+    side by side, then the next. `token` is then the distance between values. 0: keys stand as values do.
     """
 
 
 class Section(NamedTuple):
-    """A part of a state, of which each rank of a stage has its share, in the order of ranks; or several have the same
-    one, as many of neighbouring numbers as any other.
+    """A part of a state. Each rank of a stage has one share of it, in rank order. If ranks outnumber shares, each share
+    is on the same number of neighbouring ranks.
     """
 
     nbytes: int
-    """Of a rank."""
+    """Bytes of one rank's share."""
     total_bytes: int
-    """Of all ranks of a stage, each share once."""
+    """Bytes over all ranks of a stage, each share counted once."""
 
 
 @dataclass(frozen=True)
@@ -102,57 +102,55 @@ class Group:
     name: str
     kind: GroupKind
     layers: int
-    """How many layers the group has; they are numbered from 0 within the group."""
+    """Number of layers of the group; layers are numbered from 0 within the group."""
     block_tokens: int
     """Tokens per block."""
     blocks: int
-    """Blocks in the group; ids run from 0 to blocks - 1."""
+    """Number of blocks in the group; ids run from 0 to blocks - 1."""
     kv_heads: int
     """KV heads per rank."""
     head_dim: int
-    """Elements per head; of a state all of them."""
+    """Elements per head; for a state all its elements."""
     dtype: str
-    """Element type, by numpy's or torch's name: float32, bfloat16, float8_e4m3fn. Of a state all types that it has."""
+    """Element type, by numpy's or torch's name: float32, bfloat16, float8_e4m3fn. A state lists all its types."""
     order: str = "token_major"
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
     window_tokens: int = 0
-    """Sliding window in tokens; 0 where the group has none."""
+    """Sliding window in tokens; 0 if the group has none."""
     total_kv_heads: int = 0
-    """KV heads of the model: each rank has its share of them, or, of fewer heads than ranks, one that others have, too.
-    0: as many as all ranks have together. Latents are the same on all ranks, and states are each rank's own: both 0.
+    """KV heads of the model. Each rank has its share; if ranks outnumber heads, several ranks have the same head. 0:
+    the heads of all ranks together. Latents, the same on all ranks, and states, each rank's own, have 0.
     """
     space: str = ""
     """Block space. Groups that name the same one share their block ids, and their layers may alias the same bytes: a
     block belongs to one of these groups at a time. Empty: the group has a space of its own.
     """
     sections: tuple[Section, ...] = ()
-    """Of a state: what its bytes are, one after the other. Empty: nothing is known of its inside, and it moves whole,
-    between as many ranks.
+    """Consecutive parts that make up a state. Empty: its inside is unknown, and it moves whole, between equal numbers
+    of ranks.
     """
 
     def first_of(self, tokens: int) -> int:
-        """In token order, the first block that an engine reads that goes on after `tokens` tokens: with a window that
-        of the first token in it, even if the last of the tokens is computed once more.
+        """Returns the index, in token order, of the first block that an engine needs to continue after `tokens` tokens.
+        With a window, it is the block of the window's first token, even if the last token is computed again.
         """
         windowed = self.window_tokens and self.kind is not GroupKind.STATE
         return max(tokens - self.window_tokens, 0) // self.block_tokens if windowed else 0
 
     def blocks_of(self, tokens: int) -> int:
-        """How many blocks stand for `tokens` tokens: all from `first_of` on. A state has one block, however long its
-        prompt.
-        """
+        """Returns the number of blocks that hold `tokens` tokens: all from `first_of` on. A state has at most one."""
         if self.kind is GroupKind.STATE:
             return min(tokens, 1)
         return -(-tokens // self.block_tokens) - self.first_of(tokens)
 
     def held_of(self, tokens: int, have_tokens: int) -> int:
-        """How many of these blocks are whole, from the first on, when `have_tokens` tokens are there."""
+        """Returns how many blocks of `tokens` tokens, from the first on, are whole once `have_tokens` tokens exist."""
         if self.kind is GroupKind.STATE:
             return 0
         return max(have_tokens // self.block_tokens - self.first_of(tokens), 0)
 
     def stands_for(self, tokens: int, prefix: int) -> bool:
-        """Whether the blocks of `tokens` tokens begin with those of the first `prefix` tokens."""
+        """Returns True if the blocks of `tokens` tokens begin with those of the first `prefix` tokens."""
         if self.kind is GroupKind.STATE:
             return prefix == tokens
         return self.first_of(prefix) == self.first_of(tokens)
@@ -175,8 +173,8 @@ class Region:
     block_bytes: int
     tensor: TensorKind = TensorKind.KV
     strides: Strides | None = None
-    """Where the elements of a block stand; None: side by side, layer after layer, keys before values, and then in the
-    group's order.
+    """Distances between the elements of a block. None: contiguous, layer after layer, keys before values, and then in
+    the group's order.
     """
     stage: int = 0
-    """The pipeline stage whose ranks have it."""
+    """Pipeline stage whose ranks have the region."""

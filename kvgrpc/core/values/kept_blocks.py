@@ -1,4 +1,4 @@
-"""Block ids as they are kept: as runs where those are less, and as ids again whenever they are used."""
+"""Storage form of block ids: runs where those take less memory, expanded to ids whenever they are used."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -10,15 +10,15 @@ from kvgrpc.core.values.descriptors import FEW_IDS, Blocks, Ids, runs_of
 
 T = TypeVar("T")
 ARRAY_BYTES = 120
-"""Of an array beside its numbers, with its place in a tuple."""
+"""Bytes of an array beside its numbers, with its place in a tuple."""
 RUNS_BYTES = 400
-"""Of runs beside their numbers, with what they are kept in."""
+"""Bytes of runs beside their numbers, with the objects that hold them."""
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 NO_IDS.setflags(write=False)
 
 
 class _Runs(NamedTuple):
-    """`counts[i]` ids from `starts[i]` on, for each i in order."""
+    """Runs of ids: `counts[i]` ids from `starts[i]` on, for each i in order."""
 
     starts: Ids
     counts: Ids
@@ -30,19 +30,19 @@ class _Runs(NamedTuple):
 
 
 class KeptBlocks:
-    """Blocks of each group, some of them as runs."""
+    """Blocks of each group, some of them stored as runs."""
 
     def __init__(self, blocks: Blocks, few: int = FEW_IDS) -> None:
         self._rows = tuple(_packed(ids, few) for ids in blocks)
 
     @property
     def blocks(self) -> Blocks:
-        """All ids. Those that are kept as runs are made anew each time."""
+        """Ids of all groups. Ids that are stored as runs are computed anew at each access."""
         return tuple(row.expanded() if isinstance(row, _Runs) else row for row in self._rows)
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory they take."""
+        """Bytes of memory that the blocks take."""
         runs = sum(RUNS_BYTES + 2 * row.starts.nbytes for row in self._rows if isinstance(row, _Runs))
         ids = [row for row in self._rows if not isinstance(row, _Runs)]
         return runs + sum(ARRAY_BYTES + row.nbytes if row.size else 8 for row in ids)
@@ -52,7 +52,7 @@ Kept = Blocks | KeptBlocks
 
 
 def pack(blocks: Blocks, few: int = FEW_IDS) -> Kept:
-    """Blocks as they are kept: themselves where no group has more than a few, and no array is a part of another one."""
+    """Returns blocks in storage form: the same object if no group has more than `few` ids and no array is a view."""
     for ids in blocks:
         if ids.size > few or ids.base is not None:
             return KeptBlocks(blocks, few)
@@ -60,19 +60,19 @@ def pack(blocks: Blocks, few: int = FEW_IDS) -> Kept:
 
 
 def unpack(kept: Kept) -> Blocks:
-    """All ids."""
+    """Returns the ids of blocks in storage form."""
     return kept if type(kept) is tuple else kept.blocks  # type: ignore[union-attr]
 
 
 def kept_bytes(kept: Kept) -> int:
-    """How much memory they take."""
+    """Returns the bytes of memory that blocks in storage form take."""
     if isinstance(kept, KeptBlocks):
         return kept.kept_bytes
     return sum([ARRAY_BYTES + ids.nbytes if ids.size else 8 for ids in kept])
 
 
 def keeping(*names: str) -> Callable[[type[T]], type[T]]:
-    """Makes fields of a dataclass, which are `Blocks` or None, keep these as little as they can be."""
+    """Makes the named fields of a dataclass, each `Blocks` or None, use the storage form."""
 
     def decorate(made: type[T]) -> type[T]:
         for name in names:
@@ -83,7 +83,7 @@ def keeping(*names: str) -> Callable[[type[T]], type[T]]:
 
 
 def keeping_lists(name: str) -> Callable[[type[T]], type[T]]:
-    """The same for a field of `BlockLists`."""
+    """Makes a field of `BlockLists` use the storage form, as `keeping` does for `Blocks`."""
 
     def decorate(made: type[T]) -> type[T]:
         setattr(made, name, _ListsField(name))
@@ -123,13 +123,13 @@ class _ListsField:
 
 
 def kept(instance: object, field: str = "blocks") -> Kept:
-    """What an instance has in such a field of `Blocks`."""
+    """Returns the storage form of a field of `Blocks` that `keeping` made."""
     found: Kept = instance.__dict__[f"_{field}"]
     return found
 
 
 def lists_kept(instance: object, field: str = "blocks") -> Kept:
-    """What an instance has in such a field of `BlockLists`."""
+    """Returns the storage form of a field of `BlockLists` that `keeping_lists` made."""
     found = instance.__dict__[f"_{field}"]
     if len(found) == 2 and isinstance(found[1], KeptBlocks):
         return found[1]
@@ -137,12 +137,12 @@ def lists_kept(instance: object, field: str = "blocks") -> Kept:
 
 
 def blocks_bytes(blocks: Blocks) -> int:
-    """How much memory these would take, if they were kept."""
+    """Returns the bytes of memory that blocks would take in storage form."""
     return kept_bytes(pack(blocks))
 
 
 def no_blocks(groups: int) -> Blocks:
-    """No ids of any of so many groups."""
+    """Returns an empty block list for each of `groups` groups."""
     return (NO_IDS,) * groups
 
 

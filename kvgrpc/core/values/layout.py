@@ -1,7 +1,7 @@
-"""What a pool looks like: groups of layers, and the regions of memory that hold their blocks.
+"""The layout of a pool: groups of layers, and the regions of memory that hold their blocks.
 
-Rules: a layout is a value, checked once when it is made; every offset and count used later was checked here. It says
-where bytes are, never whose they are or when they may be touched.
+Rules: a layout is a value, checked once when it is made; every offset and count used later was checked here. A layout
+says where bytes are, never to whom they belong or when they may be touched.
 """
 
 import hashlib
@@ -51,17 +51,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """The groups of a pool and where each block of each layer lies; the same for every rank of an engine, but that the
-    ranks of each pipeline stage have the regions of theirs.
+    """The groups of a pool, and the place of each block of each layer. A layout is the same for every rank of an
+    engine, except that the ranks of each pipeline stage have the regions of that stage.
 
-    Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory. A block
-    id of a space that several groups share is one block: in these groups it may lie on the same bytes.
+    Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory. A block id
+    of a space that several groups share is one block: in these groups it may lie on the same bytes.
     """
 
     groups: tuple[Group, ...]
     regions: tuple[Region, ...]
     total_bytes: int
-    """Bytes of one rank's memory; of the one with most, where stages differ."""
+    """Bytes of one rank's memory; if stages differ, of the rank with most."""
 
     def __post_init__(self) -> None:
         violations = [*_group_violations(self.groups), *_region_violations(self)]
@@ -70,13 +70,13 @@ class PoolLayout:
 
     @cached_property
     def spaces(self) -> tuple[int, ...]:
-        """For each group the number of its block space; they are numbered from 0 in the order of the groups."""
+        """Block space number of each group. Spaces are numbered from 0 in the order of the groups."""
         numbers: dict[tuple[str, int], int] = {}
         return tuple(numbers.setdefault(_space(group, i), len(numbers)) for i, group in enumerate(self.groups))
 
     @cached_property
     def shared_spaces(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of each space that more than one group shares."""
+        """Groups of each space that more than one group shares."""
         groups: dict[int, list[int]] = {}
         for group, space in enumerate(self.spaces):
             groups.setdefault(space, []).append(group)
@@ -84,24 +84,24 @@ class PoolLayout:
 
     @cached_property
     def stages(self) -> int:
-        """Pipeline stages of the engine. Each has as many of its ranks, in the order of their numbers."""
+        """Number of pipeline stages. All have the same number of ranks, in the order of the ranks' numbers."""
         return max((region.stage for region in self.regions), default=0) + 1
 
     @cached_property
     def has_key_columns(self) -> bool:
-        """Whether keys of some layer stand in columns."""
+        """True if keys of some layer stand in columns."""
         return any(region.strides is not None and region.strides.key_element for region in self.regions)
 
     @cached_property
     def by_group(self) -> tuple[tuple[Region, ...], ...]:
-        """For each group its regions, in the order in which they are listed."""
+        """Regions of each group, in the order in which they are listed."""
         found: list[list[Region]] = [[] for _ in self.groups]
         for region in self.regions:
             found[region.group].append(region)
         return tuple(map(tuple, found))
 
     def stage_spans(self, group: int) -> list[tuple[int, int, int]]:
-        """The layers of a group as (first, end, stage), in their order: neighbours in one stage are one row."""
+        """Returns the layers of a group as sorted rows (first, end, stage). Neighbours in one stage are one row."""
         found: list[tuple[int, int, int]] = []
         for region in sorted(self.by_group[group], key=lambda r: r.first_layer):
             first, end, stage = region.first_layer, region.first_layer + region.layers, region.stage
@@ -112,7 +112,7 @@ class PoolLayout:
         return found
 
     def stage_layers(self, stage: int) -> list[int]:
-        """The numbers that a stage's layers have in their groups, each once, in order."""
+        """Returns the numbers that a stage's layers have in their groups, each once, in order."""
         found: list[int] = []
         spans = {(r.first_layer, r.first_layer + r.layers) for r in self.regions if r.stage == stage}
         for first, end in sorted(spans):
@@ -121,7 +121,7 @@ class PoolLayout:
 
     @cached_property
     def stage_bytes(self) -> tuple[int, ...]:
-        """For each stage, how many bytes of a rank's memory its regions reach."""
+        """Bytes of a rank's memory that the regions of each stage reach."""
         ends = [0] * self.stages
         for region in self.regions:
             ends[region.stage] = max(ends[region.stage], _end(self.groups, region))
@@ -129,7 +129,7 @@ class PoolLayout:
 
     @cached_property
     def block_sizes(self) -> tuple[tuple[int, int], ...]:
-        """For one block of each group: its bytes over all layers and stages, and how many regions have some of them."""
+        """Row of each group: bytes of a block over all layers and stages, and the number of regions that hold them."""
         sizes = [(0, 0)] * len(self.groups)
         for region in self.regions:
             nbytes, regions = sizes[region.group]
@@ -137,18 +137,18 @@ class PoolLayout:
         return tuple(sizes)
 
     def block_bytes(self, group: int) -> int:
-        """Bytes of one block of `group` over all its layers."""
+        """Returns the bytes of one block of `group` over all its layers."""
         return self.block_sizes[group][0]
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
-        """Bytes of `blocks[group]` blocks of each group over all their layers, on one rank of each stage."""
+        """Returns the bytes of `blocks[group]` blocks of each group over all layers, on one rank of each stage."""
         return sum(count * nbytes for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True))
 
     def fingerprint(self) -> str:
-        """Hex digest of everything that two pools must share to exchange blocks without conversion.
+        """Returns a hex digest of everything that two pools must share to exchange blocks without conversion.
 
-        Names, offsets, distances between blocks, block counts and block spaces are left out: each side has its own. So
-        are heads of the model, which are compared by themselves: how many ranks there are is a part of that.
+        Names, offsets, distances between blocks, block counts and block spaces are left out: each side has its own. The
+        model's total heads are left out too: they are compared by themselves, together with the number of ranks.
         """
         parts = [repr(_compared(group)) for group in self.groups]
         parts += [
@@ -159,12 +159,12 @@ class PoolLayout:
 
 
 def _stated(strides: Strides | None) -> tuple[int, ...]:
-    """The numbers of it; where keys stand as values do, that of their elements says nothing."""
+    """Returns the strides as numbers. `key_element` is left out unless keys stand in columns."""
     return () if strides is None else tuple(strides) if strides.key_element else strides[:4]
 
 
 def _compared(group: Group) -> tuple[object, ...]:
-    """What two pools must share of a group. A state is one block, however many tokens it is of."""
+    """Returns what two pools must share of a group. A state is one block for any number of tokens."""
     tokens, order = (1, "") if group.kind is GroupKind.STATE else (group.block_tokens, group.order)
     return (
         group.kind.value, group.layers, tokens, group.kv_heads, group.head_dim, group.dtype, order, group.window_tokens,
@@ -172,7 +172,7 @@ def _compared(group: Group) -> tuple[object, ...]:
 
 
 def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
-    """Raises OutOfRange (CONTENT_RANGE) where the blocks of `tokens` tokens do not serve the first `prefix` of them."""
+    """Raises OutOfRange (CONTENT_RANGE) if the blocks of `tokens` tokens do not serve the first `prefix` of them."""
     for group in groups:
         if not group.stands_for(tokens, prefix):
             state = group.kind is GroupKind.STATE
@@ -186,8 +186,8 @@ def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
 def uniform_layout(
     group: Group, block_bytes_per_layer: int, layers_per_region: int = 1, strides: Strides | None = None
 ) -> PoolLayout:
-    """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back. `strides`: of
-    each region.
+    """Makes a dense layout of one group: one region for every `layers_per_region` layers, blocks back to back. Each
+    region has `strides`.
     """
     block_bytes = block_bytes_per_layer * layers_per_region
     region_bytes = block_bytes * group.blocks
@@ -220,7 +220,7 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
 
 
 def _space_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
-    """Groups of one space that have other numbers of blocks."""
+    """Returns a violation for each group whose block count differs from that of its space."""
     found = []
     first_of_space: dict[tuple[str, int], int] = {}
     for i, group in enumerate(groups):
@@ -248,12 +248,12 @@ def _wrong_sections(group: Group) -> str:
 
 
 def _space(group: Group, index: int) -> tuple[str, int]:
-    """What tells the block space of a group from all others."""
+    """Returns a key that tells the block space of a group from all others."""
     return (group.space, 0) if group.space else ("", index)
 
 
 def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
-    """What is wrong with the regions. They may come from a peer: nothing is expanded before its size was checked."""
+    """Returns what is wrong with the regions, which may come from a peer: no size is used before it is checked."""
     if not 0 < layout.total_bytes <= BYTES_MAX:
         return [FieldViolation("total_bytes", f"lies between 1 and {BYTES_MAX}")]
     if len(layout.regions) > REGIONS_MAX:
@@ -280,7 +280,7 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
 
 
 def _parted(layout: PoolLayout) -> list[FieldViolation]:
-    """Groups with a layer that is in two stages, of regions that have nothing else wrong."""
+    """Returns the groups with a layer in two stages. The regions must have nothing else wrong."""
     found = []
     for i in range(len(layout.groups) if layout.stages > 1 else 0):
         spans = layout.stage_spans(i)
@@ -290,19 +290,19 @@ def _parted(layout: PoolLayout) -> list[FieldViolation]:
 
 
 def _end(groups: tuple[Group, ...], region: Region) -> int:
-    """The byte behind its last block."""
+    """Returns the offset of the byte after the region's last block."""
     return region.offset + (groups[region.group].blocks - 1) * region.stride_bytes + region.block_bytes
 
 
 def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> FieldViolation | None:
-    """What is wrong with a region by itself."""
+    """Returns what is wrong with one region by itself."""
     if not 0 <= region.group < len(groups):
         return FieldViolation(f"regions[{i}].group", "names no group")
     if region.layers <= 0 or region.block_bytes <= 0 or region.offset < 0:
         return FieldViolation(f"regions[{i}]", "layers, block_bytes and offset must be positive")
     if region.stride_bytes < region.block_bytes:
         return FieldViolation(f"regions[{i}].stride_bytes", "is smaller than block_bytes")
-    if region.stride_bytes > BYTES_MAX:  # of a lone block nothing else bounds it
+    if region.stride_bytes > BYTES_MAX:  # nothing else bounds the stride of a lone block
         return FieldViolation(f"regions[{i}].stride_bytes", f"is at most {BYTES_MAX}")
     kind = groups[region.group].kind
     if not set(PARTS[region.tensor]) <= set(PARTS[WHOLE[kind]]):
@@ -312,7 +312,7 @@ def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> Field
 
 
 def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
-    """Groups whose regions do not hold each part of each layer once."""
+    """Returns the groups whose regions do not hold each part of each layer exactly once."""
     ranges: dict[tuple[int, TensorKind], list[tuple[int, int]]] = {}
     for region in regions:
         for part in PARTS[region.tensor]:
@@ -329,7 +329,7 @@ def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> li
 
 
 def _section_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
-    """Groups whose sections are not the bytes of their states, layer by layer."""
+    """Returns the groups whose sections do not add up to the bytes of their states, layer by layer."""
     found = []
     for i, group in enumerate(groups):
         nbytes = sum(section.nbytes for section in group.sections)
@@ -341,7 +341,7 @@ def _section_violations(groups: tuple[Group, ...], regions: list[Region]) -> lis
 
 
 def _covers(ranges: list[tuple[int, int]], layers: int) -> bool:
-    """Whether the ranges, put in order, run from 0 to `layers` without gap or overlap."""
+    """Returns True if the ranges, sorted, run from 0 to `layers` without gap or overlap."""
     at = 0
     for first, end in sorted(ranges):
         if first != at:
@@ -351,7 +351,7 @@ def _covers(ranges: list[tuple[int, int]], layers: int) -> bool:
 
 
 def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[FieldViolation]:
-    """Regions may interleave (blocks of all layers in one row), but no two blocks may share a byte."""
+    """Returns violations of overlapping regions. Regions may interleave (blocks of all layers in one row)."""
     found: list[FieldViolation] = []
     cluster: list[int] = []
     cluster_end = 0
@@ -365,14 +365,14 @@ def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[Fie
 
 
 def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolation]:
-    """Regions whose bytes mix, by offset: their first blocks must stand within one row, one after another, but that
-    those of different groups of one space may lie on each other.
+    """Returns violations in a cluster of interleaved regions, sorted by offset. The regions' first blocks must follow
+    each other within one row. Blocks of different groups of one space may overlap.
     """
     found = []
     in_group: dict[int, tuple[int, int]] = {}
-    """Where the blocks of each group end so far, and the region that ends there."""
+    """Per group, the end of its blocks so far and the region that ends there."""
     in_space: dict[int, tuple[int, int]] = {}
-    """The same of the two spaces whose blocks end last, the last one first."""
+    """End and last region of the two spaces whose blocks end last, the later one first."""
     for i in cluster:
         region, first = layout.regions[i], layout.regions[cluster[0]]
         space, end = layout.spaces[region.group], region.offset + region.block_bytes

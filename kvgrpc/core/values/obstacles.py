@@ -1,4 +1,4 @@
-"""What keeps blocks of two pools from being exchanged, field by field, and what a bridge between them costs."""
+"""Obstacles between two pools: the fields that keep blocks from being exchanged, and the cost of a bridge."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -8,7 +8,7 @@ from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, Strid
 from kvgrpc.core.values.views import total_heads, view_of
 
 ROWS_MAX = 1 << 16
-"""Regions of both sides, times pairs of ranks: what a plan may have to go through for one block."""
+"""Maximum number of regions of both sides times pairs of ranks. A plan may have to visit all of them for one block."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ SCHEMA_NAMES = {
     "blocks": "block_count",
     "sections": "state_sections",
 }
-"""What the schema calls fields of a group that have another name here."""
+"""Schema names of a group's fields that are named differently here."""
 
 EQUAL_FIELDS: dict[str, str] = {
     "kind": "layers of another kind use their blocks in another way",
@@ -48,12 +48,12 @@ SPLIT_FIELDS = {
     "kv_heads": "ranks hold different heads",
     "order": "elements inside a block stand in another order",
 }
-"""Fields of a group that may differ where the inside of its blocks is known."""
+"""Fields of a group that may differ if the inside of its blocks is known."""
 
 
 def differences(here: Side, there: Side) -> list[Difference]:
-    """All in which two engines' pools differ, and that matters. Those of a group that keep its blocks from being
-    exchanged come without what a bridge would cost.
+    """Returns all differences of two engines' pools that matter. If a group's blocks cannot be exchanged, the cost of a
+    bridge is left out.
     """
     mine, theirs = here.pool, there.pool
     if _holds_tensors(mine) != _holds_tensors(theirs):
@@ -95,7 +95,7 @@ def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
 
 
 def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in a group of which every head of every token can be found in a block."""
+    """Returns the differences of a group in whose blocks every head of every token can be found."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     low, high = sorted((a.block_tokens, b.block_tokens))
     tokens = "" if high % low == 0 else "; choose sizes of which one is a multiple of the other"
@@ -108,7 +108,7 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
 
 
 def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
-    """Both models have as many heads: with other numbers each engine would find them on other ranks."""
+    """Returns a difference if the models' head counts differ: engines would look for a head on other ranks."""
     heads, others = (total_heads(side.pool.groups[index], side.stage_ranks) for side in (here, there))
     if heads == others:
         return None
@@ -117,7 +117,7 @@ def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
 
 
 def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in a group of which every head can be found in a block, and moves as it is."""
+    """Returns the differences of a group in whose blocks every head can be found, and is moved as it is."""
     because = f"of group {here.pool.groups[index].name} it is not known where the tokens of a head are"
     found = [difference for difference in _split(index, here, there) if difference is not None]
     return [
@@ -129,7 +129,7 @@ def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
 
 
 def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
-    """In each layer heads hold keys and values together on both sides, or on none."""
+    """Returns a difference unless the same layers hold keys and values together on both sides."""
     mine, theirs = _layers_by_tensor(here.pool, index), _layers_by_tensor(there.pool, index)
     if mine == theirs:
         return None
@@ -138,7 +138,7 @@ def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
 
 
 def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int, int]]]:
-    """Which layers of a group are in regions of each kind, as first and end of those without a gap."""
+    """Returns the layers of a group in regions of each tensor kind, as gapless ranges (first, end)."""
     found: dict[str, list[tuple[int, int]]] = {}
     for region in sorted(pool.by_group[index], key=lambda r: (r.tensor.value, r.first_layer)):
         spans = found.setdefault(region.tensor.value, [])
@@ -148,7 +148,7 @@ def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int,
 
 
 def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in a group whose blocks are moved as they are. A state is one block, however long its prompt."""
+    """Returns the differences of a group whose blocks are moved whole. A state is always one block."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     because = UNKNOWN.format(a.name)
     alike = {"kv_heads": SPLIT_FIELDS["kv_heads"]} if a.kind is b.kind is GroupKind.STATE else SPLIT_FIELDS
@@ -162,7 +162,7 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
 
 
 def _by_sections(index: int, here: Side, there: Side) -> list[Difference | None]:
-    """What differs in the sections of a state, as all ranks have them together."""
+    """Returns the difference of a state's sections, added up over all ranks."""
     totals, others = (
         " ".join(str(section.total_bytes) for section in side.pool.groups[index].sections) for side in (here, there)
     )
@@ -189,17 +189,17 @@ def _differs(index: int, field: str, a: Group, b: Group, why: str, *, bridgeable
 
 
 def _path(group: int, field: str) -> str:
-    """Where the schema has that field of a group, in a description of an engine."""
+    """Returns the path of a group's field in the schema's description of an engine."""
     return f"pool.groups[{group}].{SCHEMA_NAMES.get(field, field)}"
 
 
 def _holds_tensors(pool: PoolLayout) -> bool:
-    """Whether a pool is a staging store."""
+    """Returns True if a pool is a staging store."""
     return [(g.name, g.kind, g.block_tokens, g.dtype) for g in pool.groups] == [(PAGES, GroupKind.MLA, 1, "uint8")]
 
 
 def _costs(here: Side, there: Side) -> list[Difference]:
-    """What moving between unlike pools costs; not bridgeable where it is too much."""
+    """Returns the cost of moving between unlike pools. A cost that is too high is not bridgeable."""
     found = []
     if _split_as(here) != _split_as(there):
         why = "each rank reads its layers and heads from the ranks that have them"
@@ -230,12 +230,12 @@ def _costs(here: Side, there: Side) -> list[Difference]:
 
 
 def _split_as(side: Side) -> str:
-    """Its ranks, as text."""
+    """Returns the ranks of a side as text."""
     return str(side.ranks) if side.pool.stages == 1 else f"{side.pool.stages} stages of {side.stage_ranks}"
 
 
 def _cost(bridge: Bridge, group: int) -> str:
-    """How the blocks of a group are moved."""
+    """Returns how the blocks of a group are moved, as text."""
     run_bytes = bridge.run_bytes(group)
     if group in bridge.repacked:
         read, moved = bridge.size_of_block(group, None).nbytes, bridge.bytes_of_block(group)
@@ -244,7 +244,7 @@ def _cost(bridge: Bridge, group: int) -> str:
 
 
 class Inside(Enum):
-    """What is known of the inside of a group's blocks."""
+    """The knowledge that there is of the inside of a group's blocks."""
 
     NOTHING = "nothing"
     HEADS = "heads"
@@ -263,7 +263,7 @@ _Shape = tuple[int, int, str, int, Strides | None]
 
 
 def _shapes(pool: PoolLayout, index: int) -> list[_Shape]:
-    """What each region of a group holds, and how: layers, tensor, bytes of a block, strides."""
+    """Returns the shape of each region of a group: first layer, layers, tensor, bytes of a block, strides."""
     found = sorted(pool.by_group[index], key=lambda r: (r.first_layer, r.tensor.value))
     return [(r.first_layer, r.layers, r.tensor.value, r.block_bytes, r.strides) for r in found]
 

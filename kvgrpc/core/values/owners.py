@@ -1,9 +1,8 @@
-"""Owners: who may do what with a thing that a request names.
+"""Owners: decides who may do what with a thing that a request names.
 
-A thing has one owner: the attached engine, or the principal that made the thing. Some verbs are also open to callers
-that are not the owner and show a ground instead: the transfer key, a grant, or the thing's id where ids are 128 random
-bits. `may` is the only place that decides. A caller that may not is told what a caller hears of a thing that does not
-exist.
+A thing has one owner: the attached engine, or the principal that made the thing. Some verbs are also open to other
+callers that show a ground: the transfer key, a grant, or the thing's id where ids are 128 random bits. `may` is the
+only place that decides. A caller without the right gets the same answer as for a thing that does not exist.
 """
 
 from collections.abc import Mapping
@@ -17,19 +16,19 @@ SCHEDULER = "scheduler"
 ANONYMOUS = "anonymous"
 """Principal of callers without credentials."""
 STORE = "store"
-"""Principal of the lead's own staging store: it may all, and owns what tensors lie in. No caller has it."""
+"""Principal of the lead's own staging store, with every right. It owns the memory of tensors. No caller has it."""
 PEER = "peer "
-"""With its life: the principal of a peer."""
+"""Prefix of a peer's principal; the peer's life follows."""
 EVERYONE = ""
 """Owner of what belongs to every caller alike: a pool whose blocks the server gives out."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
-"""Principals that stand for the attached engine; what one of them owns the other owns, too."""
+"""Principals that stand for the attached engine. Each owns what the other owns."""
 
 
 class Kind(Enum):
-    """What a thing is."""
+    """The kind of a thing."""
 
-    # As in `timers.Timer`.
+    # Identity is enough, and Enum's own hash is slow, as in `timers.Timer`.
     __hash__ = object.__hash__
 
     POOL = "pool"
@@ -42,7 +41,7 @@ class Kind(Enum):
 
 
 class Verb(Enum):
-    """What a caller wants to do."""
+    """The action that a caller wants to take."""
 
     __hash__ = object.__hash__
 
@@ -59,7 +58,7 @@ class Verb(Enum):
 
 
 class Ground(Enum):
-    """Why a caller may."""
+    """A reason for which a caller has a right."""
 
     __hash__ = object.__hash__
 
@@ -88,18 +87,18 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
     (Kind.REQUEST, Verb.SCHEDULE): frozenset({Ground.OWNER}),
     (Kind.HELD_TENSOR, Verb.END): frozenset({Ground.OWNER, Ground.ENGINE}),
 }
-"""The grounds of which one is enough."""
+"""Grounds for each kind and verb. One of them is enough."""
 
 
 class Thing(NamedTuple):
-    """What a request names, and whose it is."""
+    """A thing that a request names, with its owner."""
 
     kind: Kind
     owner: str
 
 
 def may(caller: str, verb: Verb, thing: Thing, shown: Ground | None = None) -> bool:
-    """Whether a principal may do that with a thing, which it named by the ground `shown`, if by one."""
+    """Returns True if a principal may do `verb` to a thing. `shown` is the ground by which it named the thing."""
     enough = RIGHTS[thing.kind, verb]
     if caller == STORE or shown in enough or (Ground.ENGINE in enough and caller in ENGINE_SIDE):
         return True
@@ -107,5 +106,5 @@ def may(caller: str, verb: Verb, thing: Thing, shown: Ground | None = None) -> b
 
 
 def owns(caller: str, owner: str) -> bool:
-    """Whether a principal is that owner, or stands for the same engine."""
+    """Returns True if a principal is that owner, or stands for the same engine."""
     return owner in (EVERYONE, caller) or (caller in ENGINE_SIDE and owner in ENGINE_SIDE)

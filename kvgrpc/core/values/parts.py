@@ -1,9 +1,9 @@
-"""The parts of a push: what its source has handed over so far, block by block and layer by layer.
+"""The parts of a push: what its source has handed over, block by block and layer by layer.
 
-Parts of one epoch have no order between layers, but within a layer each one goes on where the one before stopped. So
-two numbers say all: the blocks of each group in token order, and how many of them each layer has. Both sides keep them:
-the source to refuse a part that overlaps, leaves a gap or comes after the last one; the destination because it believes
-nothing unchecked. A block is listed by one part, and by its place in that order known to all others.
+Parts of one epoch have no order between layers. Within a layer each part continues where the one before stopped. So two
+numbers say all: the blocks of each group in token order, and how many of them each layer has. Both sides keep them. The
+source refuses a part that overlaps, leaves a gap or comes after the last one; the destination checks all that it is
+told. A block is listed by one part; other parts refer to it by its position.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 PARTS_MAX = 16_384
-"""Parts of one epoch: 128 layers in 128 pieces."""
+"""Maximum number of parts of one epoch: 128 layers in 128 pieces."""
 SPANS_MAX = 131_072
-"""Rows of all of them, one for each group of a part."""
+"""Maximum number of rows over all parts, one for each group of a part."""
 BATCH_PARTS = 512
-"""Parts of one call between leads, and of one round of bytes: more would hold up their loops."""
+"""Maximum number of parts in one call between leads, and in one round of bytes. More would block event loops."""
 BATCH_SPANS = 4_096
-"""Rows of these, unless one part alone has more."""
+"""Maximum number of rows in such a batch, unless one part alone has more."""
 FEW_BLOCKS = 4_096
-"""Up to so many of a group are kept as they are: each part looks at them."""
+"""Number of a group's blocks up to which they are kept as ids, since each part reads them."""
 PARTS_BYTES = 1_600
-"""Of an epoch, beside its parts and blocks."""
+"""Bytes of an epoch beside its parts and blocks."""
 PART_BYTES = 320
 SPAN_BYTES = 120
 
 
 class Span(NamedTuple):
-    """`length` blocks of a group from position `start` on; no earlier part lists the last `new` of them."""
+    """A row of a part: `length` blocks of a group from position `start` on. No earlier part lists the last `new`."""
 
     group: int
     start: int
@@ -57,7 +57,7 @@ class Part:
 
 
 class Parts:
-    """The parts of one epoch, of a prompt of `tokens` tokens in the pool of the source: of `most` blocks in all."""
+    """The parts of one epoch, for a prompt of `tokens` tokens in the source's pool and at most `most` blocks in all."""
 
     def __init__(self, pool: PoolLayout, tokens: int, most: int) -> None:
         self.tokens = tokens
@@ -66,37 +66,37 @@ class Parts:
         self._parts: list[Part] = []
         self._spans = 0
         self._kept: Kept = no_blocks(len(pool.groups))
-        """The blocks of each group, in token order."""
+        """Blocks of each group, in token order."""
         self._handed = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
-        """How many of them each layer has."""
+        """Per group, the number of blocks that each layer has."""
         self._sound: set[LayerRange] = set()
-        """Ranges of layers that parts have: they cut no region."""
+        """Layer ranges of earlier parts, which were checked: none cuts a region."""
 
     def __len__(self) -> int:
         return len(self._parts)
 
     @property
     def complete(self) -> bool:
-        """The last part is there."""
+        """True if the last part has been handed over."""
         return bool(self._parts) and self._parts[-1].last
 
     @property
     def blocks(self) -> Blocks:
-        """All blocks so far."""
+        """Blocks of each group that were handed over so far."""
         return unpack(self._kept)
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory all of it takes."""
+        """Bytes of memory that the epoch takes."""
         rows = PARTS_BYTES + PART_BYTES * len(self._parts) + SPAN_BYTES * self._spans
         return rows + kept_bytes(self._kept) + sum(counts.nbytes for counts in self._handed)
 
     def between(self, number: int, end: int) -> list[Part]:
-        """The parts from one number on, up to another."""
+        """Returns the parts from `number` up to `end`, without `end`."""
         return self._parts[number:end]
 
     def batch(self, number: int) -> list[Part]:
-        """The parts from that number on, as many as one call between leads takes, or one round of bytes."""
+        """Returns the parts from `number` on that fit into one call between leads or one round of bytes."""
         spans = 0
         found = self._parts[number : number + BATCH_PARTS]
         for i, part in enumerate(found):
@@ -106,7 +106,7 @@ class Parts:
         return found
 
     def listed(self, parts: Sequence[Part]) -> Blocks:
-        """The blocks that these parts, one after the other, list before all others."""
+        """Returns the blocks that these consecutive parts are the first to list."""
         table = self.blocks
         firsts, counts = [0] * len(table), [0] * len(table)
         for part in parts:
@@ -117,7 +117,7 @@ class Parts:
         return tuple(ids[first : first + count] for ids, first, count in zip(table, firsts, counts, strict=True))
 
     def row(self, part: Part) -> ReadyPart:
-        """What the source says of a part."""
+        """Returns the row by which the source tells a peer of a part."""
         known = [0] * (max((span.group for span in part.spans), default=-1) + 1)
         for group, _, count, new in part.spans:
             known[group] = count - new
@@ -127,10 +127,10 @@ class Parts:
         return ReadyPart(part.number, blocks, tuple(known), part.layers, part.last)
 
     def check(self, blocks: Blocks, layers: LayerRange | None, *, last: bool, after_step: int = 0) -> Part:
-        """The next part, if it may be that; changes nothing. `blocks` are all of it, also those that are known.
+        """Checks the next part and returns it; changes nothing. `blocks` are all blocks of the part, also known ones.
 
         Raises InvalidRequest (INVALID_FIELD, BLOCK_DUPLICATE), OutOfRange (LIMIT_EXCEEDED) or PreconditionFailed
-        (CONTENT_RANGE, TRANSFER_ENDED after the last part). CONTENT_RANGE is also for a last part with something
+        (CONTENT_RANGE, TRANSFER_ENDED after the last part). CONTENT_RANGE is also raised for a last part with something
         missing.
         """
         self._check_goes_on(layers)
@@ -147,7 +147,7 @@ class Parts:
         return self._checked(known, new_counts, layers, listed, last=last, after_step=after_step)
 
     def add(self, part: Part, blocks: Blocks) -> None:
-        """Takes a part that was checked. `blocks`: of each group, the last of them are its new ones."""
+        """Adds a checked part. `blocks` are per group; the last ones of each group are new."""
         table = list(self.blocks)
         self._add(part, blocks, table)
         if any(span.new for span in part.spans):
@@ -165,8 +165,8 @@ class Parts:
         _cover(self._handed, self._pool.groups, part)
 
     def extend(self, rows: Sequence[ReadyPart]) -> None:
-        """Takes parts as their source says them, all or none. Raises as `check`, OutOfRange (BLOCK_OUT_OF_RANGE) and
-        InvalidRequest (GROUP_MISMATCH).
+        """Adds parts as their source states them, all or none. Raises what `check` raises, OutOfRange
+        (BLOCK_OUT_OF_RANGE) and InvalidRequest (GROUP_MISMATCH).
         """
         count, spans, before = len(self._parts), self._spans, self.blocks
         table = list(before)
@@ -185,7 +185,7 @@ class Parts:
         self._kept = pack(tuple(table), FEW_BLOCKS)
 
     def chunks(self, parts: Sequence[Part], target: Blocks, tokens: int, bridge: Bridge) -> list[Chunk]:
-        """What these parts move into a target: of each group its last blocks of the first `tokens` tokens."""
+        """Returns the chunks that these parts move into `target`: per group its last blocks of the first `tokens`."""
         table = self.blocks
         nothing = [NO_IDS] * len(table)
         begins = [bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(target)]
@@ -219,7 +219,7 @@ class Parts:
         self, known: Sequence[int], new: Sequence[int], layers: LayerRange | None, table: Sequence[Ids], *, last: bool,
         after_step: int = 0,
     ) -> Part:  # fmt: skip
-        """The next part, of so many blocks that earlier ones list, and so many others."""
+        """Returns the next part, with `known` blocks that earlier parts list and `new` others per group."""
         spans = []
         for i, (there, others) in enumerate(zip(known, new, strict=True)):
             if there or others:
@@ -259,7 +259,7 @@ class Parts:
             )
 
     def _check_goes_on(self, layers: LayerRange | None) -> None:
-        """Raises unless there may be a part of these layers."""
+        """Raises an error unless a part of these layers may follow."""
         if self.complete:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the last part of this push was handed over already")
         if layers is None or layers in self._sound:
@@ -271,7 +271,7 @@ class Parts:
             holds(region, layers)
 
     def _start(self, i: int, layers: LayerRange | None) -> int:
-        """The position at which the blocks of a group go on."""
+        """Returns the position at which the blocks of a group continue."""
         first, end = _span(self._pool.groups[i], layers)
         handed = self._handed[i][first:end]
         if not len(handed):
@@ -302,25 +302,25 @@ class Parts:
 
 
 class Progress:
-    """How far the parts of one epoch have moved to one destination, which takes the first `tokens` tokens."""
+    """Progress of the parts of one epoch to one destination, which takes the first `tokens` tokens."""
 
     def __init__(self, pool: PoolLayout, tokens: int) -> None:
         self._groups = pool.groups
         self._tokens = tokens
         self._moved = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
-        """How many blocks of each layer were settled."""
+        """Per group, the number of blocks of each layer that are settled."""
         self._settled = 0
-        """How many parts were settled."""
+        """Number of settled parts."""
 
     def settle(self, parts: Parts, count: int) -> None:
-        """The first `count` parts have moved, and both sides held."""
+        """Records that the first `count` parts have moved, and that both sides settled them as valid."""
         for part in parts.between(self._settled, count):
             _cover(self._moved, self._groups, part)
         self._settled = count
 
     @property
     def layers_done(self) -> tuple[LayerRange, ...]:
-        """The layers of which every block has moved, as ranges."""
+        """Ranges of layers whose blocks have all moved."""
         done = np.ones(max(group.layers for group in self._groups), dtype=bool)
         for group, moved in zip(self._groups, self._moved, strict=True):
             done[: group.layers] &= moved >= group.blocks_of(self._tokens)
@@ -336,7 +336,7 @@ def _overlaps(group: int) -> InvalidRequest:
 
 
 def _span(group: Group, layers: LayerRange | None) -> LayerRange:
-    """First and end of the layers of a group that a range names."""
+    """Returns first and end of a group's layers that a range names."""
     if layers is None:
         return 0, group.layers
     return min(layers[0], group.layers), min(sum(layers), group.layers)

@@ -1,7 +1,7 @@
-"""What one block brings from a region of the source to a region of the destination, as copies of runs.
+"""Patterns: the copies of runs that one block takes from a region of the source to a region of the destination.
 
-A pattern is the strided views of both, cut down to what they have in common: layers, keys or values, the heads of one
-share, the tokens of one unit. Dimensions that stand side by side on both sides are one run.
+A pattern is the intersection of the strided views of both: layers, keys or values, the heads of one share, the tokens
+of one unit. Dimensions that are contiguous on both sides are merged into one run.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,7 @@ from kvgrpc.core.values.views import Share, View, view_of
 
 
 class Dimension(NamedTuple):
-    """One dimension of a pattern that is no part of its runs."""
+    """One dimension of a pattern outside its runs."""
 
     size: int
     src_step: int
@@ -24,7 +24,7 @@ class Dimension(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """What one unit brings. Offsets are in the memories of two ranks, of block 0 and a unit at its begin."""
+    """The copies of one unit. Offsets are in the memories of two ranks, for block 0 and a unit at the block's begin."""
 
     source: Region
     first_layer: int
@@ -32,13 +32,13 @@ class Pattern:
     src: int
     dst: int
     src_stride: int
-    """From one block to the next."""
+    """Distance from one block to the next."""
     dst_stride: int
     src_token: int
-    """From one token to the next, where units are parts of blocks."""
+    """Distance from one token to the next; used if units are parts of blocks."""
     dst_token: int
     dimensions: tuple[Dimension, ...]
-    """The outermost first."""
+    """Dimensions, the outermost first."""
     run_bytes: int
 
     @property
@@ -51,22 +51,22 @@ class Pattern:
 
     @property
     def steps(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """The sizes of the dimensions, and the steps of each at the source and at the destination."""
+        """Sizes of the dimensions, and their steps at the source and at the destination."""
         sizes, src_steps, dst_steps = zip(*self.dimensions, strict=True) if self.dimensions else ((), (), ())
         return sizes, src_steps, dst_steps
 
 
 def unit_tokens(source: Group, destination: Group) -> int:
-    """Tokens of what is moved at once: a whole block of the side with the smaller ones. A state is one unit."""
+    """Returns the tokens that are moved at once: a whole block of the side with smaller blocks. A state is one unit."""
     if source.kind is GroupKind.STATE:
         return source.block_tokens
     return min(source.block_tokens, destination.block_tokens)
 
 
 def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: Share) -> list[Pattern]:
-    """Everything that a unit of a group brings within a share, each byte of the destination's heads once.
+    """Returns the copies of one unit of a group within a share, each byte of the destination's heads once.
 
-    The pools are ones between which `kvgrpc.core.values.obstacles` finds none.
+    `kvgrpc.core.values.obstacles` must have found no obstacle between the pools.
     """
     here, there = source.groups[group], destination.groups[group]
     found = []
@@ -90,7 +90,7 @@ def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: 
 
 
 class _Regions:
-    """The regions of one group of the source, by what they hold."""
+    """The regions of one group of the source, by keys and values."""
 
     def __init__(self, regions: Sequence[Region], group: Group) -> None:
         self._by_part: dict[int, list[Region]] = {}
@@ -101,7 +101,7 @@ class _Regions:
         self._firsts = {part: [region.first_layer for region in some] for part, some in self._by_part.items()}
 
     def overlapping(self, region: Region, view: View | None) -> list[Region]:
-        """Those with some of the layers and keys or values of a region, each once."""
+        """Returns the regions that share layers and keys or values with a region, each once."""
         found: dict[int, Region] = {}
         for part in _parts(region, view):
             some = self._by_part.get(part, [])
@@ -114,8 +114,8 @@ class _Regions:
 
 
 def _parts(region: Region, view: View | None) -> range:
-    """Of keys (0) and values (1) those that a region is found by. Where nothing is known of its inside, both sides
-    have them in regions of the same kind.
+    """Returns which of keys (0) and values (1) a region is found by. If nothing is known of its inside, both sides have
+    them in regions of the same kind.
     """
     if view is None:
         part = int(region.tensor is TensorKind.V)
@@ -124,7 +124,7 @@ def _parts(region: Region, view: View | None) -> range:
 
 
 def _alike(source: Group, destination: Group, region: Region, to: Region, share: Share) -> bool:
-    """Whether a block of both is the same bytes, from end to end."""
+    """Returns True if a whole block has the same bytes on both sides."""
     same = (source.block_tokens, source.kv_heads, source.order, region.strides, region.block_bytes, region.tensor) == (
         destination.block_tokens, destination.kv_heads, destination.order, to.strides, to.block_bytes, to.tensor,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _of_section(source: Group, region: Region, destination: Group, to: Region, s
 
 
 def _parts_alike(view: View, into: View) -> list[range]:
-    """Keys and values that both have, apart where the keys of either stand in columns."""
+    """Returns the keys and values that both have, as separate ranges if either side's keys stand in columns."""
     parts = range(
         max(view.first_part, into.first_part), min(view.first_part + view.parts, into.first_part + into.parts)
     )
@@ -166,7 +166,7 @@ class _Seen(NamedTuple):
     view: View
 
     def begin(self, layer: int, part: int, head: int) -> int:
-        """Of block 0, where that layer's begins."""
+        """Returns the memory offset, in block 0, of one part (keys or values) of a head in a layer."""
         view = self.view
         within = (layer - view.first_layer, part - view.first_part, head)
         return self.region.offset + sum(a * b for a, b in zip(within, view.strides[:3], strict=True))
@@ -189,7 +189,7 @@ def _common(source: _Seen, destination: _Seen, share: Share, tokens: int, parts:
 
 
 def _joined(dimensions: list[Dimension], run_bytes: int) -> tuple[tuple[Dimension, ...], int]:
-    """The same copies with as few and as long runs as there can be."""
+    """Returns the same copies with the fewest and longest runs."""
     found: list[Dimension] = []
     for dimension in sorted((d for d in dimensions if d.size > 1), key=lambda d: d.dst_step):
         size, src_step, dst_step = dimension

@@ -1,4 +1,4 @@
-"""Blocks as bytes to compute checksums of."""
+"""Byte ranges of blocks over which checksums are computed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ from kvgrpc.core.values.layout import PoolLayout, Region
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Bytes of a rank's memory: checksum i is over the next `counts[i]` pieces, of `nbytes` from `offsets` on.
+    """Bytes of a rank's memory: checksum i is over the next `counts[i]` pieces, each `nbytes` from its offset on.
 
-    Shapes [pieces], [pieces] and [checksums], int64.
+    Shapes are [pieces], [pieces] and [checksums], int64.
     """
 
     offsets: Ids
@@ -24,24 +24,24 @@ class Pieces:
 
 
 PORTION_BYTES = 64 << 20
-"""What the ranks compute at once for one caller: some milliseconds of their work."""
+"""Maximum bytes that the ranks process at once for one caller: some milliseconds of work."""
 PORTION_ROWS = 1_024
 PIECE_BYTES = 1_024
-"""What a piece counts for at least: small ones cost their planning."""
+"""Minimum bytes that a piece counts for, since small pieces cost their planning."""
 
 
 @dataclass(eq=False)
 class RankChecksums:
-    """Checksums that were asked of all ranks of this engine."""
+    """The checksums that all ranks of this engine were asked for."""
 
     left: set[int]
     """Ranks that have not answered."""
     values: dict[int, bytes] = field(default_factory=dict)
-    """For each rank: uint32, little-endian, one after the other."""
+    """Checksums of each rank, as consecutive little-endian uint32."""
     error: str = ""
 
     def take(self, rank: int, values: bytes, error: str) -> bool:
-        """What a rank says; whether it was the last one."""
+        """Records a rank's answer. Returns True if it was the last one missing."""
         self.left.discard(rank)
         self.values[rank] = values
         self.error = self.error or error
@@ -52,8 +52,8 @@ class RankChecksums:
 
 
 def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]], stage: int = 0) -> Pieces:
-    """Of a rank of that pipeline stage, one checksum for each block, in the order of the list, the groups and the
-    blocks; over its regions in order.
+    """Returns the pieces of a rank of one pipeline stage, with one checksum for each block, in the order of the list,
+    the groups and the blocks. A checksum is over the block's regions in order.
     """
     offsets, nbytes, counts = [], [], []
     for lists, layers in blocks:
@@ -73,7 +73,7 @@ def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None
 def portions_of(
     pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]
 ) -> Iterator[list[tuple[Blocks, LayerRange | None]]]:
-    """The same blocks in the same order, in parts of whole blocks: each of PORTION_BYTES at most, or one block."""
+    """Yields the same blocks in the same order, in portions of whole blocks: of PORTION_BYTES at most, or one block."""
     costs: dict[tuple[int, LayerRange | None], int] = {}
     found: list[tuple[Blocks, LayerRange | None]] = []
     room = PORTION_BYTES
@@ -98,14 +98,14 @@ def portions_of(
 
 
 def _one_after_the_other(parts: list[Ids]) -> Ids:
-    """Not copied where that is one: of thousands of blocks new memory costs more than what it is for."""
+    """Concatenates arrays. A single array is not copied: new memory for thousands of blocks costs more than its use."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
-    """The block of checksum `number` of the chunks, as text."""
+    """Returns the block of checksum `number` of the chunks, as text."""
     lists = [
         (chunk, group)
         for chunk in chunks
@@ -123,10 +123,10 @@ def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
 
 
 def _regions(pool: PoolLayout, group: int, layers: LayerRange | None) -> list[Region]:
-    """Those of a group that hold these layers."""
+    """Returns the regions of a group that hold these layers."""
     return [region for region in pool.by_group[group] if layers is None or holds(region, layers)]
 
 
 def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:
-    """Some blocks of one group."""
+    """Returns block lists with only blocks [first, end) of one group."""
     return tuple(ids[first:end] if i == group else ids[:0] for i, ids in enumerate(blocks))

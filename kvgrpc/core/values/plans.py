@@ -1,4 +1,4 @@
-"""Runs of bytes out of patterns and lists of blocks: what each pair of ranks moves."""
+"""Plans the byte runs of each pair of ranks from patterns and lists of blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ class Pair(NamedTuple):
     """Two ranks between which bytes move."""
 
     rank: int
-    """The destination's."""
+    """Rank of the destination."""
     source_rank: int
 
     @property
     def turned(self) -> tuple[int, int]:
-        """The source's rank first."""
+        """The same pair with the source's rank first."""
         return self.source_rank, self.rank
 
 
 @dataclass(frozen=True, eq=False)
 class PairRuns:
-    """What one pair moves for one posting."""
+    """The runs that one pair moves for one posting."""
 
     pair: Pair
     runs: Runs
     repack: Repack | None = None
-    """None: the runs end where the bytes belong. Else in the staging buffer."""
+    """Copies out of the staging buffer, where the runs then end; None if the runs end in the destination's blocks."""
 
     @property
     def total_bytes(self) -> int:
@@ -41,49 +41,49 @@ class PairRuns:
 
 
 class Units(NamedTuple):
-    """What a chunk moves of one group, unit by unit in token order. Shapes [units]."""
+    """The units that a chunk moves of one group, in token order. Shapes are [units]."""
 
     src: Ids
     dst: Ids
-    """Its block at the destination."""
+    """Block of each unit at the destination."""
     src_token: Ids | int
-    """The token of its block with which it begins."""
+    """Token of its source block with which each unit begins."""
     dst_token: Ids | int
     listed: Ids
-    """The blocks of the source that it needs, each once; shape [blocks]."""
+    """Blocks of the source that the units need, each once; shape [blocks]."""
     place: Ids
-    """Which of them."""
+    """Index into `listed` of each unit's source block."""
 
 
 _Columns = tuple[Ids, Ids, Ids]
-"""Source and destination offsets, and lengths, of runs."""
+"""Source offsets, destination offsets and lengths of runs."""
 
 
 @dataclass(eq=False)
 class Draft:
-    """A piece that is being planned."""
+    """A posting of one pair, while it is planned."""
 
     columns: list[_Columns] = field(default_factory=list)
     strips: list[Strip] = field(default_factory=list)
     staging_bytes: int = 0
 
     def runs(self) -> Runs:
-        """All of them, of which there are some."""
+        """Returns all planned runs. There must be some."""
         if len(self.columns) == 1:
             return Runs(*self.columns[0])
         return Runs(*(np.concatenate(column) for column in zip(*self.columns, strict=True)))
 
 
 def regions_of(patterns: Sequence[Pattern]) -> list[Region]:
-    """The regions of the source that they read, each once."""
+    """Returns the regions of the source that the patterns read, each once."""
     return list({id(pattern.source): pattern.source for pattern in patterns}.values())
 
 
 def list_runs(draft: Draft, patterns: Sequence[Pattern], units: Units) -> None:
-    """Adds the runs of these patterns."""
+    """Adds the runs of these patterns to the draft."""
     known: dict[tuple[object, ...], _Columns] = {}
     for p in patterns:
-        # Which blocks are neighbours is the same in all layers that are laid out alike.
+        # Layers that are laid out alike have the same neighbouring blocks, so they share the columns.
         key = p.src_stride, p.dst_stride, p.src_token, p.dst_token, p.dimensions, p.run_bytes
         if key not in known:
             src = units.src * p.src_stride + units.src_token * p.src_token
@@ -99,7 +99,7 @@ def list_runs(draft: Draft, patterns: Sequence[Pattern], units: Units) -> None:
 
 
 def stage(draft: Draft, patterns: Sequence[Pattern], units: Units) -> None:
-    """Adds the whole blocks that these patterns read, and what is copied from there."""
+    """Adds the whole blocks that these patterns read, and the strips that are copied out of the staging buffer."""
     for region in regions_of(patterns):
         begin = draft.staging_bytes
         staged = np.arange(len(units.listed), dtype=np.int64) * region.block_bytes

@@ -1,4 +1,4 @@
-"""What a rank asks a rank of a peer to send, where bytes move only if both act (PostSend)."""
+"""Sends that a rank asks of a peer's rank, on a data path where bytes move only if both act (PostSend)."""
 
 from dataclasses import dataclass, field
 
@@ -7,50 +7,49 @@ import numpy as np
 from kvgrpc.core.values.descriptors import Ids
 
 MEET = 0
-"""The sequence number under which two ranks make their process group; sends count from 1."""
+"""Sequence number under which two ranks make their process group. Sends count from 1."""
 
 Values = tuple[tuple[str, bytes], ...]
-"""What one half of a process group tells the other, by name."""
+"""Values, by name, that one half of a process group tells the other."""
 
 NOTHING: Ids = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class SendAsk:
-    """One send of `source_rank` to `rank`, a rank of the engine that asks."""
+    """One send from `source_rank` to `rank`, a rank of the engine that asks."""
 
     source_rank: int
     rank: int
     epoch: int
-    """Of their process group: a higher one takes the place of one that broke."""
+    """Epoch of the process group. A group with a higher epoch replaces a broken one."""
     sequence: int
-    """Grows by one with each send of an epoch; MEET: the process group itself is to be made, and nothing sent."""
+    """Number that grows by one with each send of an epoch. MEET only makes the process group, and sends nothing."""
     offsets: Ids = field(default_factory=lambda: NOTHING)
-    """Where each run begins in the memory of the source's rank."""
+    """Offset of each run in the memory of the source's rank."""
     nbytes: Ids = field(default_factory=lambda: NOTHING)
-    """Its length."""
+    """Length of each run, in bytes."""
     values: Values = ()
-    """With MEET: what the other side has to know."""
+    """Values for the other side, with MEET."""
 
     @property
     def meets(self) -> bool:
-        """Whether it makes the process group."""
+        """True if the ask makes the process group."""
         return self.sequence == MEET
 
 
 @dataclass(frozen=True)
 class SendAnswer:
-    """What came of an ask."""
+    """The answer to an ask."""
 
     source_rank: int
     epoch: int
     sequence: int
     values: Values = ()
-    """Of a source that makes the process group: what this side has to know."""
+    """Values for the side that asked, if the source makes the process group."""
     error: str = ""
-    """Why nothing is sent; empty: it is."""
+    """Why nothing is sent; empty if it is sent."""
     known: bool = True
-    """It is the source's own word. Else it may be about to send all the same."""
+    """True if the source itself said so. If False, the source may still send."""
     regroup: bool = False
-    """Nothing is sent for want of the process group, as after the source took this engine for dead: make another one.
-    """
+    """True if nothing is sent because the source lacks the group, for example since it declared this engine dead."""

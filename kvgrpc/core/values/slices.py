@@ -1,4 +1,4 @@
-"""In which parts a round of a move is posted, and in which a destination asks for checksums."""
+"""Splits a round of a move into postings, and into batches for which a destination asks for checksums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,21 +8,21 @@ from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.plans import PairRuns
 
 RUNS_MAX = 1 << 17
-"""Runs of one posting, unless one block alone has more: they are planned at once, and go to a worker in one frame."""
+"""Maximum runs of one posting, unless one block has more: they are planned at once, and go to a worker in one frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """What of a round is posted by itself."""
+    """A part of a round that is posted by itself."""
 
     planned: tuple[PairRuns, ...]
-    """What each pair of ranks moves of it; empty: it is not planned yet."""
+    """Runs of each pair of ranks; empty if they are not planned yet."""
     parts: Sequence[Chunk]
-    """What it moves, and what the destination compares by checksums once it has moved."""
+    """Chunks that the slice moves. The destination compares their checksums after the move."""
 
 
 def slices_of(chunks: Sequence[Chunk], bridge: Bridge, most: Size) -> list[Chunk]:
-    """The chunks in parts of whole blocks of one group, of at most that much or one block, in their order."""
+    """Cuts the chunks into parts of whole blocks of one group, in order. Each is at most `most`, or one block."""
     found = []
     for chunk in chunks:
         for group in range(len(chunk.source)):
@@ -39,7 +39,7 @@ def slices_of(chunks: Sequence[Chunk], bridge: Bridge, most: Size) -> list[Chunk
 
 
 def batches(parts: Sequence[Chunk], bridge: Bridge, most: Size) -> list[list[Chunk]]:
-    """The parts, one after the other, in lists of at most that much or one part."""
+    """Groups consecutive parts into lists of at most `most`, or of one part."""
     found: list[list[Chunk]] = []
     left = Size(0, 0, 0)
     for part in parts:
@@ -53,7 +53,7 @@ def batches(parts: Sequence[Chunk], bridge: Bridge, most: Size) -> list[list[Chu
 
 
 def bytes_by_rank(planned: Sequence[PairRuns]) -> dict[int, int]:
-    """The bytes that each rank of the destination gets, of all its pairs, as they move."""
+    """Returns the bytes that each rank of the destination receives over all its pairs, as they move."""
     found: dict[int, int] = {}
     for some in planned:
         found[some.pair.rank] = found.get(some.pair.rank, 0) + some.runs.total_bytes
@@ -61,8 +61,8 @@ def bytes_by_rank(planned: Sequence[PairRuns]) -> dict[int, int]:
 
 
 def split(planned: Sequence[PairRuns], most: int) -> tuple[tuple[PairRuns, ...], tuple[PairRuns, ...]]:
-    """What moves now, at most so many bytes to each rank of the destination, and what is left of it. What is re-packed
-    moves as a whole.
+    """Splits planned runs into those that move now, at most `most` bytes to each rank of the destination, and the rest.
+    Re-packed runs are not split: all of them move now.
     """
     totals = bytes_by_rank(planned)
     if all(total <= most for total in totals.values()):

@@ -1,10 +1,10 @@
-"""Whether strides say of each byte of a block what it is, and of none twice."""
+"""Checks that strides give each byte of a block one meaning, and no byte two."""
 
 from kvgrpc.core.values.groups import ITEM_BYTES, PARTS, Group, GroupKind, Region, Strides, TensorKind
 
 
 def wrong_strides(group: Group, region: Region, strides: Strides) -> str:
-    """Why they do not; empty where they do."""
+    """Returns why the strides are wrong, or an empty text."""
     if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
         what = "a state" if group.kind is GroupKind.STATE else f"elements of type {group.dtype}"
         return f"{what} cannot be told apart within a block: state no strides"
@@ -16,7 +16,7 @@ def wrong_strides(group: Group, region: Region, strides: Strides) -> str:
 
 
 def _wrong_rows(group: Group, region: Region, strides: Strides) -> str:
-    """The same where elements of one head of one token stand side by side, or nothing is known of tokens."""
+    """Checks strides where the elements of one head of one token are contiguous, or nothing is known of tokens."""
     run_bytes, parts = group.head_dim * ITEM_BYTES[group.dtype], len(PARTS[region.tensor])
     if strides.token:
         counts = (region.layers, parts, group.kv_heads, group.block_tokens)
@@ -28,7 +28,7 @@ def _wrong_rows(group: Group, region: Region, strides: Strides) -> str:
 
 
 def _wrong_columns(group: Group, region: Region, strides: Strides) -> str:
-    """The same where keys stand in columns: what a head has of keys, or of values, has no other head's within it."""
+    """Checks strides where keys stand in columns: one head's keys, or values, enclose no bytes of another head."""
     parts, item_bytes = PARTS[region.tensor], ITEM_BYTES[group.dtype]
     if TensorKind.K not in parts:
         return "keys alone stand in columns: state 0 for their elements"
@@ -43,7 +43,7 @@ def _wrong_columns(group: Group, region: Region, strides: Strides) -> str:
 
 
 def _overlap(strides: tuple[int, ...], counts: tuple[int, ...], end: int, region: Region) -> str:
-    """What is wrong with so many of what takes `end` bytes, at these distances."""
+    """Returns what is wrong with arrays of these strides and counts, whose elements take `end` bytes."""
     for stride, count in sorted((stride, count) for stride, count in zip(strides, counts, strict=True) if count > 1):
         if stride < end:
             return f"a stride of {stride} bytes lets elements overlap that take {end}"

@@ -1,4 +1,4 @@
-"""Copies of one shape at many places. A re-pack lists them so: run by run it would be longer than what it moves."""
+"""Strips: copies of one shape at many places. A list of runs would be longer than what a re-pack moves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,26 +9,27 @@ import numpy as np
 from kvgrpc.core.values.descriptors import Ids, Runs
 
 DIMENSIONS_MAX = 4
-"""Layers, keys and values, heads, tokens."""
+"""Maximum number of dimensions: layers, keys and values, heads, tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Strip:
-    """Copy i takes, for every index of `shape`, `run_bytes` bytes from `src[i]` + index * `src_steps` to `dst[i]` +
-    index * `dst_steps`. `src` and `dst` have shape [copies], int64; `shape` has DIMENSIONS_MAX entries at most.
+    """Copies of one shape. Copy i takes, for every index of `shape`, `run_bytes` bytes from `src[i]` + index *
+    `src_steps` to `dst[i]` + index * `dst_steps`. `src` and `dst` are int64 of shape [copies]; `shape` has at most
+    DIMENSIONS_MAX items.
     """
 
     src: Ids
     dst: Ids
     shape: tuple[int, ...]
     src_steps: tuple[int, ...]
-    """Bytes from one index to the next, of each dimension."""
+    """Bytes from one index to the next, per dimension."""
     dst_steps: tuple[int, ...]
     run_bytes: int
 
     @property
     def runs_each(self) -> int:
-        """Runs of one copy."""
+        """Number of runs in one copy."""
         return prod(self.shape)
 
     @property
@@ -41,17 +42,17 @@ class Strip:
         return Runs(src, dst, np.full(len(src), self.run_bytes, dtype=np.int64))
 
     def ends(self) -> tuple[int, int]:
-        """Where the last byte that is read ends, and the last that is written. There is at least one copy."""
+        """Returns the end of the last byte that is read, and of the last that is written. There must be a copy."""
         return int(self.src.max()) + self.extent(self.src_steps), int(self.dst.max()) + self.extent(self.dst_steps)
 
     def extent(self, steps: Sequence[int]) -> int:
-        """From the first byte of a copy to the end of the last, on the side with these steps."""
+        """Returns the bytes from the start of a copy to the end of its last run, on the side with these steps."""
         return sum((count - 1) * step for count, step in zip(self.shape, steps, strict=True)) + self.run_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Repack:
-    """What a rank does with bytes that it has read into a staging buffer: it copies them to where they belong.
+    """The copies by which a rank moves bytes from a staging buffer to their places.
 
     Sources of the strips are offsets in the buffer, destinations offsets in the rank's memory. No two runs of all
     strips write the same byte.
@@ -66,8 +67,8 @@ class Repack:
         return sum(strip.total_bytes for strip in self.strips)
 
     def at_source(self, runs: Runs) -> tuple[Strip, ...] | None:
-        """The strips as copies out of the memory that `runs` read into the buffer; None where a copy is not out of one
-        run.
+        """Returns the strips as copies out of the memory that `runs` read into the buffer, or None if a copy is not out
+        of one run.
         """
         order = np.argsort(runs.dst, kind="stable")
         begins, ends = runs.dst[order], (runs.dst + runs.nbytes)[order]
@@ -81,7 +82,7 @@ class Repack:
 
 
 def spread(at: Ids, shape: Sequence[int], steps: Sequence[int]) -> Ids:
-    """Each place of `at` with every index of `shape`, the last dimension fastest."""
+    """Returns each place of `at` with every index of `shape`, the last dimension fastest."""
     for count, step in zip(shape, steps, strict=True):
         at = (at[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
     return at

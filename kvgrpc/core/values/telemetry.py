@@ -1,15 +1,15 @@
-"""What a move took, for the engine whose ranks moved the bytes."""
+"""Cost of a move, for the engine whose ranks moved the bytes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MoveTelemetry:
-    """What this engine's ranks moved in one move, reduced over them."""
+    """Sums and maxima over this engine's ranks for one move."""
 
     nbytes: int
     descriptors: int
     wire_s: float
-    """From the first byte to the last, of the pair of ranks that took longest."""
+    """Time from the first byte to the last, in seconds, of the pair of ranks that took longest."""
     post_s: float
-    """How long the data path was busy with submitting, of the pair for which that was longest."""
+    """Time that the data path was busy submitting, in seconds, of the pair for which it was longest."""

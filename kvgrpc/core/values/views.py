@@ -1,7 +1,7 @@
-"""The strided view of a block, and who has which heads: all that exchanging blocks between unlike engines rests on.
+"""Strided views of blocks, and the distribution of heads over ranks. Exchange between unlike engines is built on both.
 
 A block of one region is an array [layers, keys and values, heads, tokens] of runs: the elements of one head of one
-token. What an engine's ranks have of a model's heads follows from their number.
+token. A rank's number determines its heads of the model.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ class View:
     first_layer: int
     layers: int
     first_part: int
-    """0: keys, or latents; 1: values."""
+    """First part that the region holds. 0: keys, or latents; 1: values."""
     parts: int
     heads: int
     tokens: int
     run_bytes: int
-    """Bytes of one head of one token, which stand side by side; where tokens cannot be told apart, of one head."""
+    """Contiguous bytes of one head of one token; of one whole head if tokens cannot be told apart."""
     strides: Strides
     elements: int
-    """Of one head of one token."""
+    """Elements of one head of one token."""
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether it is known where each token of a head is."""
+        """True if the place of each token of a head is known."""
         return _tells_tokens(self.strides)
 
     def inner(self, part: int) -> tuple[int, int]:
-        """Bytes from one token of a head to the next, and from one element of a token to the next."""
+        """Returns the bytes from one token of a head to the next, and from one element of a token to the next."""
         item_bytes = self.run_bytes // self.elements
         if self.strides.key_element and part == 0:
             return item_bytes, self.strides.key_element
@@ -43,7 +43,7 @@ class View:
 
 
 def view_of(group: Group, region: Region) -> View | None:
-    """The view of a block of a region; None: nothing is known of its inside, and it is moved whole."""
+    """Returns the view of a block of a region, or None if nothing is known of its inside and it is moved whole."""
     if group.kind is GroupKind.STATE or group.dtype not in ITEM_BYTES:
         return None
     first_part, parts = int(region.tensor is TensorKind.V), len(PARTS[region.tensor])
@@ -78,33 +78,33 @@ class Share(NamedTuple):
     """Heads of one group that a rank of the destination gets from a rank of the source."""
 
     rank: int
-    """The destination's."""
+    """Rank of the destination."""
     source_rank: int
     first: int
-    """The first of them, among the heads of the destination's rank."""
+    """Index of the first of these heads at the destination's rank."""
     source_first: int
-    """The same, among the heads of the source's."""
+    """Index of the first of these heads at the source's rank."""
     heads: int
     stage: int = 0
-    """The destination's pipeline stage."""
+    """Pipeline stage of the destination."""
     source_stage: int = 0
     section: int | None = None
-    """Of a state that is split among ranks in another way: which section of it. `first`, `source_first` and `heads` are
-    bytes of that.
+    """Section number, for a state that is split among ranks differently. `first`, `source_first` and `heads` are then
+    bytes of the section.
     """
 
 
 def total_heads(group: Group, ranks: int) -> int:
-    """KV heads of the model, of which the `ranks` ranks of a stage have their shares. Of latents there is one."""
+    """Returns the KV heads that the `ranks` ranks of a stage share. Latents, the same on all ranks, count once."""
     if group.kind is GroupKind.MLA:
         return group.kv_heads
     return group.total_kv_heads or group.kv_heads * ranks
 
 
 def check_heads(pool: PoolLayout, ranks: int) -> None:
-    """Raises InvalidRequest (INVALID_FIELD) unless so many ranks form equal pipeline stages, and the heads of each
-    group can be those of the ranks of a stage: as many on each of them, or one on each, which as many ranks have as
-    any other.
+    """Raises InvalidRequest (INVALID_FIELD) unless the ranks form equal pipeline stages and can share the heads of each
+    group. In a stage either all heads are divided evenly, or each rank has one head and each head is on the same number
+    of ranks.
     """
     found = []
     if ranks % pool.stages:
@@ -124,10 +124,10 @@ def check_heads(pool: PoolLayout, ranks: int) -> None:
 
 
 def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
-    """What each rank of the destination gets from whom: every head of its own once.
+    """Returns what each rank of the destination gets from which rank: every head of its own once.
 
-    Both groups are of as many heads in all. Of ranks of the source that have the same head each serves as many of the
-    destination's, and where both engines are split alike each rank serves its own number.
+    Both groups must have the same heads in all. If several ranks of the source have a head, each serves the same number
+    of the destination's ranks. If both engines are split alike, each rank serves its own number.
     """
     if source.sections and destination.sections and (source.sections, source_ranks) != (destination.sections, ranks):
         return _shares_of_sections(source, source_ranks, destination, ranks)
@@ -146,13 +146,13 @@ def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> 
 
 
 def _copies(group: Group, ranks: int) -> int:
-    """How many ranks have the same heads."""
+    """Returns the number of ranks that have the same heads."""
     return ranks * group.kv_heads // total_heads(group, ranks)
 
 
 def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
-    """The same of a state: every byte of every section once. Of ranks that have the same, that one serves which has the
-    most of the other sections.
+    """Returns the shares of a state: every byte of every section once. Among ranks that have the same bytes, the one
+    with most of the other sections serves them.
     """
     found = []
     for number, (here, there) in enumerate(zip(source.sections, destination.sections, strict=True)):

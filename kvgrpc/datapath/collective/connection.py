@@ -1,8 +1,8 @@
-"""Finding, tuning and shutting down the connection of a process group, for which its library offers no call.
+"""Finds, tunes and shuts down the connections of a process group, for which its library offers no call.
 
-Each side has told the other at which address it listens. A connection of this process that begins at the one, or ends
-at the other, is theirs: every group listens at a port of its own. A peer may tell any address, so what was connected
-before the group was made is never taken for its own.
+Each side has told the other the addresses at which it listens. A connection of this process that starts or ends at one
+of these addresses belongs to the group, since every group listens at ports of its own. A peer may state any address, so
+a connection from before the group was made is never taken for the group's.
 """
 
 import ctypes
@@ -17,31 +17,31 @@ from pathlib import Path
 from kvgrpc.datapath.collective.half import Address
 
 Sockets = frozenset[int]
-"""Of this process, by their inodes."""
+"""Sockets of this process, by their inodes."""
 NEAR_UNSENT_BYTES = 512 << 10
-"""How far the sender of a connection within a machine may be ahead of its receiver, which then reads from the
-processor's cache.
+"""Maximum bytes that the sender of a connection within a machine may be ahead of its receiver, which then reads from
+the processor's cache.
 """
 NEAR_US = 20
-"""The least round trip of a connection within a machine is at most that. So many bytes in that time are 26 GB/s: a peer
-on another machine that is as near loses nothing.
+"""Maximum of the least round trip within a machine, in microseconds. NEAR_UNSENT_BYTES in that time are 26 GB/s, so a
+peer on another machine that is as near loses nothing.
 """
 _MIN_RTT = struct.Struct("=148xI")
-"""In Linux's struct tcp_info: the least round trip that was seen, in microseconds."""
+"""The least round trip seen, in microseconds, in Linux's struct tcp_info."""
 _SO_ATTACH_FILTER = 26
-"""Linux's, which the module socket does not name."""
+"""Socket option of Linux that the module `socket` does not name."""
 _RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0), 8)
-"""The one instruction of a packet filter that lets nothing pass."""
+"""The one instruction of a packet filter that drops everything."""
 _DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_RETURN_NOTHING))
 
 
 def sockets() -> Sockets:
-    """All that there are."""
+    """Returns all sockets of this process."""
     return frozenset(inode for _, inode in _sockets())
 
 
 def connections(own: Iterable[Address], peer: Iterable[Address], before: Sockets) -> Sockets:
-    """Those between the addresses that this side has told and those that the other one has, which were not there
+    """Returns the connections between the addresses of this side and of the other one, without those that existed
     before.
     """
     own, peer, found = set(own), set(peer), set[int]()
@@ -49,15 +49,15 @@ def connections(own: Iterable[Address], peer: Iterable[Address], before: Sockets
         if inode in before:
             continue
         with suppress(OSError), _socket(descriptor, inode) as connection:
-            there = _address_of(connection.getpeername())  # one that only listens has none
+            there = _address_of(connection.getpeername())  # a socket that only listens has no peer
             if there in peer or _address_of(connection.getsockname()) in own:
                 found.add(inode)
     return frozenset(found)
 
 
 def admit_nobody_else(own: Iterable[Address], before: Sockets) -> None:
-    """Who is not connected to these addresses of this process yet never will be: the system drops what he says. The
-    library cannot stop listening without ending its connections, and takes a descriptor for each stranger.
+    """Keeps everybody else from connecting to these addresses: the system drops all packets to them. The library cannot
+    stop listening without ending its connections, and takes a descriptor for each stranger.
     """
     own = set(own)
     for descriptor, inode in _sockets():
@@ -70,26 +70,26 @@ def admit_nobody_else(own: Iterable[Address], before: Sockets) -> None:
 
 
 def shut_down(which: Sockets) -> None:
-    """Whoever waits for bytes of these connections is told that they are over."""
+    """Ends these connections: a thread that waits for their bytes is told that they are over."""
     _each(which, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 
 def bound_what_is_unsent(which: Sockets) -> None:
-    """Bounds how far the sender of each may be ahead of its receiver, where both are near. The operating system lets it
-    be megabytes ahead, which leave the processor's cache before they are read. Of a peer that is far the operating
-    system knows best how much is to be under way.
+    """Bounds how far the sender of each connection may be ahead of a near receiver. The operating system allows
+    megabytes, which leave the processor's cache before they are read. For a far peer the operating system knows best
+    how much should be in flight.
     """
     _each(which, lambda connection: bound_if_near(connection, round_trip_us(connection)))
 
 
 def bound_if_near(connection: socket.socket, least_round_trip_us: int | None) -> None:
-    """`least_round_trip_us` None: it is not known."""
+    """Bounds a connection's unsent bytes if the peer is near; a round trip of None is unknown."""
     if least_round_trip_us is not None and least_round_trip_us <= NEAR_US:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_UNSENT_BYTES)
 
 
 def round_trip_us(connection: socket.socket) -> int | None:
-    """The least round trip that a connection has seen; None where the system does not say."""
+    """Returns the least round trip that a connection has seen, in microseconds; None if the system does not say."""
     told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
     return int(_MIN_RTT.unpack(told)[0]) if len(told) == _MIN_RTT.size else None
 
@@ -102,7 +102,7 @@ def _each(which: Sockets, work: Callable[[socket.socket], None]) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Descriptors and inodes. Other descriptors are not touched: closing a copy of a file's gives up its locks."""
+    """Yields descriptors and inodes of sockets. No others are opened: closing a copy of a file's gives up its locks."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # closed meanwhile
             found = entry.stat()
@@ -112,8 +112,8 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _socket(descriptor: int, inode: int) -> Iterator[socket.socket]:
-    """By a descriptor of our own: the one of that number may be closed, and be another's, at any time. Raises OSError
-    where it is another's.
+    """Opens a socket by a descriptor of its own, since the given number may be closed and reused at any time. Raises
+    OSError if it was reused.
     """
     own = os.dup(descriptor)
     try:
@@ -128,7 +128,7 @@ def _socket(descriptor: int, inode: int) -> Iterator[socket.socket]:
 
 
 def _address_of(name: object) -> Address:
-    """Raises OSError for the name of a socket that is not of the internet."""
+    """Returns the address of a socket's name. Raises OSError if it is no internet address."""
     match name:
         case (str(host), int(port)):
             return socket.inet_pton(socket.AF_INET, host), port

@@ -1,19 +1,19 @@
-"""Gloo: a process group over TCP, for host memory. Imports torch, so only the thread of a group imports it.
+"""Gloo: a process group over TCP, for host memory. The module imports torch, so only the thread of a group imports it.
 
-Messages go by several connections in turn, each with a thread of Gloo's at either side: while one of them ends a
-message and looks for the next, the other one moves bytes.
+Messages use several connections in turn, each with a thread of Gloo's at either side: while one thread ends a message
+and looks for the next, another one moves bytes.
 
-Gloo connects whoever comes first to its port, and knows no secret. So each side tells the other one a token, by way of
-their leads, and hears it from who is connected before anything is sent or received. Of what the other side tells only
-ports and addresses reach Gloo, in a form that Gloo itself made.
+Gloo accepts the first peer that connects to its port, and knows no secret. So each side gives the other a token by way
+of their leads, and the connected peer must show it before anything is sent or received. Only ports and addresses of the
+other side's values reach Gloo, in a form that Gloo itself made.
 
-Each connection has a device of Gloo's, which listens and has a thread, and it is one that connects late ("lazy"): only
-such a group stops its device before it forgets its connections. Otherwise who comes after a group has given up is
-connected to memory that is somebody else's by then; and so a device is never used again for another group either.
+Each connection has a Gloo device, which listens and has a thread. The device is a lazy one, which connects late: only
+such a group stops its device before it forgets its connections. Otherwise a peer that comes after a group has given up
+would be connected to memory that belongs to somebody else by then. For the same reason a device is never reused.
 
-Gloo gives its caller no way to end a send or receive that is under way but to wait, and a wait that runs out closes the
-connection. `connection.shut_down` closes it sooner. Nor does Gloo ever end a group that has bytes to move for a send or
-receive that is forgotten: so each is waited for, whatever went wrong before.
+Gloo offers no way to end a send or receive in flight except to wait, and a wait that times out closes the connection.
+`connection.shut_down` closes it sooner. Gloo also never ends a group that has bytes to move for a forgotten send or
+receive. So each is waited for, whatever went wrong before.
 """
 
 import ctypes
@@ -48,18 +48,18 @@ from kvgrpc.datapath.collective.store import OwnStore
 from kvgrpc.datapath.copy.copying import best, copier
 from kvgrpc.datapath.host.addresses import Rows
 
-_ProcessGroup: Any = distributed.ProcessGroupGloo  # whose methods have no types
+_ProcessGroup: Any = distributed.ProcessGroupGloo  # its methods have no types
 
 _TAGS = (1 << 31) - 1
-"""Gloo's tags are numbers below this, for sends; and this, for tokens."""
+"""Exclusive bound of Gloo's tags for sends. The number itself is the tag for tokens."""
 CONNECT_S = PROOF_S
-"""How long a connection may take to be made."""
+"""Maximum time to make a connection, in seconds."""
 END_S = 1.0
-"""How long the library may take to end what is under way by connections that are over. Then waiting closes these."""
+"""Time for the library to end what is in flight on closed connections, in seconds. Then the wait closes them."""
 _TIMES = 5
-"""Gloo waits so many times as long for a connection as it was told."""
+"""Factor by which Gloo waits longer for a connection than it was told."""
 _SIZE = struct.Struct("=Q")
-"""Before each thing that Gloo tells of a device: its host's name, and then its address."""
+"""Length before each part of Gloo's description of a device: the host's name, then the address."""
 
 
 @dataclass(eq=False)
@@ -72,8 +72,8 @@ class Flying:
 
 
 class GlooGroup:
-    """One side of a group, connected. `host`: the address at which it listens. Raises RuntimeError when the other side
-    does not come, and DataPathFailed when what it tells is no half of a group.
+    """One connected side of a group, which listens at address `host`. Raises RuntimeError if the other side does not
+    come, and DataPathFailed if its values are not half of a group.
     """
 
     def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous) -> None:
@@ -81,9 +81,9 @@ class GlooGroup:
         self._spare: list[torch.Tensor] = []
         """Buffers of messages that travel packed."""
         self._works: deque[Any] = deque()
-        """Sends and receives that nobody has waited for yet, in their order; for each the library ends one wait."""
+        """Sends and receives that nobody has waited for, in order. For each, the library ends one wait."""
         self._launched = (0, 0)
-        """The send that was launched last, and how many of its messages were."""
+        """Number of the last send launched, and how many of its messages were."""
         before = sockets()
         own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
         made = [_Connection(own, self._peer, host) for _ in range(CONNECTIONS)]
@@ -102,7 +102,7 @@ class GlooGroup:
             bound_what_is_unsent(self._sockets)
 
     def launch(self, message: Message, number: int) -> Flying:
-        """Hands a message of the send of that number to the library: it meets none of another one."""
+        """Hands a message of send `number` to the library, which matches no message of another send."""
         send, index = self._launched
         index = index if send == number else 0
         self._launched = number, index + 1
@@ -119,9 +119,7 @@ class GlooGroup:
         return Flying(work, message, buffer)
 
     def land(self, flying: Flying, stall_s: float) -> None:
-        """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
-        not.
-        """
+        """Waits until a message has moved, in launch order. Raises RuntimeError if it does not move."""
         self._works.popleft()
         flying.work.wait(timedelta(seconds=stall_s))
         if not flying.message.address:
@@ -131,11 +129,11 @@ class GlooGroup:
                 self._spare.append(flying.buffer)
 
     def shut_down(self) -> None:
-        """Ends what is under way, by its connections. From any thread."""
+        """Ends what is in flight by ending its connections. Any thread may call it."""
         shut_down(self._sockets)
 
     def close(self) -> None:
-        """Ends it, and waits for the ends of what was launched."""
+        """Ends the group, and waits for the end of all that was launched."""
         self.shut_down()
         give_up_at = time.monotonic() + END_S
         while self._works:
@@ -143,7 +141,7 @@ class GlooGroup:
                 self._works.popleft().wait(_until(give_up_at))
 
     def _connect(self, made: list["_Connection"], own: Half, peers: Half) -> None:
-        """Raises RuntimeError unless the other side comes, at each connection."""
+        """Connects the group. Raises RuntimeError unless the other side comes, at each connection."""
         give_up_at = time.monotonic() + PROOF_S
         for connection, address in zip(made, peers.addresses, strict=True):
             if time.monotonic() > give_up_at:
@@ -152,7 +150,7 @@ class GlooGroup:
             self._prove(connection.group, own.token, peers.token, give_up_at)
 
     def _prove(self, connected: Any, own: bytes, peers: bytes, give_up_at: float) -> None:
-        """Raises RuntimeError unless who is connected knows what the peer's lead was told."""
+        """Raises RuntimeError unless the connected process knows the token that the peer's lead was given."""
         said, heard = torch.frombuffer(bytearray(peers), dtype=torch.uint8), torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
         self._works.append(hearing := connected.recv([heard], self._peer, _TAGS))  # returns when there is a connection
         self._works.append(sending := connected.send([said], self._peer, _TAGS))
@@ -164,15 +162,15 @@ class GlooGroup:
         sending.wait(_until(give_up_at))
 
     def _buffer(self, nbytes: int) -> torch.Tensor:
-        """A run that crosses the end of an allocation may be longer than what is packed of short ones."""
+        """Returns a buffer. A run that crosses the end of an allocation may be longer than a packed message."""
         if nbytes <= PACKED_BYTES_MAX and self._spare:
             return self._spare.pop()
         return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
 
 
 class _Connection:
-    """A group of the library's, for one connection, which is made by the first message. Raises RuntimeError where the
-    library tells its address in a form that is not known here.
+    """A group of the library's for one connection, which the first message makes. Raises RuntimeError if the library
+    states its address in an unknown form.
     """
 
     def __init__(self, own: int, peer: int, host: str) -> None:
@@ -188,14 +186,14 @@ class _Connection:
         self.address: Address = self._told[self._ip], int.from_bytes(self._told[self._port])
 
     def find(self, address: Address) -> None:
-        """Where the other side listens: what this one told, but for that."""
+        """Stores the address of the other side, in the form that Gloo stated for this side."""
         told = bytearray(self._told)
         told[self._ip], told[self._port] = address[0], address[1].to_bytes(2)
         self._store.values[self._peers_key] = bytes(told)
 
 
 def _places(told: bytes) -> tuple[slice, slice]:
-    """Where the address and the port of a device are in what Gloo tells of it: after a host's name, in a sockaddr."""
+    """Returns the slices of a device's address and port in Gloo's description: after a host's name, in a sockaddr."""
     at = _SIZE.size + _SIZE.unpack_from(told)[0]
     at += _SIZE.size
     if at + 28 <= len(told):
@@ -208,17 +206,17 @@ def _places(told: bytes) -> tuple[slice, slice]:
 
 
 def _until(moment: float) -> timedelta:
-    """Gloo takes none for no bound."""
+    """Returns the time left, but never zero, which Gloo takes for no bound."""
     return timedelta(seconds=max(moment - time.monotonic(), 0.001))
 
 
 def _copy(rows: Rows, *, source: int = 0, destination: int = 0) -> None:
-    """Copies rows of which one side's addresses are offsets in a buffer, which begins there."""
+    """Copies rows. One side's addresses are offsets in a buffer, which begins at `source` or `destination`."""
     copy = copier(best(float(rows[:, 2].mean())))
     assert copy is not None, "it is among those that work"
     copy(np.ascontiguousarray(rows + np.array([destination, source, 0])))
 
 
 def _at(address: int, nbytes: int) -> torch.Tensor:
-    """Memory of this process as a tensor that does not own it."""
+    """Returns memory of this process as a tensor that does not own it."""
     return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)

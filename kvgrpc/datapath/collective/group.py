@@ -1,7 +1,7 @@
-"""A process group of two ranks and one direction, and the thread that works through what is sent by it, in order.
+"""A process group of two ranks and one direction, and the thread that processes its sends in order.
 
-The thread waits message by message, with a bound on how long nothing may come. When it has ended the group is gone, and
-nothing accesses this rank's memory by it any more.
+The thread waits message by message, for a bounded time without news. Once it has ended, the group is gone, and nothing
+accesses this rank's memory by the group any more.
 """
 
 import queue
@@ -19,50 +19,47 @@ from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 
 GLOO, NCCL = "gloo", "nccl"
-"""Libraries."""
+"""Libraries that make groups."""
 SENDER, RECEIVER = 0, 1
 """Ranks within a group."""
 BUILD_S = 15.0
-"""How long the other rank may take to come, which may have to load the library first."""
+"""Time for the other rank to come, in seconds. A rank may have to load the library first."""
 PROOF_S = 5.0
-"""How long it may take to connect and to prove that it is the other rank who came: a moment, once both know of each
-other.
+"""Time for a rank to connect and to prove that it is the other one, in seconds: a moment once both know of each other.
 """
 STALL_S = 10.0
-"""How long a message may take."""
+"""Maximum time for a message, in seconds."""
 UNDER_WAY = 8
-"""Messages that are handed to the library at once."""
+"""Maximum number of messages that the library has at once."""
 _WHERE = re.compile(r"^\[[^\]]*\] *")
-"""The line of the library's source that its errors begin with."""
+"""The position in the library's source with which its errors begin."""
 
 
 class Library(Protocol):
-    """One side of a process group, connected, in its library's terms. Used from one thread but for `shut_down`; when
+    """One connected side of a process group, in its library's terms. One thread uses it, except for `shut_down`. When
     nothing refers to it any more, it accesses nothing.
     """
 
     def launch(self, message: Message, number: int) -> Any:
-        """Hands a message of the send of that number to the library: it meets none of another one."""
+        """Hands a message of send `number` to the library, which matches no message of another send."""
         ...
 
     def land(self, flying: Any, stall_s: float) -> None:
-        """Waits until a message has moved, in the order in which they were launched. Raises RuntimeError when it does
-        not.
-        """
+        """Waits until a message has moved, in launch order. Raises RuntimeError if it does not move."""
         ...
 
     def shut_down(self) -> None:
-        """Ends what is under way, from any thread: `land` raises."""
+        """Ends what is in flight, so that `land` raises. Any thread may call it."""
         ...
 
     def close(self) -> None:
-        """Ends it, before anything that was launched is forgotten."""
+        """Ends the group, before anything that was launched is forgotten."""
         ...
 
 
 @dataclass(eq=False)
 class Job:
-    """The messages of one send, or receive."""
+    """The messages of one send or receive."""
 
     messages: Iterator[Message]
     wake: Callable[[], None]
@@ -79,8 +76,8 @@ class Job:
 
 
 class Group:
-    """One side of it. From its thread `make` is called, `told` with what the other side has to learn, and `ready` once
-    it is made, or broken.
+    """One side of a group. The group's thread calls `make`, then `told` with the values for the other side, and `ready`
+    once the group is made or broken.
     """
 
     def __init__(
@@ -93,18 +90,18 @@ class Group:
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
         self.broken = ""
-        """Why nothing moves by it any more; empty: it does."""
+        """Why nothing moves by the group any more; empty if it works."""
         self.made = False
-        """Both ranks have come."""
+        """True once both ranks have come."""
         self._thread = threading.Thread(target=self._run, name="kvgrpc-collective", daemon=True)
         self._thread.start()
 
     def learn(self, values: Values) -> None:
-        """What the other side has told."""
+        """Takes the values of the other side."""
         self._rendezvous.learn(values)
 
     def start(self, number: int, job: Job) -> None:
-        """The send, or receive, of that number: its messages move after those of the jobs before it."""
+        """Queues send or receive `number`: its messages move after those of the jobs before it."""
         with self._lock:
             if not self.broken:
                 self._jobs.put((number, job))
@@ -112,7 +109,7 @@ class Group:
         job.end(self.broken)
 
     def abort(self, why: str) -> None:
-        """Ends it, with all that is under way. Waits for nothing."""
+        """Ends the group, with all that is in flight, without waiting."""
         self._break(why)
         self._rendezvous.give_up(why)
         if (library := self._library) is not None:
@@ -121,16 +118,16 @@ class Group:
 
     @property
     def awaits_half(self) -> bool:
-        """Whether it does nothing but to wait for what the other side has to tell: it can be ended at once."""
+        """True if the group only waits for the other side's values, and can be ended at once."""
         return self._rendezvous.waits
 
     @property
     def ended(self) -> bool:
-        """Whether it is proved that nothing accesses this rank's memory by it any more."""
+        """True if it is proved that nothing accesses this rank's memory by the group any more."""
         return not self._thread.is_alive()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for its end; whether it has come."""
+        """Waits for the end of the thread. Returns True if it has come."""
         self._thread.join(timeout_s)
         return self.ended
 
@@ -169,7 +166,7 @@ class Group:
             self.broken = self.broken or why
 
     def _move(self, library: Library, job: Job, number: int) -> None:
-        """Moves all messages of a job, in order. Raises when that fails."""
+        """Moves all messages of a job, in order. Raises an error if that fails."""
         flying: deque[Any] = deque()
         for message in job.messages:
             if len(flying) == UNDER_WAY:

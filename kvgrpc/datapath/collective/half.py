@@ -1,7 +1,7 @@
-"""What one half of a group of Gloo's tells the other one: a token, and where each of its connections listens.
+"""The values that one half of a Gloo group tells the other: a token, and where each of its connections listens.
 
-The library believes what it is told, down to the lengths within. So what a peer says is read here, in a form of our
-own, and the library is handed what was understood. Knows nothing of the library, which takes seconds to load.
+The library trusts such values, down to the lengths within. So a peer's values travel in a form of our own, are checked
+here, and only the result reaches the library. This module does not load the library, which takes seconds.
 """
 
 import ipaddress
@@ -13,35 +13,35 @@ from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import DataPathFailed
 
 CONNECTIONS = 2
-"""Of a group."""
+"""Number of connections of a group."""
 TOKEN_BYTES = 32
 _KEYS = ["token", *(str(index) for index in range(CONNECTIONS))]
 _PORT = struct.Struct("!H")
 _IP_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
 Address = tuple[bytes, int]
-"""Of the internet, packed as it travels, and a port."""
+"""Internet address, packed as it travels, and a port."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half, as the other one has to know it."""
+    """One half of a group, as the other half must know it."""
 
     token: bytes
-    """Which the other one says by each connection."""
+    """Token that the other half shows at each connection."""
     addresses: tuple[Address, ...]
-    """Where each connection listens."""
+    """Addresses at which the connections listen."""
 
     @property
     def values(self) -> Values:
-        """As it travels."""
+        """The half in the form that travels."""
         packed = [_PORT.pack(port) + ip for ip, port in self.addresses]
         return tuple(zip(_KEYS, [self.token, *packed], strict=True))
 
 
 def read_half(values: Values, host: str) -> Half:
-    """The peer's half, for a rank that listens at `host`. Raises DataPathFailed for what is none, and for an address
-    to which no connection can be made.
+    """Returns the peer's half, for a rank that listens at `host`. Raises DataPathFailed for malformed values, and for
+    an address to which no connection can be made.
     """
     found = dict(values)
     if len(values) != len(_KEYS) or sorted(found) != sorted(_KEYS):
@@ -58,7 +58,7 @@ def _address(value: bytes, ip_bytes: int) -> Address:
         raise DataPathFailed(f"where a half of a process group listens has {_PORT.size} bytes and {ip_bytes} here")
     (port,), ip = _PORT.unpack_from(value), value[_PORT.size :]
     told = ipaddress.ip_address(ip)
-    # Of version 6 even loopback counts as reserved.
+    # In version 6 even loopback counts as reserved.
     if not port or told.is_unspecified or told.is_multicast or (told.version == 4 and told.is_reserved):
         raise DataPathFailed(f"nobody listens at port {port} of {told}, where a half of a process group says it does")
     return ip, port

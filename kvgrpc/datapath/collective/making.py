@@ -1,8 +1,8 @@
-"""Process groups that are not made yet, and those that never were: how many there may be of each peer, and in all.
+"""Limits on process groups that are being made or were never made, per peer and in all.
 
-The other rank of a group may never come, and a library that waits for it has threads and descriptors meanwhile. So a
-group is begun only where few others wait, and where it leaves the reserve of descriptors alone. Used from the mover's
-thread only.
+The other rank of a group may never come, and a library that waits for it holds threads and descriptors meanwhile. So a
+group is begun only if few others wait, and if the reserve of descriptors stays untouched. Only the mover's thread uses
+this module.
 """
 
 import time
@@ -15,19 +15,19 @@ from kvgrpc.datapath.collective.group import Group
 from kvgrpc.open_files import spare
 
 OF_PAIR_MAX = 8
-"""Of two ranks and one direction: groups that are being made, and those that came to nothing lately."""
+"""Maximum number of groups of two ranks and one direction that are being made or failed lately."""
 OF_PEER_MAX = 16
-"""Groups that are being made with all ranks of a peer."""
+"""Maximum number of groups that are being made with all ranks of a peer."""
 OF_NEW_PEERS_MAX = 32
-"""Groups that are being made with peers whose ranks never came yet."""
+"""Maximum number of groups that are being made with peers whose ranks have not come yet."""
 MAKING_MAX = 48
-"""Groups of a rank that are being made."""
+"""Maximum number of groups of a rank that are being made."""
 LATELY_S = 30.0
 DESCRIPTORS = 16
-"""Of a group, with those that Gloo opens for a moment."""
+"""Descriptors of a group, including those that Gloo opens for a moment."""
 
 Pair = tuple[str, int, bool]
-"""A peer, a rank of it, and whether this rank sends."""
+"""A peer, a rank of it, and True if this rank sends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +41,18 @@ class _Begun:
 
 
 class Making:
-    """Of one rank. Where there are too many the first one goes that only waits for what its peer has to tell."""
+    """Groups of one rank in the making. If there are too many, the first that only waits for its peer ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun: list[_Begun] = []
         self._failed: deque[tuple[float, Pair]] = deque()
-        """When a group had come to nothing, the first first."""
+        """Failed groups with the time at which they had failed, the earliest first."""
         self._known: set[str] = set()
         """Peers of which a rank has come."""
 
     def check(self, pair: Pair) -> None:
-        """Raises DataPathFailed where no other group may be begun now."""
+        """Raises DataPathFailed if no other group may be begun now."""
         self._look()
         peer = pair[0]
         of_pair = sum(begun.pair == pair for begun in self._begun) + sum(failed == pair for _, failed in self._failed)
@@ -72,11 +72,11 @@ class Making:
             )
 
     def add(self, pair: Pair, group: Group) -> None:
-        """It is begun."""
+        """Records a group that was begun."""
         self._begun.append(_Begun(pair, group))
 
     def forget(self, peer: str) -> None:
-        """Its life is over."""
+        """Forgets a peer whose life is over."""
         self._look()
         self._known.discard(peer)
 
@@ -91,7 +91,7 @@ class Making:
         self._failed.append((self._clock(), first.pair))
 
     def _look(self) -> None:
-        """What became of them since."""
+        """Updates what became of the groups."""
         now, begun = self._clock(), self._begun
         self._known.update(one.peer for one in begun if one.group.made)
         self._failed.extend((now, one.pair) for one in begun if one.group.ended and not one.group.made)

@@ -1,6 +1,6 @@
-"""How the bytes of one send are cut into messages: both ranks come to the same, by the lengths of the runs alone.
+"""Cuts the bytes of one send into messages. Both ranks get the same ones, from the lengths of the runs alone.
 
-A long run is sent from where it lies to where it goes. Short ones travel together, packed by the source and unpacked by
+A long run is sent from its place to its destination. Short runs travel together, packed by the source and unpacked by
 the destination: a message of its own takes longer than the copies of so few bytes.
 """
 
@@ -14,29 +14,29 @@ from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, cut, to_rows
 
 FRAMING = 3
-"""Names how sends are cut, which connection each message takes, and how halves tell of each other: every change has
-another number. To Gloo a message that is longer than what is received is the end of the receiving process.
+"""Version of how sends are cut, which connection each message takes, and how halves describe themselves. Every change
+needs another number: Gloo ends the receiving process if a message is longer than what it receives.
 """
 MESSAGE_BYTES_MAX = 4 << 20
 ALONE_BYTES_MIN = 1 << 20
-"""A run from this length on is a message, unless it is cut into several."""
+"""Minimum length of a run that is a message by itself, or several."""
 PACKED_BYTES_MAX = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Bytes that are sent at once. Of one rank: where they are there."""
+    """Bytes that are sent at once, with their places in the memory of one rank."""
 
     nbytes: int
     rows: Rows
-    """Of this rank's memory to or from a buffer whose first address is 0: shape [n, 3], as `Rows`."""
+    """Copies between this rank's memory and a buffer whose first address is 0: shape [n, 3], as `Rows`."""
     address: int
-    """Where they lie in one piece; 0: they do not."""
+    """Address of the bytes if they are contiguous, else 0."""
 
 
 def messages(runs: Runs, own: Sequence[Segment], *, sends: bool) -> Iterator[Message]:
-    """The messages of checked runs, in their order. `own`: memory of the rank that asks, whose offsets are `runs.src`
-    where it sends, else `runs.dst`.
+    """Yields the messages of checked runs, in order. `own` is the memory of the calling rank, whose offsets are
+    `runs.src` if it sends, else `runs.dst`.
     """
     offsets = runs.src if sends else runs.dst
     whole = cut(Runs(offsets, offsets, runs.nbytes), MESSAGE_BYTES_MAX)
@@ -46,7 +46,7 @@ def messages(runs: Runs, own: Sequence[Segment], *, sends: bool) -> Iterator[Mes
 
 
 def _split(nbytes: Ids) -> Iterator[tuple[int, int]]:
-    """Which runs travel together."""
+    """Yields the ranges of runs that travel together."""
     alone = nbytes >= ALONE_BYTES_MIN
     ends = np.cumsum(nbytes)
     first = 0

@@ -1,8 +1,8 @@
-"""NCCL: a process group for memory of CUDA devices. Imports torch, so only the thread of a group imports it.
+"""NCCL: a process group for memory of CUDA devices. The module imports torch, so only a group's thread imports it.
 
-Written from the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no
-packing: those of one message are handed over as one group of calls. The thread looks for the end of each, since NCCL's
-own wait is the device's.
+The code follows the documentation of torch and NCCL; no GPU has run it (`tests/gpu/test_collective.py`). Runs need no
+packing: the runs of one message are handed over as one group of calls. The thread polls for the end of each message,
+since NCCL's own wait makes only the device wait.
 """
 
 import threading
@@ -19,7 +19,7 @@ from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.store import RendezvousStore
 
 LOOK_S = 0.00005
-"""Between two looks for the end of a message."""
+"""Interval between looks for the end of a message, in seconds."""
 _cuda: Any = torch.cuda  # untyped in part
 
 
@@ -31,7 +31,7 @@ class Flying:
 
 
 class _Bytes:
-    """Memory of a device, as torch takes it over without owning it."""
+    """Memory of a device, in a form that torch takes over without owning it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -40,13 +40,13 @@ class _Bytes:
 
 
 class NcclGroup:
-    """One side of a group, connected. Raises RuntimeError when the other side does not come."""
+    """One connected side of a group. Raises RuntimeError if the other side does not come."""
 
     def __init__(self, *, sends: bool, device: int, rendezvous: Rendezvous) -> None:
         self._sends = sends
         self._device = torch.device("cuda", device)
-        self._looks = threading.Event()  # is never set
-        _cuda.set_device(self._device)  # of this thread
+        self._looks = threading.Event()  # never set: only its timed wait is used
+        _cuda.set_device(self._device)  # for this thread
         process_group: Any = distributed.ProcessGroupNCCL
         self._group = process_group(
             RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, process_group.Options()
@@ -65,7 +65,7 @@ class NcclGroup:
         return Flying(self._group._end_coalescing(self._device))  # noqa: SLF001 - likewise
 
     def land(self, flying: Flying, stall_s: float) -> None:
-        """Waits until a message has moved. Raises RuntimeError when it does not; then nothing of it follows."""
+        """Waits until a message has moved. Raises RuntimeError if it does not; then no access of it follows."""
         end = time.monotonic() + stall_s
         while not flying.work.is_completed():
             if time.monotonic() > end:
@@ -76,8 +76,8 @@ class NcclGroup:
             raise RuntimeError(str(flying.work.exception()))
 
     def shut_down(self) -> None:
-        """Ends what is under way: kernels of the group return, or never start. From any thread."""
+        """Ends what is in flight: kernels of the group return, or never start. Any thread may call it."""
         self._group.abort()
 
     def close(self) -> None:
-        """Adds nothing: `shut_down` aborts what is under way."""
+        """Does nothing: `shut_down` aborts what is in flight."""

@@ -1,11 +1,11 @@
 """Path `collective`: the source's rank sends, the destination's receives, over a process group of torch.distributed.
 
-Gloo, over TCP, for host memory: the way between hosts without RDMA; NCCL for memory of CUDA devices. A group has two
-ranks and one direction, and is made when the path is chosen. Each read asks the source to send, by way of both leads,
-and receives once that has answered. Sends have numbers, and are worked through in their order. Whatever breaks a group
-ends all that is on it; the next read makes another one, of the next epoch.
+Gloo, over TCP, serves host memory: it is the way between hosts without RDMA. NCCL serves memory of CUDA devices. A
+group has two ranks and one direction, and is made when the path is chosen. Each read asks the source to send, by way of
+both leads, and receives once the source has answered. Sends have numbers, and are processed in order. Whatever breaks a
+group ends all that is on it; the next read makes a group of the next epoch.
 
-A send says nothing about what has arrived: only the destination concludes.
+A send does not say what has arrived: only the destination knows that.
 """
 
 import importlib.util
@@ -29,11 +29,11 @@ from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
 
 JOBS_MAX = 1_024
-"""Sends of one group that may wait for those before them."""
+"""Maximum number of sends of one group that wait for earlier ones."""
 WAITING_RUNS_MAX = 1 << 19
-"""Runs of all of them: four times what a posting has."""
+"""Maximum number of runs of all waiting sends: four times what a posting has."""
 END_S = max(BUILD_S + PROOF_S, STALL_S) + 5.0
-"""How long `close` waits for what the library is at: longer than it may be at anything."""
+"""Time that `close` waits for the library, in seconds: longer than it may take for anything."""
 
 
 def _load_torch() -> None:
@@ -50,12 +50,12 @@ class _Sender:
     jobs: deque[tuple[Job, int]] = field(default_factory=deque)
     """Sends that have not ended, with the numbers of their runs."""
     anew: bool = False
-    """The peer has shaken hands since: its next group may have any epoch."""
+    """True if the peer has shaken hands since: its next group may have any epoch."""
 
 
 class CollectivePath:
-    """Sends this rank's memory to ranks of peers that ask for it, and receives from those that it asks. `host`: the
-    address of this host by which peers reach it. `load` loads the library, from any thread.
+    """Sends this rank's memory to ranks of peers that ask for it, and receives from those that it asks. `host` is this
+    host's address for peers. `load` loads the library, from any thread.
     """
 
     name = "collective"
@@ -76,10 +76,10 @@ class CollectivePath:
         self._senders: dict[tuple[str, int], _Sender] = {}
         self._remotes: dict[tuple[str, int], CollectiveRemote] = {}
         self._epoch = 0
-        """Of the last group that received. One count for all peers: one that was taken for dead may come again."""
+        """Epoch of the last group that received. All peers share it: a peer declared dead may come back."""
         self._making = Making()
         self._retired: list[Group] = []
-        """Broken ones, whose threads may not have ended yet."""
+        """Broken groups whose threads may not have ended yet."""
 
     def bind(self, later: Callable[[Callable[[], None]], None], want: Callable[[str, str, SendAsk], None]) -> None:
         self._later, self._want = later, want
@@ -138,10 +138,10 @@ class CollectivePath:
             posted((), error.message)
 
     def progress(self) -> None:
-        """Has nothing to do: each group has a thread."""
+        """Does nothing: each group has a thread."""
 
     def close(self) -> None:
-        """Ends all groups. Raises DataPathFailed when a thread of one does not end."""
+        """Ends all groups. Raises DataPathFailed if the thread of one does not end."""
         for sender in self._senders.values():
             self.retire(sender.group, "the data path was closed")
         self._senders.clear()
@@ -215,8 +215,8 @@ class CollectivePath:
         return group
 
     def _library(self, sends: bool, rendezvous: Rendezvous) -> Library:
-        """Made by the thread of its group: to load the library takes seconds. The leads of both sides have their ranks
-        reach for the other's at one handshake, so that both load at once, before either asks the other one.
+        """Makes the library's group in the thread of its group, since loading takes seconds. At one handshake both
+        leads let their ranks reach for each other, so that both load at once, before either asks the other.
         """
         self._load()
         if self._backend == NCCL:

@@ -1,4 +1,4 @@
-"""A peer's rank that sends: this rank as the destination. Used from the mover's thread only."""
+"""A peer's rank that sends, with this rank as the destination. Only the mover's thread uses it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Receive:
     runs: Runs
     job: Job
     regrouped: bool = False
-    """A process group was made for its sake."""
+    """True if a process group was made for this read."""
 
     def poll(self) -> PostingState:
         return self.job.poll()
@@ -34,18 +34,18 @@ class Receive:
 
 
 class Receiving(Protocol):
-    """What a remote has of its path."""
+    """The part of a path that its remotes use."""
 
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
     ) -> Group:
-        """One side of a group with a rank of a peer; `told` and `ready` are called from the mover's thread. Raises
-        DataPathFailed where too many are being made.
+        """Makes one side of a group with a rank of a peer. `told` and `ready` are called from the mover's thread.
+        Raises DataPathFailed if too many are being made.
         """
         ...
 
     def next_epoch(self) -> int:
-        """Of the next group that receives: higher than that of any before it."""
+        """Returns the epoch of the next group that receives: higher than all before."""
         ...
 
     def retire(self, group: Group, why: str) -> None:
@@ -53,18 +53,18 @@ class Receiving(Protocol):
         ...
 
     def forget(self, remote: "CollectiveRemote") -> None:
-        """It is closed."""
+        """Forgets a closed remote."""
         ...
 
 
 class CollectiveRemote:
-    """`want` asks the peer, for a posting or for none; `reached` hears whether the first group was made: this, or why
-    not.
+    """A peer's rank that sends. `want` asks the peer, for a posting or for none. `reached` gets this remote once the
+    first group was made, or why it was not.
     """
 
     process = None
 
-    def __init__(  # noqa: PLR0913 - what it knows of both sides
+    def __init__(  # noqa: PLR0913 - it needs this much of both sides
         self,
         path: Receiving,
         key: tuple[str, int],
@@ -85,12 +85,12 @@ class CollectiveRemote:
         self._epoch = 0
         self._sequence = MEET
         self._asked = False
-        """The peer has not answered yet."""
+        """True while the peer has not answered an ask."""
         self._group: Group | None = None
         self._built = False
         self._is_replaced = False
         self._waiting: deque[Receive] = deque()
-        """Reads that the peer was not asked for, or has not answered."""
+        """Reads for which the peer was not asked, or has not answered."""
         self._meet()
 
     @property
@@ -115,7 +115,7 @@ class CollectiveRemote:
         return receive
 
     def answered(self, answer: SendAnswer) -> None:
-        """The source said what came of the ask of that number."""
+        """Takes the source's answer to the ask of that number."""
         if not self._asked or (answer.epoch, answer.sequence) != (self._epoch, self._sequence):
             return
         self._asked = False
@@ -136,7 +136,7 @@ class CollectiveRemote:
             self._waiting.appendleft(receive)
             self._end_group(answer.error)
         elif answer.known and not answer.regroup:
-            self._sequence -= 1  # what is refused takes no number
+            self._sequence -= 1  # a refused send takes no number
             receive.job.end(answer.error)
         else:
             self._end_group(answer.error)
@@ -144,24 +144,24 @@ class CollectiveRemote:
         self._go_on()
 
     def close(self) -> None:
-        """Ends its group."""
+        """Ends the group of this remote."""
         self._end_group("the peer is disconnected")
         self._path.forget(self)
 
     def replaced(self) -> None:
-        """That rank is reached anew while this has reads: they end, since it sends to one group of this rank only."""
+        """Ends the reads of this remote, whose rank is reached anew: a rank sends to one group of this rank only."""
         self._is_replaced = True
         self._not_met("the peer's rank is reached anew")
 
     def cancel(self) -> None:
-        """Nobody waits for it to be reached any more."""
+        """Closes the remote: nobody waits for it to be reached any more."""
         self._reached = None
         self.close()
 
     # ---- the group
 
     def _go_on(self) -> None:
-        """Asks for the next read, one at a time: so the numbers reach the source in their order."""
+        """Asks for the next read, one at a time, so that the numbers reach the source in order."""
         if self._is_replaced:
             self._not_met("the peer's rank is reached anew")
         if not self._waiting or self._asked:
@@ -179,7 +179,7 @@ class CollectiveRemote:
             self._want(first.posting_id, ask)
 
     def _meet(self) -> None:
-        """Makes the group of the next epoch. Raises DataPathFailed where too many are being made."""
+        """Makes the group of the next epoch. Raises DataPathFailed if too many are being made."""
 
         def told(values: Values) -> None:
             if self._group is group:
@@ -192,10 +192,10 @@ class CollectiveRemote:
 
         group = self._path.make_group(self.key, sends=False, told=told, ready=ready)
         self._group, self._epoch = group, self._path.next_epoch()
-        self._sequence, self._asked, self._built = MEET, True, False  # until it is made, or is not
+        self._sequence, self._asked, self._built = MEET, True, False  # until the group is made or fails
 
     def _ready(self, group: Group) -> None:
-        """The group is made, or cannot be."""
+        """Takes the news that the group is made, or cannot be."""
         if group.broken:
             self._not_met(group.broken)
             return
@@ -206,7 +206,7 @@ class CollectiveRemote:
         self._go_on()
 
     def _not_met(self, why: str) -> None:
-        """No group of this epoch comes: who waits for it fails, and the next read begins another one."""
+        """Ends an epoch without a group: its waiting reads fail, and the next read begins another epoch."""
         self._end_group(why)
         reached, self._reached = self._reached, None
         if reached is not None:

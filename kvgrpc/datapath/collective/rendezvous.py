@@ -1,7 +1,7 @@
-"""How two ranks find each other: what each side's half of a process group has to tell the other, over gRPC.
+"""Rendezvous of two ranks: exchanges the values by which the halves of a process group find each other, over gRPC.
 
-A process group asks a store for what the other side has put there. Here that is a value of each side, which travels in
-PostSend and its answer: no port but the group's own is opened, and nobody but the two leads can write it.
+A process group asks a store for the other side's values. Here each side has one value, which travels in PostSend and
+its answer. So only the group's own port is opened, and only the two leads can write the values.
 """
 
 import threading
@@ -12,8 +12,8 @@ from kvgrpc.core.values.sends import Values
 
 
 class Rendezvous:
-    """Of one side. `told` is called once, from the thread that makes the group, with all that the other side needs;
-    `learn` may come before or after it. What is missing is waited for from the first wait on, for `wait_s`.
+    """One side of the exchange. `told` is called once, from the thread that makes the group, with all values for the
+    other side; `learn` may come before or after it. From the first wait on, missing values are awaited for `wait_s`.
     """
 
     def __init__(self, told: Callable[[Values], None], wait_s: float) -> None:
@@ -26,26 +26,26 @@ class Rendezvous:
         self._changed = threading.Condition()
 
     def learn(self, values: Values) -> None:
-        """What the other side has put there."""
+        """Takes the values of the other side."""
         with self._changed:
             self._peers = values
             self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
-        """Whoever waits fails."""
+        """Makes all waits fail."""
         with self._changed:
             self._over = self._over or why
             self._changed.notify_all()
 
     @property
     def waits(self) -> bool:
-        """Whether the other side is to tell something still, and was told what it needs for that."""
+        """True if the other side's values are missing, and it was told what it needs to send them."""
         with self._changed:
             return self._told is None and self._peers is None
 
     def exchange(self, own: Values) -> Values:
-        """Tells all that this side has to tell, for all that the other one has. Raises RuntimeError when the other side
-        does not come.
+        """Tells the other side `own`, and returns the other side's values. Raises RuntimeError if the other side does
+        not come.
         """
         for key, value in own:
             self.put(key, value)
@@ -63,13 +63,13 @@ class Rendezvous:
             return self._has(keys)
 
     def take(self, key: str) -> bytes:
-        """What stands under a key. Raises RuntimeError when the other side does not come."""
+        """Returns the value of a key. Raises RuntimeError if the other side does not come."""
         self.wait([key])
         with self._changed:
             return self._own[key] if key in self._own else dict(self._peers or ())[key]
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Raises RuntimeError when the other side does not come."""
+        """Waits for keys. Raises RuntimeError if the other side does not come."""
         if all(key in self._own for key in keys):
             return
         self.tell()
@@ -77,7 +77,7 @@ class Rendezvous:
             self._await(lambda: self._has(keys))
 
     def tell(self) -> None:
-        """Tells the other side what is there, unless that was done."""
+        """Tells the other side this side's values; only the first call does."""
         told, self._told = self._told, None
         if told is not None:
             told(tuple(self._own.items()))

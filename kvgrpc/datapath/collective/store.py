@@ -1,5 +1,5 @@
-"""The stores by which a process group of torch.distributed looks for its other half. Imports torch, so only the thread
-of a group imports it.
+"""Stores by which a process group of torch.distributed finds its other half. The module imports torch, so only the
+thread of a group imports it.
 """
 
 from datetime import timedelta
@@ -13,7 +13,7 @@ _Store: Any = distributed.Store  # type: ignore[attr-defined]  # not in __all__
 
 
 class RendezvousStore(_Store):  # type: ignore[misc]  # the base has no types
-    """What a process group puts there goes to the other side, what it takes comes from there."""
+    """A store whose writes go to the other side, and whose reads come from there."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class RendezvousStore(_Store):  # type: ignore[misc]  # the base has no types
 
 
 class OwnStore(_Store):  # type: ignore[misc]  # likewise
-    """What a process group put there, and what its owner has it find. It waits for nothing: what is missing there is a
-    KeyError.
+    """A store of a group's own writes and of the values that its owner sets. The store does not wait: a missing key
+    raises KeyError.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""Copy: the loops that move bytes and sum them up."""
+"""Copy loops that move bytes and checksum them."""

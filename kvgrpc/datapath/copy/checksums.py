@@ -1,8 +1,8 @@
-"""The threads that compute checksums of a rank's memory, beside those that move bytes: nothing else waits for them.
+"""Threads that compute checksums of a rank's memory, beside those that move bytes: nothing else waits for them.
 
-What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
-sums up what it has just copied (`ChecksummingRemote`). By others the posting moves in slices, if they can
-(`SlicingRemote`), each summed up beside the next.
+The bytes of a posting (`Arrival`) are checksummed while they are in the processor's cache. A data path that copies by
+itself checksums what it has just copied (`ChecksummingRemote`). On other paths the posting moves in slices, if they can
+(`SlicingRemote`), and each slice is checksummed while the next one moves.
 """
 
 import itertools
@@ -25,22 +25,22 @@ from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
 Computed = Callable[[str, bytes, str], None]
-"""Gets a name, the sums, and why there are none: see ChecksumsComputed."""
+"""Callback with a name, the checksums, and why there are none: see ChecksumsComputed."""
 SLICE_BYTES = 64 << 20
-"""Of a posting: what NIXL gets at once anyway."""
+"""Maximum bytes of a slice of a posting: what NIXL gets at once anyway."""
 ARRIVED_BYTES = 8 << 20
-"""Of the last slices of a posting: a millisecond of copying. The fewer slices the faster the copy: each is half of what
-is left, so that nearly all is summed up when the last one comes. See docs/performance.md for others.
+"""Minimum bytes of the last slices of a posting: a millisecond of copying. Fewer slices copy faster. Each slice is half
+of what is left, so that nearly all is checksummed when the last one comes. See docs/performance.md for figures.
 """
 
 _log = logging.getLogger(__name__)
 
 
 def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
-    """The same sums in the order of where they begin, and the place of each among those given.
+    """Returns the pieces with their checksums sorted by first address, and each checksum's place in the given order.
 
-    Blocks of a request lie anywhere in a pool. From there 16 KB blocks are summed up at 6 GB/s, and at 8 in order; at
-    20 where they are neighbours. Checksums over different numbers of pieces keep their order.
+    Blocks of a request lie anywhere in a pool. In request order 16 KB blocks are checksummed at 6 GB/s, in address
+    order at 8, and at 20 if they are neighbours. Checksums over different numbers of pieces keep their order.
     """
     count = len(pieces.counts)
     each = len(pieces.offsets) // max(count, 1)
@@ -52,7 +52,7 @@ def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
 
 
 class ChecksumThreads:
-    """Computes the checksums that it is asked for; `report` gets one ChecksumsComputed for each, from any thread."""
+    """Computes the checksums that it is asked for. `report` gets one ChecksumsComputed for each, from any thread."""
 
     def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[ChecksumsComputed], None]) -> None:
         self._rank = rank
@@ -63,7 +63,7 @@ class ChecksumThreads:
         self._checksummer: Checksummer | None = None
 
     def start(self, name: str, pieces: Pieces) -> None:
-        """Never blocks. Pieces that do not lie in the memory are an error of the report."""
+        """Starts to compute checksums, without blocking. Pieces outside the memory are an error of the report."""
         try:
             checksummer = self._made()
             pieces, places = in_order_of_addresses(pieces)
@@ -79,8 +79,8 @@ class ChecksumThreads:
             self._later(job.name, self._turn, job, left)
 
     def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
-        """What a posting brings; reported when all of it was summed up, and not if it fails. None, and reported at
-        once, where nothing can be summed up.
+        """Returns the checksums of a posting's bytes. The checksums are reported once all are computed, and not if the
+        posting fails. If none can be computed, that is reported at once, and None is returned.
         """
         try:
             return Arrival(name, pieces, self._made(), self, self._computed)
@@ -89,11 +89,11 @@ class ChecksumThreads:
             return None
 
     def submit(self, job: "Job", work: Work) -> None:
-        """Does a piece of work after all that was submitted before."""
+        """Queues a piece of work after all that was submitted before."""
         self._later(job.name, job.run, work)
 
     def _turn(self, job: "Job", left: Iterator[Work]) -> None:
-        """One piece of work, and later the next: what has arrived meanwhile comes between the two."""
+        """Does one piece of work and queues the next, so that bytes that arrived meanwhile come between the two."""
         work = next(left, None)
         if work is not None:
             job.run(work)
@@ -109,7 +109,7 @@ class ChecksumThreads:
             _log.debug("the rank is closed; %s is not summed up", name)
 
     def close(self) -> None:
-        """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
+        """Ends the threads after the slice that each is at; the rest is never reported. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _made(self) -> Checksummer:
@@ -118,7 +118,7 @@ class ChecksumThreads:
 
 
 class Arrival:
-    """Checksums of the blocks that one posting brings, used by the mover alone: one of `together` and `slices`."""
+    """Checksums of the blocks that one posting brings. Only the mover uses it, by either `together` or `slices`."""
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class Arrival:
         self._report = report
 
     def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
-        """The work of copying and summing up at once, for who can address the source.
+        """Returns the work of copying and checksumming at once, for a path that can address the source.
 
-        None where the runs are not just what is to be summed up. Raises DataPathFailed for pieces out of range.
+        Returns None if the runs are not exactly the checksummed bytes. Raises DataPathFailed for pieces out of range.
         """
         offsets = sources_of(self._pieces, runs)
         if offsets is None:
@@ -148,13 +148,13 @@ class Arrival:
         return Job(self._name, values, len(works), self._report), works
 
     def slices(self, runs: Runs) -> "Slices":
-        """The same bytes in slices of whole sums. Raises DataPathFailed for pieces out of range."""
+        """Returns the same bytes in slices of whole checksums. Raises DataPathFailed for pieces out of range."""
         self._checksummer.check(self._pieces)
         return Slices(self._name, self._pieces, runs, self._checksummer, self._threads, self._report)
 
 
 class Slices:
-    """A posting that moves slice by slice, each summed up beside the next. Made and used by the mover's thread only."""
+    """A posting in slices, each checksummed while the next one moves. Only the mover's thread makes and uses it."""
 
     def __init__(
         self,
@@ -167,14 +167,14 @@ class Slices:
     ) -> None:
         sources, bounds = sources_of(pieces, runs), [0, len(pieces.counts)]
         self.runs = runs
-        """What is to be moved, in this order."""
+        """Runs to move, in this order."""
         self.ends = [runs.total_bytes]
-        """Slice i is there when so many bytes of `runs` are."""
+        """Bytes of `runs` after which each slice is complete."""
         if sources is not None and len(sources):
             bounds = _bounds(pieces, ARRIVED_BYTES)
             self.runs, self.ends = _joined(Runs(sources, pieces.offsets, pieces.nbytes), pieces.counts, bounds)
         self._left = dict(enumerate(itertools.pairwise(bounds)))
-        """The numbers of the sums of those slices that are not there yet."""
+        """Slices that are not there yet, with the range of their checksums."""
         self._checksummer = checksummer
         self._threads = threads
         self._pieces = pieces
@@ -184,7 +184,7 @@ class Slices:
         self._job = Job(name, self._values, len(self.ends) - 1 + threads.width, report)
 
     def arrived(self, number: int) -> None:
-        """That slice is there. The sums of the last one are for all threads: nothing moves beside them."""
+        """Takes the news that a slice is there. All threads share the last one, since nothing moves beside it."""
         first, end = self._left.pop(number)
         threads = self._threads.width if number == len(self.ends) - 1 else 1
         bounds = [first + (end - first) * i // threads for i in range(threads + 1)]
@@ -192,24 +192,24 @@ class Slices:
             self._threads.submit(self._job, partial(self._sum, *some))
 
     def all_there(self) -> None:
-        """The posting is over: what was not reported has arrived, too."""
+        """Ends the posting: slices that were not reported have arrived, too."""
         for number in [*self._left]:
             self.arrived(number)
 
     def _sum(self, first: int, end: int) -> None:
-        """Planned here, and once: the mover needs the interpreter for what it does between two slices."""
+        """Computes checksums. The plan is made here, once: the mover needs the interpreter between two slices."""
         with self._planning:
             self._plan = self._plan or self._checksummer.plan(self._pieces, self._values)
         self._plan.compute_numbers(first, end)
 
 
 def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
-    """Where each piece comes from; None unless the runs bring just these pieces, none of them in two."""
+    """Returns each piece's source, or None unless the runs bring exactly these pieces, none of them in two."""
     if np.array_equal(pieces.offsets, runs.dst) and np.array_equal(pieces.nbytes, runs.nbytes):
         return runs.src
     if not len(runs) or runs.total_bytes != int(pieces.nbytes.sum()):
         return None
-    # Both in order: to look up thousands of offsets in an order of their own takes six times as long.
+    # Both are sorted: to look up thousands of unsorted offsets takes six times as long.
     order = np.argsort(runs.dst)
     if _in_order(pieces.offsets):
         run = order[np.searchsorted(runs.dst[order], pieces.offsets, side="right") - 1]
@@ -225,7 +225,7 @@ def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
 
 
 def _in_order(offsets: Ids) -> bool:
-    """What takes a tenth of the time that sorting does."""
+    """Returns True if offsets are sorted, in a tenth of the time that sorting takes."""
     return bool((offsets[1:] >= offsets[:-1]).all())
 
 
@@ -234,8 +234,8 @@ def _zeros(pieces: Pieces) -> Values:
 
 
 def _bounds(pieces: Pieces, least: int) -> list[int]:
-    """Numbers of sums, of which each two bound a slice: of half of the bytes that are left, at most SLICE_BYTES, or of
-    about `least`, the last one of up to half as many more, so that none is much smaller.
+    """Returns the bounds of slices as numbers of checksums. A slice has half of the bytes that are left, at most
+    SLICE_BYTES, or about `least`. The last one has up to half as many more, so that none is much smaller.
     """
     ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[np.cumsum(pieces.counts)]
     found, taken = [0], 0
@@ -248,8 +248,8 @@ def _bounds(pieces: Pieces, least: int) -> list[int]:
 
 
 def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]]:
-    """The same bytes, slice by slice, within each in the order of where they go and in as few runs as possible; and the
-    bytes after which each slice ends. `runs` are as many as pieces; `bounds` are numbers of sums.
+    """Returns the same bytes, slice by slice, and the bytes after which each slice ends. Each slice is sorted by
+    destination and has as few runs as possible. `runs` has one run per piece; `bounds` are numbers of checksums.
     """
     pieces = np.concatenate(([0], np.cumsum(counts)))[bounds]
     src, dst, nbytes = runs.src, runs.dst, runs.nbytes
@@ -264,13 +264,13 @@ def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]
 
 
 class Job:
-    """What was asked for once, in pieces of work. Without any it is over when it is made."""
+    """One request for checksums, in pieces of work. Without any work it is over when it is made."""
 
     def __init__(self, name: str, values: Values, works: int, report: Computed, places: Ids | None = None) -> None:
         self.name = name
         self.error = ""
         self._values = values
-        """What the work fills; sum i is the one that was asked for as number `places[i]`; None: as number i."""
+        """Results of the work. Result i answers request number `places[i]`, or i if `places` is None."""
         self._left = works
         self._report = report
         self._places = places
@@ -279,7 +279,7 @@ class Job:
             report(name, self._in_order(), "")
 
     def run(self, work: Work) -> None:
-        """One piece of it; the last one to end reports."""
+        """Does one piece of work. The last one to end reports."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
@@ -292,7 +292,7 @@ class Job:
             self._report(self.name, b"" if self.error else self._in_order(), self.error)
 
     def _in_order(self) -> bytes:
-        """In the order in which they were asked for; uint32, little-endian."""
+        """Returns the checksums in the order of the request, as little-endian uint32."""
         values = self._values.astype("<u4")
         if self._places is not None:
             values[self._places] = self._values
@@ -301,7 +301,7 @@ class Job:
 
 @runtime_checkable
 class ChecksummingRemote(Protocol):
-    """A `Remote` whose peer's memory this process can address: it sums up what it has just copied."""
+    """A `Remote` whose peer's memory this process can address, and which checksums what it has just copied."""
 
     @property
     def source(self) -> Sequence[Segment]:
@@ -309,5 +309,5 @@ class ChecksummingRemote(Protocol):
         ...
 
     def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
-        """As `Remote.read` of the runs that this was made of (`Arrival.together`), which copies them, too."""
+        """Does what `Remote.read` does for the runs of `Arrival.together`, whose work also copies them."""
         ...

@@ -1,13 +1,13 @@
-"""Copies rows (destination address, source address, bytes) within this process: three methods.
+"""Copies rows (destination address, source address, bytes) within this process, by three methods.
 
 * `STREAM`: many rows in one call, past the processor's cache (`stream_copy`). The fastest at every
-  length; where the package was installed with a C compiler.
+  length; exists if the package was installed with a C compiler.
 * `KERNEL`: process_vm_readv on this very process, 1,024 rows a call. The kernel copies more slowly
   than memmove, so it wins only for short rows.
 * `LOOP`: memmove, called from Python for each row.
 
-All three release the interpreter lock while bytes move, but a loop has to win it back after every
-row, which costs as much as copying 8 KB, and milliseconds beside a thread that runs Python.
+All three release the interpreter lock while bytes move. A loop has to win it back after every row, which costs as much
+as copying 8 KB, and milliseconds beside a thread that runs Python.
 """
 
 import functools
@@ -23,14 +23,14 @@ from kvgrpc.datapath.host.addresses import Rows
 
 CopyRows = Callable[[Rows], None]
 
-# Measured: below it one call of the kernel per 1,024 rows beats one memmove per row from Python.
+# Row length below which one kernel call per 1,024 rows beats one memmove per row from Python, as measured.
 KERNEL_ROW_BYTES = 16 << 10
 
 
 class CopyMethod(Enum):
-    """How rows are copied; see the module's docstring."""
+    """A method to copy rows; see the module's docstring."""
 
-    # As in `timers.Timer`.
+    # Identity is enough, and Enum's own hash is slow, as in `timers.Timer`.
     __hash__ = object.__hash__
 
     STREAM = "stream"
@@ -39,7 +39,7 @@ class CopyMethod(Enum):
 
     @property
     def why(self) -> str:
-        """For people, as part of a sentence."""
+        """Description for people, as part of a sentence."""
         return _WHY[self]
 
 
@@ -51,12 +51,12 @@ _WHY = {
 
 
 def available_methods() -> tuple[CopyMethod, ...]:
-    """Those that work on this machine, best first."""
+    """Returns the methods that work on this machine, best first."""
     return tuple(method for method in CopyMethod if copier(method) is not None)
 
 
 def best(row_bytes: float) -> CopyMethod:
-    """The fastest method that works here, for rows of `row_bytes` bytes on average."""
+    """Returns the fastest method that works here, for rows of `row_bytes` bytes on average."""
     methods = available_methods()
     if CopyMethod.STREAM in methods:
         return CopyMethod.STREAM
@@ -67,7 +67,7 @@ def best(row_bytes: float) -> CopyMethod:
 
 @functools.cache
 def copier(method: CopyMethod) -> CopyRows | None:
-    """The function that copies rows by `method`, tried out once; None where it does not work."""
+    """Returns the function that copies rows by `method`, tried out once; None if it does not work."""
     if method is CopyMethod.LOOP:
         return _copy_in_loop
     copy = _copy_by_kernel if method is CopyMethod.KERNEL else stream_copier()
@@ -88,12 +88,12 @@ def _copy_by_kernel(rows: Rows) -> None:
         remote = np.ascontiguousarray(batch[:, [1, 2]])
         copied = libc.process_vm_readv(pid, local.ctypes.data, remote.ctypes.data, len(batch))
         if copied != int(batch[:, 2].sum()):
-            # The kernel ends a call early at 2 GB, which is no error.
+            # The kernel may end a call early at 2 GB, without an error.
             _copy_in_loop(batch)
 
 
 def _copies(copy: CopyRows) -> bool:
-    """Whether rows arrive, short and long, aligned and not, and nothing beside them changes."""
+    """Returns True if rows arrive, short and long, aligned and not, and nothing beside them changes."""
     source = np.arange(1 << 14, dtype=np.uint32).view(np.uint8)
     destination = np.zeros(len(source), dtype=np.uint8)
     line = -destination.ctypes.data % 64  # the first whole cache line

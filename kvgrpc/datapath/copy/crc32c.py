@@ -1,12 +1,12 @@
-"""CRC-32C of blocks of a rank's memory, by the library of google-crc32c, without holding the interpreter lock.
+"""CRC-32C of blocks of a rank's memory, by the library of google-crc32c, without the interpreter lock.
 
-Its Python function sums up one run of bytes and holds the lock for as long as that takes: 0.1 ms a megabyte for which
-all other threads wait. Called directly from Python the C function lets go of the lock, but has to win it back after
-every run, which beside other threads takes longer than a run of 16 KB. So `kvgrpc_checksum_rows` of `rows.c` calls it
-for many runs; where that was not built, Python does.
+The library's Python function checksums one run of bytes and holds the lock meanwhile: 0.1 ms a megabyte for which all
+other threads wait. Called directly from Python, the C function releases the lock but has to win it back after every
+run. Beside other threads that takes longer than a run of 16 KB. So `kvgrpc_checksum_rows` of `rows.c` calls it for many
+runs; if that was not built, Python does.
 
-The same loop copies what it sums up, where asked to: each byte is read once, so that what is summed up is what is
-written, though the source may write there meanwhile.
+The same loop can copy what it checksums. Each byte is read once, so that the checksum is of the bytes that are written,
+even if the source changes meanwhile.
 """
 
 import ctypes
@@ -31,47 +31,47 @@ from kvgrpc.datapath.host.memory import is_host, memory_bytes
 
 Values = NDArray[np.uint32]
 Rows = NDArray[np.int64]
-"""Shape [n, 4], contiguous: address, from where it is copied there before (0: nothing is), bytes, and the address of
-the uint32 sum that goes on with them.
+"""Rows of shape [n, 4], contiguous: address, address from which it is first copied (0: no copy), bytes, and the address
+of the uint32 checksum that they continue.
 """
 ChecksumRows = Callable[[Rows], None]
 
 SLICE_BYTES = 4 << 20
-"""Of blocks that one piece of work sums up: half a millisecond."""
+"""Bytes of blocks per piece of work: half a millisecond."""
 _WHOLE = 1 << 62
-"""Rows are not cut."""
+"""Row length that cuts no rows."""
 _CHECK = b"123456789"
 _CHECK_CRC = 0xE3069283
-"""What every CRC-32C makes of these nine characters."""
+"""CRC-32C of `_CHECK`."""
 _TIMES = 300
-"""That many of them are copied: two kilobytes past the cache, and the rest."""
+"""Number of copies of `_CHECK` in the trial: two kilobytes past the cache, and the rest."""
 _ALIGNED = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is to be summed up, as addresses."""
+    """Checksums to compute, as addresses."""
 
     checksum_rows: ChecksumRows
     rows: Rows
     values: Values
-    """What the rows point to."""
+    """Results, to which the rows point."""
     slices: list[tuple[int, int]]
-    """Ranges (first, end) of rows that are worth a thread's turn. No sum has rows in two of them."""
+    """Ranges (first, end) of rows that are worth a thread's turn. No checksum has rows in two of them."""
 
     def sum(self, first: int, end: int) -> None:
-        """The sums of one slice."""
+        """Computes the checksums of one slice of rows."""
         self.checksum_rows(self.rows[first:end])
 
     def compute_numbers(self, first: int, end: int) -> None:
-        """The sums with these numbers."""
+        """Computes checksums [first, end)."""
         begin, each = self.values.ctypes.data, self.values.itemsize
         rows = np.searchsorted(self.rows[:, 3], [begin + first * each, begin + end * each])
         self.sum(int(rows[0]), int(rows[1]))
 
 
 class Checksummer:
-    """Values up blocks of one memory. Raises DataPathUnavailable when that cannot be done here."""
+    """Checksums blocks of one memory. Raises DataPathUnavailable if that cannot be done here."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         if not is_host(segments):
@@ -86,8 +86,8 @@ class Checksummer:
     def plan(
         self, pieces: Pieces, into: Values, sources: Ids | None = None, copied_from: Sequence[Segment] = ()
     ) -> Plan:
-        """The sums are written to `into`, which is zeros. With `sources`, one for each piece: they are copied from
-        these offsets of `copied_from` before.
+        """Plans checksums that are written to `into`, which is zeros. With `sources`, an offset of `copied_from` for
+        each piece, the bytes are first copied from there.
 
         Raises DataPathFailed for pieces out of range.
         """
@@ -95,7 +95,7 @@ class Checksummer:
         runs = Runs(pieces.offsets if sources is None else sources, pieces.offsets, pieces.nbytes)
         check_runs(runs, memory_bytes(source), memory_bytes(self._segments))
         rows = to_rows(runs, source, self._segments, _WHOLE)
-        # A piece that lies in two segments has two rows: which piece a row is of follows from the bytes before it.
+        # A piece in two segments has two rows. The bytes before a row tell which piece it belongs to.
         ends = np.cumsum(rows[:, 2])
         piece = np.searchsorted(np.cumsum(pieces.nbytes), ends - rows[:, 2], side="right")
         number = np.searchsorted(np.cumsum(pieces.counts), piece, side="right")
@@ -108,8 +108,8 @@ class Checksummer:
 
 
 def _slices(number: Ids, ends: Ids) -> list[tuple[int, int]]:
-    """Of rows that belong to sums by `number`, and end after so many bytes."""
-    last = np.flatnonzero(np.diff(number, append=-1))  # of each sum
+    """Returns the slices of rows with these checksum numbers, which end after `ends` bytes."""
+    last = np.flatnonzero(np.diff(number, append=-1))  # of each checksum
     if not len(last):
         return []
     full = np.searchsorted(ends[last], np.arange(SLICE_BYTES, int(ends[-1]), SLICE_BYTES))
@@ -121,7 +121,7 @@ def _slices(number: Ids, ends: Ids) -> list[tuple[int, int]]:
 
 @functools.cache
 def checksummer() -> ChecksumRows:
-    """The function that sums up rows. Raises DataPathUnavailable without google-crc32c."""
+    """Returns the function that checksums rows. Raises DataPathUnavailable without google-crc32c."""
     try:
         import google_crc32c  # noqa: F401 - loads the library
     except ImportError as error:
@@ -133,7 +133,7 @@ def checksummer() -> ChecksumRows:
 
 
 def checksum_in_loop(rows: Rows) -> None:
-    """Row by row, holding the interpreter lock."""
+    """Checksums row by row, and holds the interpreter lock."""
     import google_crc32c
 
     for address, source, nbytes, to in rows.tolist():
@@ -144,7 +144,7 @@ def checksum_in_loop(rows: Rows) -> None:
 
 
 def computes_crc32c(checksum_rows: ChecksumRows) -> bool:
-    """Whether it makes of nine characters, whole and in parts, what every CRC-32C does, and copies what it sums up."""
+    """Returns True if it computes CRC-32C of nine characters, whole and in parts, and copies what it checksums."""
     data = np.frombuffer(_CHECK * _TIMES, dtype=np.uint8)
     copy = np.zeros(len(data) + _ALIGNED, dtype=np.uint8)
     copy = copy[-copy.ctypes.data % _ALIGNED :][: len(data)]

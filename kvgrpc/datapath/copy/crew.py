@@ -1,9 +1,8 @@
-"""The threads that copy: a posting is cut into pieces, and a free thread takes the next one.
+"""Threads that copy: a posting is cut into pieces, and a free thread takes the next one.
 
-Pieces are small (some milliseconds), so that threads end together though one was held up and a
-close waits for no more than a piece; and no smaller, since after each one a thread has to win the
-interpreter lock back. Postings are served in the order in which they came.
-A thread without work is blocked and costs nothing.
+Pieces are small (some milliseconds), so that threads end together even if one was held up, and a close waits for no
+more than a piece. Pieces are not smaller, since after each one a thread has to win the interpreter lock back. Postings
+are served in order of arrival. A thread without work is blocked and costs nothing.
 """
 
 import contextlib
@@ -19,16 +18,16 @@ PIECE_BYTES_MIN = 256 << 10
 
 
 def piece_bytes(total_bytes: int, threads: int) -> int:
-    """Bytes of a piece: several for each thread where there are bytes enough."""
+    """Returns the bytes of a piece: several pieces for each thread if there are enough bytes."""
     return min(max(total_bytes // (4 * threads), PIECE_BYTES_MIN), PIECE_BYTES_MAX)
 
 
 class PiecesPosting:
     """A posting whose pieces the threads of a `Crew` copy.
 
-    `copy(i)` copies piece i and may raise; `verify` runs after the last piece if none failed and
-    may raise, too. The posting ends only when no thread is at work on it any more, and after its
-    first failure no further piece is begun: FAILED means that no access follows.
+    `copy(i)` copies piece i and may raise; `verify` runs after the last piece if none failed and may raise, too. The
+    posting ends only when no thread works on it any more. After its first failure no further piece is begun: FAILED
+    means that no access follows.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class PiecesPosting:
         return self._error
 
     def run(self, piece: int) -> None:
-        """Copies one piece; the last one to end ends the posting. Never raises."""
+        """Copies one piece. The last piece to end ends the posting. Never raises."""
         if not self._error:
             self._attempt(lambda: self._copy(piece))
         self._ended()
@@ -86,7 +85,7 @@ class PiecesPosting:
 
 
 class Crew:
-    """Threads that copy pieces in the order in which postings came."""
+    """Threads that copy the pieces of postings in order of arrival."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.size = threads
@@ -96,10 +95,11 @@ class Crew:
         self._closed = False
 
     def start(self, posting: PiecesPosting) -> None:
-        """Hands out the pieces; the first posting of several starts the threads, and all of these come from one thread.
+        """Hands out the pieces. The first posting with several starts the threads; all such postings come from one
+        thread.
 
-        A single piece, which is a small one, is copied before this returns: to hand it over takes longer.
-        Raises DataPathFailed after `close`.
+        A single piece, which is small, is copied before this returns: to hand it over takes longer. Raises
+        DataPathFailed after `close`.
         """
         if self._closed:
             raise DataPathFailed("the data path is closed")
@@ -108,7 +108,7 @@ class Crew:
             return
         if not self._threads and posting.pieces:
             self._threads = [
-                # Daemons, so that a program that forgets to close still ends.
+                # These threads are daemons, so that a program that forgets to close still ends.
                 threading.Thread(target=self._work, name=f"{self._name}-{i}", daemon=True)
                 for i in range(self.size)
             ]
@@ -138,4 +138,4 @@ class Crew:
         while (item := self._pieces.get()) is not None:
             posting, piece = item
             posting.run(piece)
-            del posting, item  # not kept alive while waiting for the next one
+            del posting, item  # not kept alive while it waits for the next one

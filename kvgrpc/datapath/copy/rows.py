@@ -1,6 +1,7 @@
-"""The functions of `rows.c`: loops over many rows, or runs, in one call that lets go of the interpreter lock.
+"""The functions of `rows.c`: loops over many rows, or runs, in one call that releases the interpreter lock.
 
-They are compiled when the package is installed, where there is a compiler; without them every user has another way.
+The functions are compiled when the package is installed, if there is a compiler. Every caller has another way without
+them.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ LIBRARY = Path(__file__).with_name("_rows.so")
 
 @functools.cache
 def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
-    """The compiled library; None where it was not built, or is of another machine."""
+    """Returns the compiled library; None if it was not built, or for another machine."""
     try:
         return ctypes.CDLL(str(path))
     except OSError:
@@ -23,8 +24,8 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
 
 
 def row_function(name: str, *more: int, path: Path = LIBRARY) -> Callable[[Rows], None] | None:
-    """The function void name(rows, count, more...) of the library as one of rows; None without the library. `more`
-    are addresses.
+    """Returns the library's void name(rows, count, more...) as a function of rows; None without the library. `more` are
+    addresses.
     """
     library = load(path)
     if library is None:

@@ -1,7 +1,7 @@
 """Re-packs: strips are copied from a staging buffer into a rank's memory, by `kvgrpc_copy_strips` of `rows.c`.
 
-A strip stands for up to thousands of runs, which one call copies. Without the library they are listed, some at a time,
-and copied as rows are.
+A strip stands for up to thousands of runs, which one call copies. Without the library the runs are listed, some at a
+time, and copied as rows.
 """
 
 import ctypes
@@ -20,14 +20,14 @@ from kvgrpc.datapath.copy import copying, rows
 from kvgrpc.datapath.host.addresses import Rows, addresses_of, groups, to_rows, within_one
 
 RUNS_MAX = 1 << 22
-"""Runs of one re-pack: 64 MiB in runs of 16 bytes."""
+"""Maximum runs of one re-pack: 64 MiB in runs of 16 bytes."""
 STEPS_END = 1 << 62
-"""Steps are below, also those of a dimension of one index."""
+"""Exclusive bound of steps, also of a dimension of one index."""
 LISTED_MAX = 1 << 16
-"""Runs that are listed at a time."""
+"""Number of runs that are listed at a time."""
 
 CopyStrip = Callable[[Strip], None]
-"""Copies a strip whose places are addresses of this process."""
+"""Function that copies a strip whose places are addresses of this process."""
 
 
 def check_strips(repack: Repack, own_bytes: int) -> None:
@@ -46,7 +46,7 @@ def check_strips(repack: Repack, own_bytes: int) -> None:
             ("staging buffer", strip.src, strip.src_steps, repack.staging_bytes),
             ("rank's memory", strip.dst, strip.dst_steps, own_bytes),
         ):
-            # Of Python's integers, which do not wrap around.
+            # Python's integers do not wrap around.
             extent = strip.extent(steps)
             first, last = int(places.min()), int(places.max())
             if first < 0 or last > limit - extent:
@@ -59,8 +59,8 @@ def check_strips(repack: Repack, own_bytes: int) -> None:
 def works_of(
     strips: Sequence[Strip], source: Segment, own: Sequence[Segment], work_bytes: int
 ) -> list[Callable[[], None]]:
-    """Checked strips, out of a buffer or a peer's memory, as calls, each of about `work_bytes` bytes or fewer, that may
-    run at once.
+    """Returns checked strips, out of a buffer or a peer's memory, as calls that may run concurrently. Each copies about
+    `work_bytes` bytes or fewer.
     """
     return [
         work for strip in strips for work in _works(replace(strip, src=strip.src + source.address), own, work_bytes)
@@ -68,7 +68,7 @@ def works_of(
 
 
 def slices_of(strips: Sequence[Strip], slice_bytes: int) -> Iterator[Sequence[Strip]]:
-    """The same copies in pieces of at most `slice_bytes`, or of one run."""
+    """Yields the same copies in pieces of at most `slice_bytes`, or of one run."""
     for strip in strips:
         each = strip.runs_each * strip.run_bytes
         if each > slice_bytes and strip.shape:
@@ -80,14 +80,14 @@ def slices_of(strips: Sequence[Strip], slice_bytes: int) -> Iterator[Sequence[St
 
 
 def _works(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[Callable[[], None]]:
-    """Sources of the strip are addresses already."""
+    """Yields calls for a strip whose sources are addresses already."""
     each = strip.runs_each * strip.run_bytes
     if each > work_bytes:
         yield from _works(_taken_apart(strip), own, work_bytes) if strip.shape else _across(strip, own, work_bytes)
         return
     one = within_one(strip.dst, strip.extent(strip.dst_steps), own)
     if not one.all():
-        # What ends in another segment than it begins in is cut until it does not.
+        # A copy that ends in another segment than it begins in is cut until it does not.
         yield from _across(_some(strip, ~one), own, work_bytes)
         strip = _some(strip, one)
     strip = replace(strip, dst=addresses_of(strip.dst, own))
@@ -102,14 +102,14 @@ def _across(strip: Strip, own: Sequence[Segment], work_bytes: int) -> Iterator[C
         yield from _works(_taken_apart(strip), own, work_bytes)
         return
     runs = strip.runs()
-    # The one segment of its source is all of memory.
+    # The source is one segment of all memory, since its places are addresses.
     cut = to_rows(runs, [Segment(0, 1 << 62)], own, max(work_bytes, 1))
     for first, end in groups(cut[:, 2], work_bytes, LISTED_MAX):
         yield partial(_copy_rows, cut[first:end])
 
 
 def _taken_apart(strip: Strip) -> Strip:
-    """The same runs in the same order, as copies without the first dimension."""
+    """Returns the same runs in the same order, as copies without the first dimension."""
     index = np.arange(strip.shape[0], dtype=np.int64)
     src, dst = (
         (places[:, None] + index * steps[0]).reshape(-1)
@@ -124,12 +124,12 @@ def _some(strip: Strip, copies: slice | np.ndarray[tuple[int], np.dtype[np.bool_
 
 @functools.cache
 def copier() -> CopyStrip:
-    """The fastest that works here."""
+    """Returns the fastest function that works here."""
     return library_copier() or copy_listed
 
 
 def library_copier() -> CopyStrip | None:
-    """None where the library was not built, or before it had this."""
+    """Returns the library's function; None if the library was not built, or has no such function."""
     function = getattr(rows.load(), "kvgrpc_copy_strips", None)
     if function is None:
         return None
@@ -149,7 +149,7 @@ def library_copier() -> CopyStrip | None:
 
 
 def copy_listed(strip: Strip) -> None:
-    """Run by run."""
+    """Copies a strip by listing its runs."""
     while strip.shape and strip.runs_each > LISTED_MAX:
         strip = _taken_apart(strip)
     copies = max(LISTED_MAX // strip.runs_each, 1)

@@ -1,7 +1,7 @@
-"""A rank's own memory of a GPU as descriptors for peers: what it is made of, and a nonce that proves it.
+"""Descriptors of a rank's own GPU memory for peers: its allocations, and a nonce that proves them.
 
-A peer maps whole allocations. So each is to be the pool's alone, but for less than the unit that sizes are rounded up
-to: what an engine has in allocations of its own, such as weights, is not shown to anybody.
+A peer maps whole allocations. So each must belong to the pool alone, except for less than the unit to which sizes are
+rounded up. An engine's own allocations, such as weights, are shown to nobody.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.questions import DESCRIPTORS_MAX
 
 ALLOCATIONS_MAX = DESCRIPTORS_MAX - 1
-"""All go with one answer, and the nonce's."""
+"""Maximum number of allocations. One answer carries all of them, and the nonce's."""
 
 
 class Exports:
-    """Of memory of one device. Raises DataPathUnavailable where a peer cannot be given it, with what would do,
+    """Exports memory of one device. Raises DataPathUnavailable if it cannot be given to a peer, with what would help,
     DriverError, and CopyFailed.
     """
 
@@ -50,11 +50,11 @@ class Exports:
 
     @property
     def allocations(self) -> tuple[int, ...]:
-        """Bytes of each, without the nonce's."""
+        """Bytes of each allocation, without the nonce's."""
         return tuple(found.nbytes for found in self._found[:-1])
 
     def descriptors(self) -> Reply:
-        """New ones, the nonce's last. Raises OSError."""
+        """Returns new descriptors, the nonce's last. Raises OSError."""
         fds: list[int] = []
         try:
             fds.extend(self._driver.export(found.handle) for found in self._found)
@@ -65,13 +65,13 @@ class Exports:
         return Reply(fds=tuple(fds))
 
     def close(self) -> None:
-        """Gives out no more. Idempotent."""
+        """Releases the handles and the nonce. Idempotent."""
         with contextlib.ExitStack() as rest:
             rest.callback(self._page.free)
             rest.callback(self._release)
 
     def _nonce_page(self, device: int) -> VmmMemory:
-        """One more allocation, which begins with the nonce."""
+        """Makes one more allocation, which begins with the nonce."""
         page = VmmMemory(self._driver, device, NONCE_BYTES)
         written = np.frombuffer(self.nonce, dtype=np.uint8)
         row = (page.segments[0].address, written.ctypes.data, NONCE_BYTES)
@@ -108,7 +108,7 @@ class Exports:
         return spans
 
     def _index(self, device: int, address: int) -> int:
-        """Of the allocation that is mapped there."""
+        """Returns the index of the allocation that is mapped at an address."""
         for index, known in enumerate(self._found):
             if known.address <= address < known.address + known.nbytes:
                 return index
@@ -134,13 +134,13 @@ class Exports:
         return len(self._found) - 1
 
     def _check_overlaps(self) -> None:
-        """Raises DataPathUnavailable for bytes that two spans have: they would count for others of that allocation."""
+        """Raises DataPathUnavailable if spans overlap: `_check_rest` would count their bytes twice."""
         for one, other in itertools.pairwise(sorted(self.spans, key=lambda span: (span.allocation, span.offset))):
             if one.allocation == other.allocation and one.offset + one.nbytes > other.offset:
                 raise DataPathUnavailable("segments of this memory overlap: name each byte once; nixl may reach it")
 
     def _check_rest(self, unit: int) -> None:
-        """Raises DataPathUnavailable where an allocation has more than the pool."""
+        """Raises DataPathUnavailable if an allocation has more bytes than the pool's."""
         rests = [found.nbytes for found in self._found]
         for span in self.spans:
             rests[span.allocation] -= span.nbytes

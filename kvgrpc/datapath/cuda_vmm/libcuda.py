@@ -1,8 +1,8 @@
-"""The driver's own library, libcuda.so.1, by ctypes: the calls that this data path takes, typed, and no other.
+"""The driver's own library, libcuda.so.1, by ctypes: exactly the calls that this data path needs, typed.
 
-A binding from a package would have to fit the CUDA of the engine's torch; this interface of the driver is the same for
-all of them since CUDA 11.4, the first one with cuDeviceGetUuid_v2. Calls release the interpreter lock. Written from the
-driver's header; what no GPU has shown yet is in docs/decisions/0037-gpu-memory-by-descriptors.md.
+A package's binding would have to fit the CUDA of the engine's torch. This interface of the driver is the same for all
+versions since CUDA 11.4, the first one with cuDeviceGetUuid_v2. Calls release the interpreter lock. The code follows
+the driver's header; docs/decisions/0037-gpu-memory-by-descriptors.md lists what no GPU has shown.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ UUID_BYTES = 16
 _PINNED, _ON_DEVICE, _FILE_DESCRIPTOR = 1, 1, 1
 _READ, _READ_WRITE = 1, 3
 _RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-_NON_BLOCKING = 1  # does not wait for the default stream, nor it for this one
+_NON_BLOCKING = 1  # this stream and the default one do not wait for each other
 _SLEEPING_WAIT, _NO_TIMING = 1, 2
 _MINIMUM = 0
 
@@ -34,7 +34,7 @@ class _Location(ctypes.Structure):
 
 
 class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """CUmemAllocationProp of <cuda.h>."""
 
     _fields_ = (
         ("type", c_int),
@@ -49,7 +49,7 @@ class Properties(ctypes.Structure):
 
 
 class AccessOf(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """CUmemAccessDesc of <cuda.h>."""
 
     _fields_ = (("location", _Location), ("flags", c_int))
 
@@ -90,8 +90,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CudaDriver:
-    """A `Driver`. Raises DataPathUnavailable where there is no library, or none that has these calls, and DriverError
-    where it does not begin, as without a device.
+    """A `Driver`. Raises DataPathUnavailable if there is no library with these calls, and DriverError if it does not
+    start, for example without a device.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -104,7 +104,7 @@ class CudaDriver:
             self._calls[name].argtypes = arguments
             self._calls[name].restype = c_int
         self._call("cuInit", 0)
-        # Guards what is made once for a device. Python may free memory of a GPU in a thread that has it: it asks again.
+        # Guards what is made once per device. Reentrant, since Python may free GPU memory in a thread that holds it.
         self._lock = threading.RLock()
         self._contexts: dict[int, c_void_p] = {}
         self._streams: dict[int, c_void_p] = {}
@@ -140,7 +140,7 @@ class CudaDriver:
                 base, nbytes = _POINTER_SIZED(), c_size_t()
                 self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
                 properties = self._properties_of(handle)
-                # The documentation gives the range for cuMemAlloc only: both ends are to be of that allocation.
+                # The documentation gives the range for cuMemAlloc only, so both ends must be of that allocation.
                 ends = [self._retained(base.value), self._retained(base.value + nbytes.value - 1)]
                 with contextlib.ExitStack() as rest:
                     for end in filter(None, ends):
@@ -204,12 +204,12 @@ class CudaDriver:
         return _Copies(self, device, event)
 
     def wait(self, device: int, event: c_void_p) -> None:
-        """Until the device is past an event."""
+        """Waits until the device is past an event."""
         with self._on(device):
             self._call("cuEventSynchronize", event)
 
     def forget(self, device: int, event: c_void_p) -> None:
-        """Nobody waits for it any more."""
+        """Destroys an event for which nobody waits any more."""
         with self._on(device):
             self._call("cuEventDestroy_v2", event)
 
@@ -229,7 +229,7 @@ class CudaDriver:
         return handle.value
 
     def _named(self, device: int) -> int:
-        """The driver's own name of a device."""
+        """Returns the driver's own name of a device."""
         named = c_int()
         self._call("cuDeviceGet", byref(named), device)
         return named.value
@@ -254,7 +254,7 @@ class CudaDriver:
 
     @contextlib.contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        """The calling thread's calls are of that device: of its primary context, which torch uses as well."""
+        """Directs the calling thread's calls to that device: to its primary context, which torch uses as well."""
         with self._lock:
             if device not in self._contexts:
                 made = c_void_p()
@@ -277,7 +277,7 @@ class CudaDriver:
 
 
 class _Copies:
-    """A `Copy`: what is queued before an event of its own."""
+    """A `Copy` of everything that is queued before an event of its own."""
 
     def __init__(self, driver: CudaDriver, device: int, event: c_void_p) -> None:
         self._driver, self._device, self._event = driver, device, event
@@ -291,5 +291,5 @@ class _Copies:
 
 @functools.cache
 def load() -> CudaDriver:
-    """The driver of this process. Raises as CudaDriver does."""
+    """Returns the driver of this process. Raises as CudaDriver does."""
     return CudaDriver()

@@ -1,4 +1,4 @@
-"""Memory of a GPU in one allocation that peers can be given descriptors of."""
+"""GPU memory in one allocation that can be exported to peers as descriptors."""
 
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.cuda_vmm.driver import Driver
@@ -6,7 +6,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 
 
 class Allocation:
-    """`nbytes` bytes of a device, rounded up to what it allocates, mapped writable here. Raises DriverError."""
+    """`nbytes` bytes of a device, rounded up to its granularity, mapped writable here. Raises DriverError."""
 
     def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
         self._driver = driver
@@ -22,7 +22,7 @@ class Allocation:
         self._freed = False
 
     def free(self) -> None:
-        """Unmaps it; no copy of it is under way. What the driver does not take back is lost. Idempotent."""
+        """Unmaps the allocation; no copy may be in flight. Memory that the driver does not take is lost. Idempotent."""
         if not self._freed:
             self._freed = True
             try:
@@ -32,9 +32,9 @@ class Allocation:
 
 
 class VmmMemory(PrivateMemory):
-    """`nbytes` bytes of a device, mapped writable here; what they are is not said. Raises DriverError.
+    """`nbytes` bytes of a device, mapped writable here, with undefined content. Raises DriverError.
 
-    After `free` the addresses mean nothing, and the memory is the device's again once no peer has it mapped.
+    After `free` the addresses are invalid, and the memory returns to the device once no peer has it mapped.
     """
 
     def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
@@ -44,14 +44,14 @@ class VmmMemory(PrivateMemory):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """So that torch makes a tensor of bytes of it, without a copy; the tensor keeps this object."""
+        """Interface by which torch makes a tensor of its bytes, without a copy; the tensor keeps this object."""
         segment = self.segments[0]
         return {"shape": (segment.nbytes,), "typestr": "|u1", "data": (segment.address, False), "version": 3}
 
     def free(self) -> None:
-        """Unmaps it; no copy of it is under way. Idempotent."""
+        """Unmaps the memory; no copy may be in flight. Idempotent."""
         self.allocation.free()
 
 
 KEPT: list[object] = []
-"""What a copy that was lost may still use. Mappings of which nobody knows any more stay by themselves."""
+"""Objects that a lost copy may still use. Mappings that nobody knows any more stay by themselves."""

@@ -1,12 +1,13 @@
-"""Path `cuda_vmm`: the destination maps the source's memory of a GPU read-only, and its own GPU copies runs out of it.
+"""Path `cuda_vmm`: the destination maps the source's GPU memory read-only, and its own GPU copies runs out of it.
 
-Between processes of one host and one user, on one GPU or on two of which one reaches the other. The source's memory is
-of allocations that can be exported as file descriptors; the destination's may be any memory of a GPU. Connecting
-fetches the descriptors with a token, which is good once under each rank number, maps them read-only, and proves by a
-nonce, which the GPU reads through such a mapping, that they are what the peer spoke of.
+The path works between processes of one host and one user, on one GPU or on two of which one reaches the other. The
+source's memory must be in allocations that can be exported as file descriptors; the destination's may be any GPU
+memory. To connect, a rank fetches the descriptors with a token, which is valid once under each rank number, and maps
+them read-only. The GPU reads a nonce through such a mapping, which proves that the descriptors are what the peer
+offered.
 
-As of `shm` the mappings outlive the peer: reads still find the bytes that it left and end DONE. Whether they were still
-valid is for the settle to say. And the peer's memory is its GPU's again only when they are gone, too.
+As with `shm`, the mappings outlive the peer: reads still find the bytes that it left and end DONE. The settle decides
+if the bytes were still valid. The peer's memory returns to its GPU only when the mappings are gone, too.
 """
 
 import contextlib
@@ -36,14 +37,14 @@ from kvgrpc.datapath.mirror.lane import Job, Lane, Start
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
 _REST_S = 2.0
-"""How long `close` waits for the pieces that are under way."""
+"""Time that `close` waits for the pieces in flight, in seconds."""
 
 
 class CudaVmmPath:
-    """Offers this rank's memory of a GPU, and reads that of peers.
+    """Offers this rank's GPU memory, and reads that of peers.
 
-    `driver`: the one that made a VmmMemory, else the machine's. `socket` is where peers ask for descriptors; all paths
-    of a rank share one. Raises DataPathUnavailable for memory that is not of one GPU, and without a driver.
+    `driver` is the one that made a VmmMemory, else the machine's. Peers ask for descriptors at `socket`, which all
+    paths of a rank share. Raises DataPathUnavailable for memory that is not on one GPU, and without a driver.
     """
 
     name = "cuda_vmm"
@@ -78,17 +79,17 @@ class CudaVmmPath:
 
     @property
     def exports(self) -> bool:
-        """Whether peers can be given this rank's memory."""
+        """True if this rank's memory can be given to peers."""
         return self._exports is not None
 
     @property
     def why(self) -> str:
-        """How this rank's memory is reached, for people."""
+        """Description for people of how this rank's memory is reached."""
         reads = "memory of GPUs that peers on this host export is mapped read-only and copied"
         return f"{reads}; this rank exports none: {self._why_not}" if self._why_not else reads
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
-        """Where there is nothing to offer, the reason goes to the peer in its place."""
+        """Adds this path's part. If there is nothing to offer, the part has the reason instead."""
         exports = self._exports
         if exports is None:
             return replace(endpoint, cuda_vmm=CudaVmmEndpoint(why_not=self._why_not))
@@ -146,14 +147,14 @@ class CudaVmmPath:
         return "the same GPU" if uuid == own else f"{_shown(uuid)}, by {_shown(own)}"
 
     def start(self, runs: Runs, mappings: "Mappings", wake: Callable[[], None]) -> Job:
-        """Checked runs of a peer's memory, into this rank's."""
+        """Starts to copy checked runs of a peer's memory into this rank's."""
         job = Job(self._pieces(runs, mappings.segments), wake)
         self._lane.copy(job)
         return job
 
     @property
     def nbytes(self) -> int:
-        """Length of this rank's memory."""
+        """Length of this rank's memory, in bytes."""
         return memory_bytes(self._memory.segments)
 
     def forget(self, mappings: "Mappings") -> None:
@@ -167,12 +168,12 @@ class CudaVmmPath:
             yield partial(self._driver.copy, self._device, rows[first:end])
 
     def progress(self) -> None:
-        """Has nothing to do: the GPU copies, and a thread waits for it."""
+        """Does nothing: the GPU copies, and a thread waits for it."""
 
     def close(self) -> None:
-        """Ends copies, after the pieces that are under way, and lets go of all memory. Idempotent.
+        """Ends copies, after the pieces in flight, and releases all memory. Idempotent.
 
-        Raises DataPathFailed where it is not proved that the GPU copies no more.
+        Raises DataPathFailed if it is not proved that the GPU copies no more.
         """
         self._socket.close()
         self._lane.stop()
@@ -186,7 +187,7 @@ class CudaVmmPath:
 
 
 class CudaVmmRemote:
-    """A peer's memory of a GPU, mapped read-only."""
+    """A peer's GPU memory, mapped read-only."""
 
     def __init__(self, path: CudaVmmPath, mappings: "Mappings", process: ProcessEnd | None, on: str) -> None:
         self._path = path
@@ -206,16 +207,16 @@ class CudaVmmRemote:
         return self._path.start(runs, self._mappings, wake)
 
     def close(self) -> None:
-        """Unmaps. Idempotent."""
+        """Unmaps the memory. Idempotent."""
         self._path.forget(self._mappings)
 
 
 class Mappings:
     """The allocations of a checked endpoint, mapped read-only by the descriptors that came for it.
 
-    For `device`; they are memory of the device `home`. `unit`: bytes of the nonce's. Raises DataPathUnavailable for
-    descriptors that are not what the endpoint says, DriverError, and CopyFailed; nothing is mapped then but what a copy
-    that was lost may still read, and the descriptors are the caller's in any case.
+    The mappings are for `device`, and are memory of the device `home`. `unit` is the size of the nonce's, in bytes.
+    Raises DataPathUnavailable for descriptors that do not match the endpoint, DriverError, and CopyFailed. Nothing is
+    mapped then except what a lost copy may still read. The caller owns the descriptors in any case.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class Mappings:
         self._said_home = part.device_uuid
         self._mapped: list[tuple[int, int]] = []
         try:
-            # The nonce is first: what is no allocation of that peer's is found before anything of it is mapped.
+            # The nonce is first, so that a foreign allocation is found before any other is mapped.
             self._check_nonce(part.nonce, fds[-1], unit)
             for fd, nbytes in zip(fds, part.allocations, strict=False):
                 self._map(fd, nbytes)
@@ -239,7 +240,7 @@ class Mappings:
         self.segments = tuple(self._segment(span) for span in part.spans)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Unmaps everything. Idempotent."""
         with contextlib.ExitStack() as rest:
             while self._mapped:
                 rest.callback(self._driver.unmap, self._device, *self._mapped.pop())
@@ -278,7 +279,7 @@ class Mappings:
 
 
 def _check(part: CudaVmmEndpoint) -> None:
-    """Raises DataPathUnavailable for numbers that the calls would stumble over."""
+    """Raises DataPathUnavailable for numbers that the driver's calls cannot take."""
     sizes = part.allocations
     sane = (
         len(part.nonce) == NONCE_BYTES
@@ -298,5 +299,5 @@ def _check(part: CudaVmmEndpoint) -> None:
 
 
 def _shown(uuid: bytes) -> str:
-    """As nvidia-smi names it."""
+    """Returns a GPU's name as in nvidia-smi."""
     return f"GPU-{UUID(bytes=uuid)}" if len(uuid) == libcuda.UUID_BYTES else f"GPU {uuid.hex()[:32]}"

@@ -1,1 +1,1 @@
-"""Host: memory that other processes can map, and how a process is proved to be itself."""
+"""Host memory that other processes can map, and proofs of a process's identity."""

@@ -1,7 +1,6 @@
-"""From runs in linear offsets to the rows that a copy takes: checked, cut and grouped, as arrays.
+"""Converts runs in linear offsets to the rows that a copy takes: checked, cut and grouped, as arrays.
 
-Everything here is vectorised: 65,536 runs cost milliseconds, and nothing is left to check in the
-loop that copies.
+Everything here is vectorised: 65,536 runs cost milliseconds, and nothing is left to check in the loop that copies.
 """
 
 import itertools
@@ -15,7 +14,7 @@ from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import DataPathFailed
 
 Rows = NDArray[np.int64]
-"""Shape [n, 3], contiguous: destination address, source address, bytes."""
+"""Rows of shape [n, 3], contiguous: destination address, source address, bytes."""
 
 
 def check_runs(runs: Runs, source_bytes: int, destination_bytes: int) -> None:
@@ -28,7 +27,7 @@ def check_runs(runs: Runs, source_bytes: int, destination_bytes: int) -> None:
         (runs.src, source_bytes, "source's"),
         (runs.dst, destination_bytes, "destination's"),
     ):
-        # Compared without adding: a sum of hostile numbers wraps around.
+        # The comparison adds nothing, since a sum of hostile numbers wraps around.
         bad = (runs.nbytes < 0) | (offsets < 0) | (offsets > limit - runs.nbytes)
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
@@ -39,7 +38,7 @@ def check_runs(runs: Runs, source_bytes: int, destination_bytes: int) -> None:
 
 
 def to_rows(runs: Runs, source: Sequence[Segment], destination: Sequence[Segment], max_bytes: int) -> Rows:
-    """Addresses of checked runs, cut where a segment of either side ends and into `max_bytes`."""
+    """Returns addresses of checked runs, cut where a segment of either side ends and into `max_bytes`."""
     runs = cut(_cut_at_segments(runs, source, destination), max_bytes)
     rows = np.empty((len(runs), 3), dtype=np.int64)
     rows[:, 0] = addresses_of(runs.dst, destination)
@@ -49,8 +48,8 @@ def to_rows(runs: Runs, source: Sequence[Segment], destination: Sequence[Segment
 
 
 def by_source(rows: Rows) -> Rows:
-    """The same rows, those whose sources lie near each other together: a processor reads them ahead. The order is one
-    of 65,536 places, which takes a third of the time of an exact one.
+    """Returns the same rows, roughly sorted by source, so that a processor reads ahead. Sources fall into 65,536
+    places, which takes a third of the time of an exact sort.
     """
     source = rows[:, 1]
     first = int(source.min())
@@ -59,7 +58,7 @@ def by_source(rows: Rows) -> Rows:
 
 
 def cut(runs: Runs, max_bytes: int) -> Runs:
-    """The same bytes in the same order, in runs of 1 to `max_bytes` bytes."""
+    """Returns the same bytes in the same order, in runs of 1 to `max_bytes` bytes."""
     if not len(runs) or (int(runs.nbytes.max()) <= max_bytes and int(runs.nbytes.min()) > 0):
         return runs
     parts = -(-runs.nbytes // max_bytes)
@@ -76,21 +75,21 @@ def cut(runs: Runs, max_bytes: int) -> Runs:
 def groups(nbytes: Ids, group_bytes: int, max_rows: int) -> list[tuple[int, int]]:
     """Splits rows into ranges (first, end) of about `group_bytes` bytes, at most `max_rows` rows.
 
-    A range is over its bytes only by its last row.
+    A range exceeds its bytes only by its last row.
     """
     if not len(nbytes):
         return []
     ends = np.cumsum(nbytes)
     targets = np.arange(group_bytes, int(ends[-1]), group_bytes)
     by_bytes = np.searchsorted(ends, targets) + 1
-    # A set and not np.unique, whose first call in a process takes 90 ms.
+    # This is a set because the first call of np.unique in a process takes 90 ms.
     edges = {*by_bytes.tolist(), *range(0, len(nbytes), max_rows)}
     bounds = [*sorted(edge for edge in edges if edge < len(nbytes)), len(nbytes)]
     return list(itertools.pairwise(bounds))
 
 
 def slices(runs: Runs, slice_bytes: int) -> Iterator[Runs]:
-    """The same bytes in pieces of at most twice `slice_bytes`, in order; no runs: no pieces."""
+    """Yields the same bytes in pieces of at most twice `slice_bytes`, in order; no pieces for no runs."""
     runs = cut(runs, slice_bytes)
     for first, end in groups(runs.nbytes, slice_bytes, max(len(runs), 1)):
         yield Runs(runs.src[first:end], runs.dst[first:end], runs.nbytes[first:end])
@@ -109,7 +108,7 @@ def _cut_at_segments(runs: Runs, source: Sequence[Segment], destination: Sequenc
 
 
 def cut_at_ends(runs: Runs, ends: Ids) -> Runs:
-    """The same bytes, in runs of which none goes on, at its source, beyond one of `ends`."""
+    """Returns the same bytes in runs, cut so that no source crosses one of `ends`."""
     return _cut_at(runs, runs.src, ends)
 
 
@@ -131,14 +130,14 @@ def _cut_at(runs: Runs, offsets: Ids, ends: Ids) -> Runs:
 
 
 def within_one(offsets: Ids, nbytes: int, segments: Sequence[Segment]) -> NDArray[np.bool_]:
-    """Which of so many bytes, at each of these offsets of the memory, lie in one segment of it."""
+    """Returns a mask of the offsets at which `nbytes` bytes of the memory lie in one segment."""
     ends = _ends(segments)
     first, last = (np.searchsorted(ends, at, side="right") for at in (offsets, offsets + (nbytes - 1)))
     return np.asarray(first == last)
 
 
 def addresses_of(offsets: Ids, segments: Sequence[Segment]) -> Ids:
-    """Addresses of offsets that lie within the memory."""
+    """Returns addresses of offsets that lie within the memory."""
     if len(segments) == 1:
         return offsets + segments[0].address
     ends = _ends(segments)

@@ -1,14 +1,14 @@
-"""How much memory this process may still take: the least of what the host and its cgroups have left.
+"""The memory that this process may still take: the least of what the host and its cgroups have left.
 
-Asked before a pool is made, because the kernel answers a pool that does not fit by killing
-processes. An estimate: others take memory too, so making the pool can still fail.
+This is checked before a pool is made, because the kernel answers a pool that does not fit by killing processes. The
+number is an estimate: others take memory too, so making the pool can still fail.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A version 1 cgroup without a limit says a number near 2**63.
+# A version 1 cgroup without a limit states a number near 2**63.
 _UNLIMITED = 1 << 60
 
 
@@ -18,11 +18,11 @@ class Available:
 
     nbytes: int
     limited_by: str
-    """What sets it, as text."""
+    """Source of the limit, as text."""
 
 
 def available(root: Path = Path("/")) -> Available | None:
-    """Bytes that can still be taken, and what limits them; None where the kernel does not say.
+    """Returns the bytes that can still be taken, and what limits them; None if the kernel does not say.
 
     `root` holds `proc` and `sys`.
     """
@@ -38,10 +38,10 @@ def _host(root: Path) -> Iterator[Available]:
 
 
 def _cgroups(root: Path) -> Iterator[Available]:
-    """Limits of this process's memory cgroup and of all that it lies in, version 1 and 2.
+    """Yields limits of this process's memory cgroup and of all its parents, version 1 and 2.
 
-    In a container the path may be the host's, where only the mount's top exists: all parents are
-    tried, and those that are not there set no limit.
+    In a container the path may be the host's, where only the mount's top exists. All parents are tried, and missing
+    ones set no limit.
     """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -61,7 +61,7 @@ def _limits(root: Path, mount: str, path: str, limit: str, used: str) -> Iterato
         maximum, current = _number(folder / limit), _number(folder / used)
         if maximum is None or current is None or maximum >= _UNLIMITED:
             continue
-        # File cache that was not used lately is given up before anything is killed.
+        # The kernel drops inactive file cache before it kills anything.
         left = maximum - current + _reclaimable(folder / "memory.stat")
         yield Available(max(left, 0), f"{limit} of cgroup {_name(folder, top)}")
 

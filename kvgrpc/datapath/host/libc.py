@@ -1,4 +1,4 @@
-"""The C library's calls that Python does not have, typed, each releasing the interpreter lock while it runs.
+"""C library calls that Python lacks, typed. Each releases the interpreter lock while it runs.
 
 Every function here takes plain addresses: its caller has checked that they may be read and written.
 """
@@ -20,7 +20,7 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 
 IOV_MAX = 1024
-"""Runs that one call of `process_vm_readv` takes on either side (UIO_MAXIOV)."""
+"""Maximum number of runs that one call of `process_vm_readv` takes on either side (UIO_MAXIOV)."""
 
 memmove = _LIBC.memmove
 """memmove(destination, source, nbytes)."""
@@ -51,7 +51,7 @@ def _error(number: int | None = None) -> OSError:
 
 
 def madvise(address: int, nbytes: int, advice: int) -> None:
-    """Raises OSError with the call's errno."""
+    """Calls madvise. Raises OSError with the call's errno."""
     if _madvise(address, nbytes, advice):
         raise _error()
 
@@ -59,8 +59,8 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
 def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:
     """Copies `count` (at most IOV_MAX) runs out of process `pid`; returns the bytes copied.
 
-    `local` and `remote` are addresses of `count` pairs (address, nbytes) of 64-bit integers. Fewer
-    bytes than asked for come back when the peer's memory ends early. Raises OSError.
+    `local` and `remote` are addresses of `count` pairs (address, nbytes) of 64-bit integers. Fewer bytes are copied if
+    the peer's memory ends early. Raises OSError.
     """
     if _process_vm_readv is None:
         raise _error(errno.ENOSYS)
@@ -73,14 +73,14 @@ def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:
 def admit_tracer(pid: int | None) -> None:
     """Lets process `pid`, or with None any process of this user, read this process under Yama.
 
-    It replaces what was admitted before: Yama keeps one. Raises OSError.
+    The process replaces the one admitted before, since Yama keeps only one. Raises OSError.
     """
     if _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY if pid is None else pid, 0, 0, 0):
         raise _error()
 
 
 def memfd(name: str) -> int:
-    """An anonymous file in memory that can be sealed and, where the kernel knows how, never run."""
+    """Makes an anonymous file in memory that can be sealed and, if the kernel supports that, never be executed."""
     if sys.platform != "linux":
         raise _error(errno.ENOSYS)
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

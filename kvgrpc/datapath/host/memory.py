@@ -1,14 +1,13 @@
-"""A rank's own memory as the data paths see it: segments with addresses, and a secret to prove reach.
+"""A rank's own memory for the data paths: segments with addresses, and a secret to prove reach.
 
-`SharedMemory` is a pool that peers on this host may map (path shm); `PrivateMemory` wraps what an
-engine allocated itself (tensors, arrays). Both carry a nonce: 32 random bytes at a known place of
-this process's memory, which a peer reads back by the very mechanism that it is going to use.
+`SharedMemory` is a pool that peers on this host may map (path shm). `PrivateMemory` wraps allocations of an engine
+(tensors, arrays). Both carry a nonce: 32 random bytes at a known place of this process's memory, which a peer reads
+back by the very mechanism that it is going to use.
 
-Who can write into a `SharedMemory`: holders of `fd`, which goes to the pool's own engine only. A
-peer gets a descriptor of its own, opened read-only, through which no writable mapping can be made.
-The file's mode (0400) stops the peer's user, unless it is root, from opening it again for writing
-by mistake; the same user could change the mode back. `forbid_new_writers`, called once every writer
-has its mapping, stops everyone. Nothing here stops one user's processes from debugging each other.
+Only holders of `fd` can write into a `SharedMemory`, and `fd` goes to the pool's own engine only. A peer gets its own
+descriptor, opened read-only, which allows no writable mapping. The file's mode (0400) keeps the peer's user, unless it
+is root, from opening it for writing by mistake; the same user could change the mode back. `forbid_new_writers`, called
+once every writer has its mapping, stops everyone. Nothing here stops one user's processes from debugging each other.
 """
 
 import contextlib
@@ -34,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 NONCE_BYTES = 32
 
-# <linux/fcntl.h>, since Linux 5.1: no new writable mapping and no write, old mappings stay.
+# <linux/fcntl.h>, since Linux 5.1: the seal allows no new writable mapping and no write; old mappings stay.
 _F_SEAL_FUTURE_WRITE = 0x10
-# What the page behind the pool begins with: the nonce, then the pool's bytes, for `attach`.
+# Start of the page behind the pool: the nonce, then the pool's bytes, for `attach`.
 _LAST_PAGE = struct.Struct(f"={NONCE_BYTES}sQ")
 _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EFBIG, errno.EMFILE, errno.ENFILE}
 
@@ -44,8 +43,8 @@ _NO_MEMORY = {errno.ENOMEM, errno.ENOSPC, errno.EFAULT, errno.EFBIG, errno.EMFIL
 class SharedMemory:
     """A pool in an anonymous file (memfd), allocated in full and sealed against changing its size.
 
-    It has no name, so that a killed process leaves nothing behind, and a reader of the mapping
-    cannot die by a bus error.
+    The file has no name, so that a killed process leaves nothing behind. A reader of the mapping cannot die by a bus
+    error.
     """
 
     def __init__(self, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
@@ -60,10 +59,10 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """A new pool of zeros, mapped writable here.
+        """Makes a new pool of zeros, mapped writable here.
 
-        Raises InvalidRequest for a size of zero or less, and Exhausted (POOL_EXHAUSTED) when it
-        does not fit: asked before a byte is taken, since the kernel's own answer is a kill.
+        Raises InvalidRequest for a size of zero or less, and Exhausted (POOL_EXHAUSTED) if it does not fit. That is
+        checked before a byte is taken, since the kernel's own answer is a kill.
         """
         if nbytes <= 0:
             raise InvalidRequest(Reason.INVALID_FIELD, f"a pool of {nbytes} bytes holds nothing")
@@ -98,8 +97,7 @@ class SharedMemory:
     def attach(cls, fd: int) -> Self:
         """Maps a pool writable in the process of its own engine; keeps a copy of `fd`.
 
-        Raises PreconditionFailed (POOL_KIND_MISMATCH) when `fd` is no such pool, or one that takes
-        no further writers.
+        Raises PreconditionFailed (POOL_KIND_MISMATCH) if `fd` is no such pool, or if the pool takes no further writers.
         """
         try:
             size = os.fstat(fd).st_size
@@ -121,7 +119,7 @@ class SharedMemory:
 
     @property
     def fd(self) -> int:
-        """The writable descriptor: for the pool's own engine, never for a peer."""
+        """The writable descriptor, for the pool's own engine and never for a peer."""
         return self._fd
 
     @property
@@ -133,23 +131,23 @@ class SharedMemory:
         return self._address + self.nonce_offset
 
     def as_numpy(self) -> NDArray[np.uint8]:
-        """The pool's bytes, writable; views of it keep the mapping alive beyond `close`."""
+        """Returns the pool's bytes, writable. Views of them keep the mapping alive beyond `close`."""
         return self._bytes[: self.nbytes]
 
     def keep_alive(self) -> object:
-        """While it is held, the mapping stays, also beyond `close`."""
+        """Returns an object that keeps the mapping while it is held, also beyond `close`."""
         return self._bytes
 
     def reopen_read_only(self) -> int:
-        """A new descriptor for a peer; the caller closes it.
+        """Returns a new descriptor for a peer; the caller closes it.
 
-        Opened anew and not duplicated: a duplicate would be as writable as ours.
+        The descriptor is opened anew, because a duplicate would be as writable as the original.
         """
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def forbid_new_writers(self) -> None:
-        """From now on no process maps or writes the pool through any descriptor; mappings that exist
-        stay writable. Call it when the engine has attached; there is no way back. Idempotent.
+        """Stops every process from mapping or writing the pool anew, through any descriptor. Existing mappings stay
+        writable. To be called when the engine has attached; the seal cannot be undone. Idempotent.
 
         Raises PreconditionFailed (FEATURE_UNAVAILABLE) on kernels before 5.1.
         """
@@ -163,28 +161,28 @@ class SharedMemory:
             ) from error
 
     def seal(self) -> None:
-        """Forbids new writers where the kernel can, else logs that others may write. Every writer has its mapping."""
+        """Forbids new writers if the kernel can, else logs that others may write. Writers must have their mappings."""
         try:
             self.forbid_new_writers()
         except PreconditionFailed as error:
             _log.warning("other processes of this user can write into the pool: %s", error.message)
 
     def close(self) -> None:
-        """Gives the memory back, at the latest when the last view of it is gone. Idempotent."""
+        """Gives the memory back, at the latest when its last view is gone. Idempotent."""
         if self._fd < 0:
             return
         os.close(self._fd)
         self._fd = -1
         self._bytes = np.empty(0, dtype=np.uint8)
-        # A view that is still held keeps the mapping: better than a view of nothing.
+        # A view that is still held keeps the mapping, rather than becoming a view of nothing.
         with contextlib.suppress(BufferError):
             self._mapping.close()
 
 
 class PrivateMemory:
-    """Allocations of this process, one after the other; `owners` keeps them alive.
+    """Consecutive allocations of this process; `owners` keeps them alive.
 
-    It knows addresses only: what owns them must not move or free them while this object lives.
+    Only addresses are known here: the owners must not move or free them while this object lives.
     """
 
     def __init__(self, segments: Iterable[Segment], owners: object = None) -> None:
@@ -198,7 +196,7 @@ class PrivateMemory:
 
     @classmethod
     def of(cls, *buffers: Any) -> Self:  # tensors, without importing torch here
-        """Torch tensors (CPU, pinned or CUDA), numpy arrays, or any writable buffers, in order.
+        """Wraps Torch tensors (CPU, pinned or CUDA), numpy arrays, or any writable buffers, in order.
 
         Raises InvalidRequest for one that has gaps or cannot be written.
         """
@@ -209,14 +207,14 @@ class PrivateMemory:
         return int(self._nonce_bytes.ctypes.data)
 
     def close(self) -> None:
-        """Lets go of the allocations. Idempotent; the addresses mean nothing afterwards."""
+        """Releases the allocations. Idempotent; the addresses are invalid afterwards."""
         self._owners = None
 
 
 def check_sealed(fd: int) -> None:
     """Raises ValueError or OSError unless `fd` can neither shrink nor grow and has all its memory.
 
-    Only then no reader of a mapping of it can die by a bus error.
+    Otherwise a reader of its mapping could die by a bus error.
     """
     needed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
     if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & needed != needed:
@@ -231,15 +229,15 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _allocate(fd: int, size: int) -> mmap.mmap:
-    """Sets the size, maps all and takes every page now. Raises OSError when they are not there."""
+    """Sets the size, maps all and takes every page now. Raises OSError if there are not enough."""
     os.ftruncate(fd, size)
     mapping = mmap.mmap(fd, size)
     address = np.frombuffer(mapping, dtype=np.uint8).ctypes.data
-    # Huge pages cost fewer misses of the address cache; most kernels give shared memory none.
+    # Huge pages cost fewer TLB misses; most kernels give shared memory none.
     with contextlib.suppress(OSError):
         libc.madvise(address, size, libc.MADV_HUGEPAGE)
     try:
-        # Through the mapping, since fallocate knows nothing of the advice.
+        # Pages are taken through the mapping, since fallocate ignores the advice.
         libc.madvise(address, size, libc.MADV_POPULATE_WRITE)
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -258,7 +256,7 @@ def _segment(buffer: Any) -> Segment:
 
 
 def _tensor_segment(tensor: Any) -> Segment:
-    # Dense in any order of the dimensions: the last element is where the number of them says.
+    # The tensor may be dense in any order of the dimensions: then its last element is at numel - 1.
     extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() and extent + 1 != tensor.numel():
         raise InvalidRequest(Reason.INVALID_FIELD, f"a tensor of shape {tuple(tensor.shape)} has gaps in memory")
@@ -272,18 +270,18 @@ def _tensor_segment(tensor: Any) -> Segment:
 
 
 def memory_bytes(segments: Iterable[Segment]) -> int:
-    """Length of the linear memory that runs through `segments`."""
+    """Returns the length of the linear memory that runs through `segments`."""
     return sum(segment.nbytes for segment in segments)
 
 
 def is_host(segments: Iterable[Segment]) -> bool:
-    """Whether the processor can address all of it."""
+    """Returns True if the processor can address all of it."""
     return all(segment.kind is not MemoryKind.CUDA for segment in segments)
 
 
 def use_device(segments: Iterable[Segment]) -> None:
-    """The libraries that this thread calls work on the device that the memory is on; a new thread would be on the first
-    one. Nothing for memory of the host, or of several devices.
+    """Directs the libraries that this thread calls to the memory's device; a new thread starts on the first one. Does
+    nothing for memory of the host, or of several devices.
     """
     devices = {segment.device for segment in segments if segment.kind is MemoryKind.CUDA}
     if len(devices) != 1:

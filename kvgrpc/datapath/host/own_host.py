@@ -1,4 +1,4 @@
-"""The address of this host at which peers reach it."""
+"""Finds the address at which peers reach this host."""
 
 import socket
 from contextlib import suppress
@@ -7,9 +7,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def own_host(address: str) -> str:
-    """The address from which this host would reach `address`, "host:port" as a lead tells it to peers: for one of its
-    own networks that address itself, for loopback the first one of it. Nothing is sent. An address that is none, or
-    cannot be reached, gives loopback.
+    """Returns the address from which this host would reach `address`, "host:port" as a lead tells it to peers. For an
+    address of its own networks it is that address itself, for loopback the first loopback address. Nothing is sent. A
+    malformed or unreachable address gives loopback.
     """
     host = address.rpartition(":")[0].strip("[]")
     with suppress(OSError):

@@ -1,13 +1,13 @@
-"""A rank's process as its peers on the same host see it: who it is, whether it lives, what stands in its memory.
+"""A rank's process as peers on the same host see it: its identity, its life, and the content of its memory.
 
-What a peer says of itself proves nothing. A process number repeats, in time and across containers, and it may be that
-of a bystander, of another rank, or our own; so may a socket's path be. So three things must come together:
+A peer's own statements prove nothing. A process number repeats, in time and across containers, and it may be that of a
+bystander, of another rank, or our own; the same holds for a socket's path. So three things must come together:
 
-* the process is the one that listens at the peer's socket, by the kernel's word, and never our own;
+* the process is the one that listens at the peer's socket, according to the kernel, and never our own;
 * it is held by a pidfd before it is asked anything, and lives after the last byte: all was read from that one process;
-* a challenge of our own, which it is asked to keep, is found in its memory by the call that will read the blocks: in a
-  digest over what it offers. So it says itself which memory may be read. A peer that names the socket of another rank
-  can have nothing read there but what that rank offers to all its peers.
+* a challenge of our own, which it is asked to keep, is found in its memory by the call that will read the blocks, in a
+  digest over what it offers. So it states itself which memory may be read. A peer that names the socket of another
+  rank can have nothing read there except what that rank offers to all its peers.
 
 The kernel allows the reading under the rules for debuggers: same user, no protected process, no seccomp filter against
 it, and where Yama restricts debuggers to parents a process admits its readers.
@@ -36,7 +36,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _YAMA_RESTRICTED = "1"
 # User addresses end below it on every 64-bit machine, and sums of two of them fit 64 bits.
 ADDRESS_MAX = 1 << 62
-_ADDRESSES = struct.Struct("<QQ")  # where the proof stands, where the memory's nonce does
+_ADDRESSES = struct.Struct("<QQ")  # addresses of the proof and of the memory's nonce
 _PROOF_BYTES = 32
 
 
@@ -47,10 +47,10 @@ class OwnProcess:
         self._memory = memory
         self._socket = socket
         self._admitted: int | None = None
-        """The process that Yama lets read this one; 0: each of this user."""
+        """Id of the process that Yama lets read this one; 0: any process of this user."""
 
     def offer(self, peer: str, data_path: str, offered: bytes) -> ProcessEndpoint:
-        """`offered`: digest of what the endpoint offers. Raises DataPathUnavailable where no peer can ask."""
+        """Makes an endpoint. `offered` is the digest of its offer. Raises DataPathUnavailable if no peer can ask."""
 
         def answer(challenge: bytes, pid: int) -> Reply:
             self._admit(pid)
@@ -61,8 +61,8 @@ class OwnProcess:
         return ProcessEndpoint(*self._socket.mint(peer, data_path, answer))
 
     def _admit(self, pid: int) -> None:
-        """Where Yama lets only parents read, lets this peer read; every one of this user from the second on, since Yama
-        keeps one name. Raises OSError.
+        """Lets this peer read if Yama lets only parents read. From the second peer on it admits all processes of this
+        user, since Yama keeps one id. Raises OSError.
         """
         if self._admitted in (0, pid) or _yama() != _YAMA_RESTRICTED:
             return
@@ -72,7 +72,7 @@ class OwnProcess:
 
 
 class HeldProcess:
-    """A peer's process, held so that its number cannot come to mean another unnoticed; see `prove`."""
+    """A peer's process, held so that its number cannot come to mean another process unnoticed; see `prove`."""
 
     def __init__(self, pid: int, end: ProcessEnd) -> None:
         self.pid = pid
@@ -82,11 +82,11 @@ class HeldProcess:
 
     @property
     def ended(self) -> bool:
-        """See ProcessEnd."""
+        """True if the process has ended; see ProcessEnd."""
         return self.end.ended
 
     def show(self, proof_address: int, nonce_address: int, challenge: bytes, offered: bytes) -> None:
-        """Finds the proof in its memory. Raises DataPathFailed."""
+        """Finds the proof in the process's memory. Raises DataPathFailed if it is not there."""
         both = np.zeros((2, NONCE_BYTES), dtype=np.uint8)
         rows = [(both[0].ctypes.data, proof_address, _PROOF_BYTES), (both[1].ctypes.data, nonce_address, NONCE_BYTES)]
         self.read(np.array(rows, dtype=np.int64))
@@ -96,7 +96,7 @@ class HeldProcess:
         self._nonce, self._nonce_address = nonce, nonce_address
 
     def check(self) -> None:
-        """Raises DataPathFailed unless it shows the nonce of its memory still, and is alive after that."""
+        """Raises DataPathFailed unless its memory still shows the nonce, and it is alive after that."""
         nonce = np.zeros(NONCE_BYTES, dtype=np.uint8)
         self.read(np.array([(nonce.ctypes.data, self._nonce_address, NONCE_BYTES)], dtype=np.int64))
         if not hmac.compare_digest(nonce.tobytes(), self._nonce):
@@ -118,11 +118,11 @@ class HeldProcess:
             rows = _after(rows, copied)
 
     def close(self) -> None:
-        """Lets go of it. Idempotent."""
+        """Lets go of the process. Idempotent."""
         self.end.close()
 
     def _explain(self, error: OSError) -> str:
-        """What the kernel's number means here, as text."""
+        """Returns the meaning of the kernel's error number here, as text."""
         meaning = {
             errno.EPERM: "the kernel forbids it: another user, a protected process, a seccomp"
             f" filter, or Yama (ptrace_scope {_yama() or 'not present'})",
@@ -136,7 +136,7 @@ class HeldProcess:
 
 
 def prove(answer: Answer | str, offered: bytes) -> HeldProcess:
-    """The process that answered, held and proved to offer that. Raises DataPathUnavailable."""
+    """Returns the process that answered, held and proved to make that offer. Raises DataPathUnavailable."""
     if isinstance(answer, str):
         raise DataPathUnavailable(answer)
     if answer.pid == os.getpid():
@@ -160,7 +160,7 @@ def prove(answer: Answer | str, offered: bytes) -> HeldProcess:
 
 
 def digest(segments: Iterable[Segment], *names: bytes) -> bytes:
-    """Of an offer of memory, and of what names it."""
+    """Returns the digest of an offer of memory and of its names."""
     whole = hashlib.sha256(b"".join(struct.pack("<Q", len(name)) + name for name in names))
     for segment in segments:
         whole.update(f"|{segment.address},{segment.nbytes},{segment.kind.value},{segment.device}".encode())
@@ -168,13 +168,13 @@ def digest(segments: Iterable[Segment], *names: bytes) -> bytes:
 
 
 def _proof(challenge: bytes, nonce_address: int, nonce: bytes, offered: bytes) -> bytes:
-    """What a process has in its memory as long as it may be asked for it."""
+    """Returns the proof that a process has in its memory for as long as its token is valid."""
     address = nonce_address.to_bytes(8, "little")
     return hashlib.sha256(b"kvgrpc process" + challenge + address + nonce + offered).digest()
 
 
 def _after(rows: Rows, copied: int) -> Rows:
-    """What is left of `rows` after their first `copied` bytes."""
+    """Returns what is left of `rows` after their first `copied` bytes."""
     ends = np.cumsum(rows[:, 2])
     first = int(np.searchsorted(ends, copied, side="right"))
     left = rows[first:].copy()
@@ -185,7 +185,7 @@ def _after(rows: Rows, copied: int) -> Rows:
 
 
 def _yama() -> str:
-    """Who may debug whom, by Yama; empty where the kernel is without it."""
+    """Returns Yama's restriction of debuggers; empty if the kernel has no Yama."""
     with contextlib.suppress(OSError):
         return _YAMA.read_text().strip()
     return ""

@@ -1,15 +1,15 @@
-"""Where peers on this host ask a rank's process: for a descriptor of its pool, or for a proof of who it is.
+"""The socket at which peers on this host ask a rank's process for a descriptor of its pool, or for a proof of identity.
 
-One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake, a challenge of the peer's and
-the number of its rank that asks, and for them what the data path that minted the token answers, or the reason why not.
-Each number is answered once, whoever asks under it. One thread serves all: it is blocked while no client asks, drops
-clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop it.
+There is one question and one answer, in one packet each (SOCK_SEQPACKET). A question has a token from the handshake, a
+challenge of the peer's, and the number of the asking rank. The data path that minted the token answers, or gives the
+reason why not. Each number is answered once, whoever asks under it. One thread serves all. The thread is blocked while
+no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop
+it.
 
-The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when
-the process is killed, no cleaner of temporary files removes it, and the containers of one pod, which
-share a network but no files, find it. It has no file permissions, but those would add nothing: both
-sides ask the kernel for the other's user and refuse a foreign one. Hosts where peers share a folder
-but not a network namespace give the folder.
+The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when the process is
+killed, no cleaner of temporary files removes it, and the containers of one pod, which share a network but no files,
+find it. An abstract name has no file permissions, but those would add nothing: both sides ask the kernel for the
+other's user and refuse a foreign one. Hosts where peers share a folder but not a network namespace give the folder.
 """
 
 import contextlib
@@ -42,31 +42,31 @@ from kvgrpc.open_files import PAUSE_S, Door
 _log = logging.getLogger(__name__)
 
 TOKEN_TTL_S = 60.0
-"""How long after the handshake a peer may ask."""
+"""Time after the handshake in which a peer may ask, in seconds."""
 TOKENS_OF_A_PEER = 4
-"""Of one data path: for handshakes of one life that run at once, and those that are repeated."""
+"""Maximum number of tokens per peer and data path, for concurrent and repeated handshakes of one life."""
 TOKENS_MAX = 4096
 _UNNUMBERED = TOKEN_BYTES + CHALLENGE_BYTES
-"""Bytes of a question without a rank's number: of an older peer, and of the rank with the number of the asked one."""
+"""Length of a question without a rank's number. Older peers send it, and ranks with the asked rank's number."""
 _CLIENTS_MAX = 16
 _BACKLOG = 128
 _CLIENT_S = 1.0
-"""How long a client may take to send its question; it has it when it connects."""
+"""Time for a client to send its question, in seconds. A client has the question when it connects."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a peer is answered."""
+    """The answer to a peer."""
 
     payload: bytes = b""
     fds: tuple[int, ...] = ()
-    """Sent with it, and closed then; at most DESCRIPTORS_MAX."""
+    """Descriptors to send and then close; at most DESCRIPTORS_MAX."""
     keeps: object = None
-    """Kept as long as the token would have been good."""
+    """Object to keep for as long as the token would have been valid."""
 
 
 Answerer = Callable[[bytes, int], Reply]
-"""Answers a challenge, of the process with that id (0: it is not seen). Raises OSError where it cannot."""
+"""Answers a challenge of the process with that id (0: not visible). Raises OSError if it cannot."""
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class _Token:
     ends: float
     answerer: Answerer
     asked: set[bytes] = field(default_factory=set)
-    """The ranks that have asked, as they wrote themselves."""
+    """Numbers of the ranks that have asked, as sent."""
     keeps: list[object] = field(default_factory=list)
 
 
@@ -91,15 +91,16 @@ class ProcessSocket:
         self._token_ttl_s = token_ttl_s
         self._lock = threading.Lock()  # guards the tokens
         self._tokens: dict[bytes, _Token] = {}
-        """The oldest first, which expires first."""
+        """Tokens by secret, the oldest first, which expires first."""
         self._by_peer: dict[str, list[_Token]] = {}
         self._server: _Server | None = None
         self._closed = False
 
     def mint(self, peer: str, data_path: str, answerer: Answerer) -> tuple[str, bytes]:
-        """(path of the socket, token) for a question of each rank of that peer, in place of its oldest if it has many.
+        """Returns (path of the socket, token) for a question of each rank of that peer, in place of its oldest if there
+        are many.
 
-        Raises DataPathUnavailable when the socket cannot be made.
+        Raises DataPathUnavailable if the socket cannot be made.
         """
         now = time.monotonic()
         with self._lock:
@@ -117,7 +118,7 @@ class ProcessSocket:
             return self._server.path, token.secret
 
     def revoke(self, peer: str) -> None:
-        """No token of that peer is good any more."""
+        """Invalidates all tokens of that peer."""
         with self._lock:
             for token in list(self._by_peer.get(peer, ())):
                 self._drop(token)
@@ -150,7 +151,7 @@ class ProcessSocket:
             del self._by_peer[token.peer]
 
     def _answer(self, question: bytes, pid: int) -> Reply | None:
-        """None for a token that is good for nothing."""
+        """Returns the reply to a question, or None for an invalid token."""
         secret, challenge, rank = question[:TOKEN_BYTES], question[TOKEN_BYTES:_UNNUMBERED], question[_UNNUMBERED:]
         numbered = len(rank) == RANK_BYTES and int.from_bytes(rank) < RANKS_MAX
         if len(challenge) != CHALLENGE_BYTES or (rank and not numbered):
@@ -167,7 +168,7 @@ class ProcessSocket:
 
 
 class _Server:
-    """The socket and its thread. Raises OSError when the socket cannot be made."""
+    """The socket and its thread. Raises OSError if the socket cannot be made."""
 
     def __init__(self, folder: Path | None, answer: Callable[[bytes, int], Reply | None]) -> None:
         self._answers = answer
@@ -184,7 +185,7 @@ class _Server:
             raise OSError(str(error)) from error
         self._door = Door(self._listener, "peers that ask this process for its memory")
         self._stop_read, self._stop_write = socket.socketpair()
-        # Daemon, so that a program that forgets to close still ends.
+        # The thread is a daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._serve, name="kvgrpc-process", daemon=True)
         self._thread.start()
 
@@ -221,7 +222,7 @@ class _Server:
         client = self._door.accept()
         if client is None:
             if self._door.full:
-                # The client stays in the queue, so that trying again at once would burn a core.
+                # The client stays in the queue, so trying again at once would burn a core.
                 stop = select.poll()
                 stop.register(self._stop_read, select.POLLIN)
                 stop.poll(PAUSE_S * 1_000)
@@ -233,7 +234,7 @@ class _Server:
         return None
 
     def _answer(self, client: socket.socket) -> None:
-        """One packet in, one packet out; a client that breaks off harms no other."""
+        """Handles one packet in and one packet out. A client that breaks off harms no other."""
         try:
             question = client.recv(_UNNUMBERED + RANK_BYTES + 1)
             if not question:
@@ -257,7 +258,7 @@ class _Server:
 
 
 class _Clients:
-    """Those who connected and have not sent their question yet, each with a deadline, oldest first."""
+    """Clients that have not sent their question yet, each with a deadline, the oldest first."""
 
     def __init__(self) -> None:
         self._deadlines: dict[socket.socket, float] = {}
@@ -273,11 +274,11 @@ class _Clients:
 
     @property
     def ready(self) -> int:
-        """A descriptor that is readable while one of them is."""
+        """A descriptor that is readable while one of the clients is."""
         return self._poll.fileno()
 
     def wait_s(self) -> float | None:
-        """Until the oldest has been silent for too long; None when there is no client."""
+        """Returns the time until the oldest client has been silent for too long; None if there is no client."""
         first = next(iter(self._deadlines.values()), None)
         return None if first is None else max(first - time.monotonic(), 0.0)
 
@@ -286,7 +287,7 @@ class _Clients:
         return [client for client in self._deadlines if client.fileno() in fds]
 
     def add(self, client: socket.socket) -> None:
-        """Takes it in; the one that has been silent longest makes room for it."""
+        """Adds a client. If there are too many, the one that has been silent longest is dropped."""
         if len(self._deadlines) == _CLIENTS_MAX:
             self.drop(next(iter(self._deadlines)))
         self._deadlines[client] = time.monotonic() + _CLIENT_S

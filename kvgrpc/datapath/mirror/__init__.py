@@ -1,1 +1,1 @@
-"""Memory that no data path reaches, and its mirror in host memory, which all of them do."""
+"""Memory that no data path reaches, and its mirror in host memory, which all of them reach."""

@@ -1,4 +1,4 @@
-"""The seam between a mirror and memory that no data path reaches: what an integrator brings."""
+"""Interface between a mirror and memory that no data path reaches; an integrator implements it."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class CopyFailed(KVGrpcError):
 
 
 class Copy(Protocol):
-    """Copies that a device is at. A `torch.cuda.Event` that was recorded behind them is one."""
+    """Copies that a device performs. A `torch.cuda.Event` that was recorded behind them is one."""
 
     def synchronize(self) -> None:
         """Waits until all bytes are there, visible to every later reader; the interpreter lock is released meanwhile.
@@ -32,28 +32,28 @@ class Copy(Protocol):
 class Device(Protocol):
     """A rank's memory that only its own copies reach: `nbytes` bytes, in the order of the pool's linear offsets.
 
-    `to_host` and `to_device` are called from two threads, each from one; they only start copies, which take what the
-    engine's finished steps have written. Each gets the same offsets in both memories, sorted, of runs that do not
-    overlap, of shape [n], int64. Up to two copies of each direction are under way at once, never into the same bytes.
+    `to_host` and `to_device` are called from two threads, each from one. Both only start copies, which must see the
+    writes of the engine's finished steps. Each gets the same offsets in both memories, sorted, of runs that do not
+    overlap, of shape [n], int64. Up to two copies per direction are in flight at once, never into the same bytes.
     """
 
     @property
     def nbytes(self) -> int: ...
 
     def open(self, mirror: NDArray[np.uint8]) -> None:
-        """The mirror, shape [nbytes], that copies are of from now on: page-locked here, where that is of use. A rank
-        that comes back to a new lead has a new mirror. What this raises, the rank raises; the device is not open then.
+        """Takes the mirror, shape [nbytes], for the copies that follow, and page-locks it if that is of use. A rank
+        that comes back to a new lead has a new mirror. The rank raises what this raises; the device is not open then.
         """
         ...
 
     def to_host(self, offsets: Ids, nbytes: Ids) -> Copy:
-        """Starts copying into the mirror. Raises CopyFailed."""
+        """Starts to copy into the mirror. Raises CopyFailed."""
         ...
 
     def to_device(self, offsets: Ids, nbytes: Ids) -> Copy:
-        """Starts copying out of the mirror. Raises CopyFailed."""
+        """Starts to copy out of the mirror. Raises CopyFailed."""
         ...
 
     def close(self) -> None:
-        """Lets go of the mirror; no copy is under way. What this raises is logged, and the mirror stays. Idempotent."""
+        """Releases the mirror; no copy is in flight. An error is logged, and the mirror stays. Idempotent."""
         ...

@@ -1,4 +1,4 @@
-"""Copies of a device, one job after the other, piece by piece: to its mirror, from there, or from a peer's device."""
+"""Copies of a device, job after job and piece by piece: to its mirror, from the mirror, or from a peer's device."""
 
 import logging
 import queue
@@ -13,10 +13,10 @@ from kvgrpc.datapath.mirror.device import Copy, CopyFailed
 _log = logging.getLogger(__name__)
 
 PIECE_BYTES = 16 << 20
-"""A millisecond of a PCIe link: a job that is not wanted any more ends after as much."""
+"""Bytes of a piece: a millisecond of a PCIe link. A job that is cancelled ends after such a piece."""
 PIECE_RUNS = 4_096
 PIECES_MAX = 2
-"""Pieces under way at once: the device never waits for who starts the next one."""
+"""Maximum number of pieces in flight, so that the device never waits for the next one to start."""
 
 
 class CopyLost(Exception):
@@ -24,12 +24,12 @@ class CopyLost(Exception):
 
 
 Start = Callable[[], Copy]
-"""Starts the copies of a piece."""
+"""Function that starts the copies of a piece."""
 
 
 class Job:
-    """Copies, in pieces that the lane's thread makes and starts; a Posting. `ended` is called once, from any thread,
-    when it is not PENDING any more.
+    """Copies, in pieces that the lane's thread makes and starts; it is a Posting. `ended` is called once, from any
+    thread, when the job is not PENDING any more.
     """
 
     def __init__(self, pieces: Iterable[Start], ended: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Job:
         self._error = ""
 
     def poll(self) -> PostingState:
-        """Raises CopyLost where it is not proved that nothing of it follows."""
+        """Returns the state. Raises CopyLost if it is not proved that nothing of the job follows."""
         if self.lost and self._state is not PostingState.PENDING:
             raise CopyLost(self._error)
         return self._state
@@ -66,19 +66,19 @@ class Lane:
         self._thread.start()
 
     def copy(self, job: Job) -> None:
-        """After all that were asked for before it. Never blocks."""
+        """Queues a job after all earlier ones. Never blocks."""
         if self._closing:
             job.end(self._refusal())
         else:
             self._jobs.put(job)
 
     def stop(self) -> None:
-        """Begins no piece any more: all jobs fail."""
+        """Begins no further piece: all jobs fail."""
         self._closing = True
         self._jobs.put(None)
 
     def at_rest(self, wait_s: float) -> bool:
-        """After `stop`: whether it is proved that no copy of it is under way any more, or will be."""
+        """Returns True, after `stop`, if it is proved that no copy of the lane is in flight, or will be."""
         self._thread.join(wait_s)
         return not self._thread.is_alive() and not self._lost
 
@@ -92,7 +92,7 @@ class Lane:
             del job
 
     def _copied(self, job: Job) -> str:
-        """Why a job has failed; empty when it is done."""
+        """Copies a job. Returns why it failed, or an empty text."""
         flying: deque[Copy] = deque()
         error = ""
         try:
@@ -101,7 +101,7 @@ class Lane:
                     error = self._wait(job, flying.popleft().synchronize)
                 if error := error or self._refusal() or self._wait(job, partial(_begin, start, flying)):
                     break
-        except Exception as problem:  # noqa: BLE001 - of who makes the pieces: the device has no part in it
+        except Exception as problem:  # noqa: BLE001 - an error of the pieces' maker, in which the device has no part
             _log.exception("the pieces of a copy could not be made")
             error = str(problem) or type(problem).__name__
         while flying:
@@ -114,7 +114,7 @@ class Lane:
         return "this rank is closing" if self._closing else ""
 
     def _wait(self, job: Job, do: Callable[[], None]) -> str:
-        """Why a call to the device failed."""
+        """Calls the device. Returns why the call failed, or an empty text."""
         try:
             do()
         except CopyFailed as error:

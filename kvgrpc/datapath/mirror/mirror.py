@@ -1,9 +1,9 @@
 """The mirror of a rank: host memory as large as the rank's own, which no data path reaches.
 
-Data paths know the mirror only. What the engine hands over is copied out of the device before a peer may read it; what
-a posting has brought is copied into the device before the posting ends. Copies out are made one after the other, in the
-order in which they were asked for, so that an old one never overwrites a newer one; and no posting begins to read into
-bytes of which a copy out is still to come: the hand-over that it was for has ended then, and its blocks are others'.
+Data paths only know the mirror. Handed-over blocks are copied out of the device before a peer may read them; the bytes
+of a posting are copied into the device before the posting ends. Copies out run one after the other, in the order of
+their requests, so that an old one never overwrites a newer one. No posting begins to read into bytes for which a copy
+out is still to come: the hand-over that requested it has ended then, and its blocks belong to others.
 """
 
 import logging
@@ -26,9 +26,9 @@ Report = Callable[[CopiedOut], None]
 
 
 def make_memory(device: Device) -> SharedMemory:
-    """Memory for a mirror of `device`, which is open with it; no other process can write it.
+    """Makes memory for a mirror of `device`, and opens the device with it; no other process can write it.
 
-    Raises Exhausted where the host has none, and what `Device.open` raises; none is left then.
+    Raises Exhausted if the host has none, and what `Device.open` raises; no memory is left then.
     """
     memory = SharedMemory.create(device.nbytes)
     try:
@@ -41,8 +41,8 @@ def make_memory(device: Device) -> SharedMemory:
 
 
 class Mirror:
-    """`memory` mirrors `device`, which is open with it until `close`. `report` hears from threads of its own; nothing
-    here blocks but `close`.
+    """Mirrors `device` in `memory`, with which the device is open until `close`. `report` is called from the mirror's
+    own threads. Nothing here blocks except `close`.
     """
 
     def __init__(self, rank: int, memory: SharedMemory, device: Device, report: Report) -> None:
@@ -54,12 +54,12 @@ class Mirror:
         self._coming: dict[Job, Ranges] = {}
         """Copies out that have not ended, or were lost."""
         self._waiting: set[Callable[[], None]] = set()
-        """What is called when a copy out has ended; who asks in every turn is called once."""
+        """Callbacks for the end of a copy out. A callback that is added several times is called once."""
         self._out = Lane(f"kvgrpc-out-{rank}")
         self._in = Lane(f"kvgrpc-in-{rank}")
 
     def copy_out(self, name: str, pieces: Pieces) -> None:
-        """Copies these bytes out of the device: CopiedOut of that name, always."""
+        """Copies these bytes out of the device. CopiedOut of that name always answers."""
         try:
             ranges = Ranges.of(pieces.offsets, pieces.nbytes, self._nbytes)
         except KVGrpcError as error:
@@ -71,14 +71,14 @@ class Mirror:
         self._out.copy(job)
 
     def copy_in(self, ranges: Ranges, wake: Callable[[], None]) -> Posting:
-        """Starts copying into the device what has arrived in the mirror."""
+        """Starts to copy bytes that arrived in the mirror into the device."""
         job = Job(ranges.copies(self._device.to_device), wake)
         self._in.copy(job)
         return job
 
     def is_clear(self, ranges: Ranges, wake: Callable[[], None]) -> bool:
-        """Whether nothing may be copied over these bytes of the mirror any more. If not, `wake` is called when to ask
-        again. Raises DataPathFailed where that is never proved.
+        """Returns True if no copy out may overwrite these bytes of the mirror any more. If not, `wake` is called when
+        the caller should ask again. Raises DataPathFailed if that is never proved.
         """
         with self._lock:
             coming = [job for job, filled in self._coming.items() if filled.touches(ranges)]
@@ -89,7 +89,7 @@ class Mirror:
         return not coming
 
     def close(self, wait_s: float) -> bool:
-        """Ends what is under way, after the piece that it is at; whether device and mirror are at rest. Idempotent."""
+        """Ends copies after the pieces in flight. Returns True if device and mirror are at rest. Idempotent."""
         deadline = time.monotonic() + wait_s
         lanes = self._out, self._in
         for lane in lanes:
@@ -116,18 +116,18 @@ class Mirror:
 
 
 class Landing:
-    """What a posting brings into a mirror, on its way into the device. Used by the mover's thread only."""
+    """Bytes of a posting that come into a mirror and go on to the device. Only the mover's thread uses it."""
 
     def __init__(self, mirror: Mirror, ranges: Ranges) -> None:
         self._mirror = mirror
         self._ranges = ranges
         self._clear = False
         self.begun = False
-        """The bytes are in the mirror, and on their way from there: no data path has a part in it any more."""
+        """True once the bytes are in the mirror and on their way from there: no data path has a part in it any more."""
 
     def may_come(self, wake: Callable[[], None]) -> bool:
-        """Whether bytes may come into the mirror by now; if not, `wake` is called when to ask again. Raises as
-        `Mirror.is_clear` does.
+        """Returns True if bytes may come into the mirror now. If not, `wake` is called when the caller should ask
+        again. Raises as `Mirror.is_clear` does.
         """
         self._clear = self._clear or self._mirror.is_clear(self._ranges, wake)
         return self._clear

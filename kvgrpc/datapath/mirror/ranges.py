@@ -16,14 +16,14 @@ from kvgrpc.datapath.mirror.device import Copy
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Run i is `nbytes[i]` bytes from `offsets[i]` on. Shape [runs], int64."""
+    """Sorted runs: run i is `nbytes[i]` bytes from `offsets[i]` on. Shape [runs], int64."""
 
     offsets: Ids
     nbytes: Ids
 
     @classmethod
     def of(cls, offsets: Ids, nbytes: Ids, total_bytes: int) -> "Ranges":
-        """Neighbours are joined. Raises DataPathFailed unless all lie within `total_bytes` bytes."""
+        """Makes ranges of runs, and joins neighbours. Raises DataPathFailed unless all lie within `total_bytes`."""
         check_runs(Runs(offsets, offsets, nbytes), total_bytes, total_bytes)
         offsets, nbytes = offsets[nbytes > 0], nbytes[nbytes > 0]
         order = np.argsort(offsets, kind="stable")
@@ -36,18 +36,18 @@ class Ranges:
         return cls(offsets[begins], ends - offsets[begins])
 
     def parts(self, part_bytes: int, most: int) -> "list[Ranges]":
-        """The same bytes in order, in parts of about `part_bytes` bytes, and at most `most` runs."""
+        """Returns the same bytes in order, in parts of about `part_bytes` bytes, and at most `most` runs."""
         runs = cut(Runs(self.offsets, self.offsets, self.nbytes), part_bytes)
         bounds = groups(runs.nbytes, part_bytes, most)
         return [Ranges(runs.dst[first:end], runs.nbytes[first:end]) for first, end in bounds]
 
     def copies(self, start: Callable[[Ids, Ids], Copy]) -> Iterator[lane.Start]:
-        """What a lane does to copy them: `start` is a device's `to_host` or `to_device`."""
+        """Yields the copies for a lane; `start` is a device's `to_host` or `to_device`."""
         for part in self.parts(lane.PIECE_BYTES, lane.PIECE_RUNS):
             yield partial(start, part.offsets, part.nbytes)
 
     def touches(self, other: "Ranges") -> bool:
-        """Whether they have a byte in common."""
+        """Returns True if the two have a byte in common."""
         if not len(self.offsets) or not len(other.offsets):
             return False
         at = np.searchsorted(other.offsets + other.nbytes, self.offsets, side="right")
@@ -56,7 +56,7 @@ class Ranges:
 
 
 def filled_by(post: Post, total_bytes: int) -> Ranges:
-    """What a READ fills of the rank's memory, by its runs or by its re-pack, which was checked."""
+    """Returns the bytes of the rank's memory that a READ fills, by its runs or by its checked re-pack."""
     if post.repack is None:
         return Ranges.of(post.runs.dst, post.runs.nbytes, total_bytes)
     places = [spread(strip.dst, strip.shape, strip.dst_steps) for strip in post.repack.strips]

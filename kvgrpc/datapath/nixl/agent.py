@@ -20,14 +20,14 @@ from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
 
-# How long `close` lets a call of another thread's take: the longest seen was 0.2 s.
+# Time that `close` gives a call of another thread, in seconds: the longest seen was 0.2 s.
 _CLOSE_S = 10.0
 _UCX_LOG = ucx_log.UcxLog()
 _TCP_UNASKED = (
     "UCX reaches agent {!r} over TCP only, where a reader that dies takes the process that it reads from"
     " with it; UCX_TLS=tcp in the environment of both accepts that"
 )
-# What a peer does to a connection, in words.
+# Meaning of the errors by which a peer ends a connection.
 _MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connection to it broke"}
 
 
@@ -54,10 +54,10 @@ class NixlTransfer:
             self._agent.transfers.discard(self)
 
     def drop(self) -> None:
-        """For the last time; what NIXL refuses to release ends with the agent."""
+        """Releases the transfer for the last time; what NIXL refuses to release ends with the agent."""
         with contextlib.suppress(Exception):
             self._handle.release()
-        # Else the wrapper tries again when it is collected, and until then keeps the agent alive.
+        # Otherwise the wrapper tries again when it is collected, and until then keeps the agent alive.
         self._handle._released, self._handle._agent = True, None  # noqa: SLF001
 
     def _ask(self, call: Callable[[Any], object]) -> tuple[PostingState, str]:
@@ -86,7 +86,7 @@ class NixlAgent:
         self._peers: set[str] = set()
         self._registered: list[Any] = []
         self._arena: object = None
-        """Of the rank's staging buffers, once it is registered, too; kept alive."""
+        """Memory of the rank's staging buffers, kept alive once it is registered, too."""
         self._pid = os.getpid()
         name = re.sub(r"[^\w.-]", "_", f"{hint}-{secrets.token_hex(8)}", flags=re.ASCII)[-ucx_log.AGENT_CHARS_MAX :]
         self.nixl = _make_agent(name, backend)
@@ -106,14 +106,14 @@ class NixlAgent:
             self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
 
     def register_arena(self, buffer: Buffer) -> None:
-        """For this agent's own use: what peers were and are offered is from before. Raises DataPathFailed."""
+        """Registers the arena for this agent's own use, without offering it to peers. Raises DataPathFailed."""
         with self.lock, _raising(DataPathFailed, "NIXL cannot register the staging buffer"):
             if self._arena is None and not self.closed:
                 self._register([buffer.arena], self.endpoint.backend)
                 self._arena = buffer.keeps
 
     def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
-        """Returns the sets of lanes of which one leads to the peer; none where unknown."""
+        """Adds a peer. Returns the sets of lanes of which one leads to the peer; none if unknown."""
         with self.lock:
             metadata = self._check_peer(peer)
             before = len(self.lanes())
@@ -134,7 +134,7 @@ class NixlAgent:
             return lanes
 
     def _check_peer(self, peer: NixlEndpoint) -> bytes:
-        """Returns its metadata as NIXL wrote it."""
+        """Checks a peer. Returns its metadata as NIXL wrote it."""
         if self.closed:
             raise DataPathUnavailable("the data path is closed")
         if peer.agent in self._peers or peer.agent == self.endpoint.agent:
@@ -158,12 +158,12 @@ class NixlAgent:
 
     def _forget(self, peer: str) -> None:
         self._peers.discard(peer)
-        with contextlib.suppress(Exception):  # NIXL has forgotten it by itself after some errors
+        with contextlib.suppress(Exception):  # NIXL itself has forgotten the peer after some errors
             self.nixl.remove_remote_agent(peer)
 
     def prepare(self, peer: str, piece: Slice, operation: Operation) -> NixlTransfer:
         with _raising(DataPathFailed, "NIXL refused the transfer"):
-            # Lists made for each transfer: out of prepared ones NIXL took 3 times as long to make it.
+            # The lists are made for each transfer: out of prepared lists NIXL took 3 times as long to make one.
             own = self.nixl.get_xfer_descs(piece.own, piece.own_type)
             there = self.nixl.get_xfer_descs(piece.peer, piece.peer_type)
             transfer = NixlTransfer(self, peer, self.nixl.initialize_xfer(operation.name, own, there, peer))
@@ -171,19 +171,19 @@ class NixlAgent:
         return transfer
 
     def after_an_error(self, operation: Operation) -> PostingState:
-        """What an error makes of a posting: see NixlPosting."""
+        """Returns the state of a posting after an error: see NixlPosting."""
         if not is_host(self.endpoint.segments) or not ucx_log.moved_by_caller(self._lanes_or_asked()):
             return PostingState.PENDING
         return self.after_close(operation)
 
     def after_close(self, operation: Operation) -> PostingState:
-        """What the agent's end makes of a posting: see NixlPosting."""
+        """Returns the state of a posting after the agent's end: see NixlPosting."""
         if operation is Operation.READ:
             return PostingState.FAILED
         return PostingState.FAILED if self.written_by_callers else PostingState.UNPROVED
 
     def late_writes(self) -> str:
-        """See NixlPath."""
+        """Returns why a peer's write may still land after the end, or an empty text: see NixlPath."""
         lanes = self.lanes()
         if not lanes and _UCX_LOG.is_read:
             return ""  # no peer ever reached this agent
@@ -195,11 +195,11 @@ class NixlAgent:
 
     @property
     def written_by_callers(self) -> bool:
-        """Whether every write of a peer's is done by the peer's own process, straight into this memory."""
+        """True if every write of a peer is done by the peer's own process, straight into this memory."""
         return is_host(self.endpoint.segments) and ucx_log.written_by_caller(self._lanes_or_asked())
 
     def _lanes_or_asked(self) -> ucx_log.LaneSets:
-        """The lanes or, where UCX's log is another program's, what its environment asks for."""
+        """Returns the lanes or, if UCX's log belongs to another program, what the environment asks for."""
         return self.lanes() or [tuple(os.environ.get("UCX_TLS", "").split(","))]
 
     def lanes(self) -> ucx_log.LaneSets:
@@ -208,13 +208,13 @@ class NixlAgent:
     def progress(self) -> None:
         with self.lock:
             if not self.closed:
-                # The one call that turns the library over without a transfer. No peer sends notifications.
+                # This is the one call that gives the library a turn without a transfer. No peer sends notifications.
                 self.nixl.get_new_notifs([self.endpoint.backend])
 
     def close(self) -> None:
-        """Raises DataPathFailed when a call of another thread's into NIXL does not return."""
+        """Ends the agent. Raises DataPathFailed if another thread's call into NIXL does not return."""
         if os.getpid() != self._pid:
-            # In a forked child that exits. It has its parent's sockets: nothing may end or be collected.
+            # A forked child that exits has its parent's sockets: nothing may end or be collected.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
         if not self.lock.acquire(timeout=_CLOSE_S):
@@ -242,7 +242,7 @@ class NixlAgent:
 
 @contextlib.contextmanager
 def _raising(error_type: type[DataPathFailed | DataPathUnavailable], what: str) -> Iterator[None]:
-    """NIXL's errors as ours."""
+    """Raises NIXL's errors as `error_type`."""
     try:
         yield
     except KVGrpcError:

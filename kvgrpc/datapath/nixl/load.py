@@ -1,10 +1,10 @@
-"""NIXL and its libraries, loaded into this process. The only file that imports NIXL.
+"""Loads NIXL and its libraries into this process. No other file imports NIXL.
 
-Before that the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024 (bounds what UCX
-keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where no answer comes from
-stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX reads from its
-environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network. UCX listens for
-peers on each network that it may use, and does not ask who connects.
+Before that it sets two variables of the environment, unless they are set: UCX_RCACHE_MAX_UNRELEASED=1024 bounds what
+UCX keeps of memory that is gone. UCX_TCP_CONN_NB=y keeps a peer's address that does not answer from stopping the
+calling thread (3 s seen, minutes behind a firewall). All else that UCX reads from its environment holds: UCX_TLS=tcp
+forces TCP, UCX_NET_DEVICES=eth1 picks the network. UCX listens for peers on each network that it may use, and does not
+ask who connects.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _LIBNL = "libnl-route-3.so.200"
 
 
 def nixl() -> Any:
-    """NIXL's Python API, to be called before each agent is made. Raises DataPathUnavailable."""
+    """Returns NIXL's Python API. Must be called before each agent is made. Raises DataPathUnavailable."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     reasons = []
@@ -45,25 +45,24 @@ def nixl() -> Any:
 
 
 def _load_each_libnl_alone(package: Path) -> None:
-    """Two libraries of one name each find their own functions, if each is loaded before UCX loads what needs both.
+    """Loads each library called libnl-route-3 before UCX loads what needs both, so that each finds its own functions.
 
-    NIXL brings libnl and libibverbs. Its UCX also loads a module for EFA adapters, which needs the
-    host's libefa; that comes with the host's libnl wherever rdma-core is installed. Loaded there, the
-    host's libnl would find the functions of NIXL's first, enter its own tables there, and the process
-    would end with SIGSEGV when the libraries take their tables apart. The host's libefa is left to UCX:
-    it has to find NIXL's libibverbs, for which it is the driver.
+    NIXL brings libnl and libibverbs. NIXL's UCX also loads a module for EFA adapters, which needs the host's libefa;
+    that comes with the host's libnl if rdma-core is installed. Loaded there, the host's libnl would find the functions
+    of NIXL's first and enter its own tables there, and the process would end with SIGSEGV when the libraries take their
+    tables apart. The host's libefa is left to UCX: it has to find NIXL's libibverbs, for which it is the driver.
     """
-    with contextlib.suppress(OSError):  # a host without it has no other libnl than NIXL's
+    with contextlib.suppress(OSError):  # a host without it has no libnl but NIXL's
         ctypes.CDLL(_LIBNL)
     for library in package.with_name(f"{package.name}.libs").glob("libnl-route-3-*.so*"):
-        # Ahead of libraries that the program has made visible to all, as an MPI does it.
+        # This comes ahead of libraries that the program has made visible to all, as an MPI does.
         ctypes.CDLL(str(library), mode=os.RTLD_LOCAL | os.RTLD_DEEPBIND)
 
 
 @contextlib.contextmanager
 def _logging_untouched() -> Iterator[None]:
-    """Importing NIXL configures logging for the process: it closes every handler (a file opened with
-    "w" stays silent from then on), prints to stdout, and hides what goes wrong in handlers.
+    """Keeps the import of NIXL from configuring logging for the process. The import would close every handler (a file
+    opened with "w" stays silent from then on), print to stdout, and hide errors in handlers.
     """
     configure, raises = logging.config.dictConfig, logging.raiseExceptions
     logging.config.dictConfig = lambda _: None  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """A NIXL agent's metadata: sealed for its way to a peer, and read without NIXL, to be checked before use.
 
-NIXL and UCX take metadata at its word: a wrong memory type is read as an index, over an address of
-another version UCX stops the process, over other bytes of an address it may fault (found by changing
-bytes at random). The digest keeps out what was damaged, the checks what contradicts itself. What is
-UCX's own, address and keys, cannot be checked: a peer that the handshake let in is trusted with that.
+NIXL and UCX trust metadata: a wrong memory type is read as an index, an address of another version makes UCX stop the
+process, and other bytes of an address may make it fault (found by changing bytes at random). The digest keeps out
+damaged metadata, and the checks keep out contradictions. UCX's own parts, address and keys, cannot be checked: a peer
+that the handshake let in is trusted with them.
 
 The form is NIXL 1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
 """
@@ -19,9 +19,9 @@ from kvgrpc.core.values.endpoints import MemoryKind, NixlEndpoint, Segment
 _log = logging.getLogger(__name__)
 
 BYTES_MAX = 1 << 20
-"""Larger metadata is refused: about 100 bytes a segment are normal."""
+"""Maximum size of metadata in bytes: about 100 bytes a segment are normal."""
 ADDRESSES_END = 1 << 62
-"""Addresses and sizes stay below: they are added up in 64-bit integers."""
+"""Exclusive bound of addresses and sizes, which are added up in 64-bit integers."""
 
 _DIGEST_BYTES = 32
 _MAGIC = b"nixlSerDes|"
@@ -34,23 +34,23 @@ _TYPES = {MemoryKind.HOST: 0, MemoryKind.PINNED_HOST: 0, MemoryKind.CUDA: 1}
 
 @dataclass(frozen=True)
 class Metadata:
-    """One agent with one backend."""
+    """The metadata of one agent with one backend."""
 
     agent: str
     backend: str
     address: bytes
-    """The backend's own, of any form."""
+    """Address in the backend's own form."""
     registered: tuple[tuple[int, int, int, int], ...]
-    """Memory type, address, bytes, device."""
+    """Rows (memory type, address, bytes, device)."""
 
 
 def seal(blob: bytes) -> bytes:
-    """With its digest in front."""
+    """Returns metadata with its digest in front."""
     return hashlib.sha256(blob).digest() + blob
 
 
 def unseal(sealed: bytes) -> bytes:
-    """Raises ValueError unless it is whole."""
+    """Returns metadata without its digest. Raises ValueError unless it is intact."""
     digest, blob = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
     if len(blob) > BYTES_MAX or hashlib.sha256(blob).digest() != digest:
         raise ValueError(f"its {len(blob)} bytes are not those that were sent")
@@ -58,7 +58,7 @@ def unseal(sealed: bytes) -> bytes:
 
 
 def form_is_known(own: NixlEndpoint) -> bool:
-    """Whether metadata can be checked here: whether this NIXL writes its own as expected."""
+    """Returns True if metadata can be checked here, because this NIXL writes its own as expected."""
     try:
         check(own, own)
     except ValueError as error:
@@ -68,9 +68,9 @@ def form_is_known(own: NixlEndpoint) -> bool:
 
 
 def check(peer: NixlEndpoint, own: NixlEndpoint) -> None:
-    """Raises ValueError unless the metadata is whole, of this form, and says what the endpoint says.
+    """Raises ValueError unless the metadata is intact, of this form, and matches the endpoint.
 
-    `own` is an endpoint of this process, to compare the version of addresses with.
+    `own` is an endpoint of this process, whose version of addresses the peer's must have.
     """
     check_segments(peer.segments)
     metadata = parse(unseal(peer.metadata))
@@ -82,7 +82,7 @@ def check(peer: NixlEndpoint, own: NixlEndpoint) -> None:
 
 
 def check_segments(segments: Sequence[Segment]) -> None:
-    """Raises ValueError unless there is memory and its addresses can be counted with."""
+    """Raises ValueError unless there is memory and its addresses can be added up."""
     if not segments:
         raise ValueError("it has no memory")
     for segment in segments:
@@ -94,7 +94,7 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 
 def parse(blob: bytes) -> Metadata:
-    """Raises ValueError for anything but the metadata of an agent with one backend."""
+    """Reads metadata. Raises ValueError for anything but the metadata of an agent with one backend."""
     if not blob.startswith(_MAGIC):
         raise ValueError("it does not begin like metadata")
     fields = _Fields(blob)
@@ -109,7 +109,7 @@ def parse(blob: bytes) -> Metadata:
         if fields.text(b"bknd") != backend or fields.value(b"nixlDList") != b"nixlSDList":
             raise ValueError("it has memory of another backend")
         registered += fields.descriptors()
-    if not fields.at_end() and fields.number(b"UserMDs"):  # written by later versions
+    if not fields.at_end() and fields.number(b"UserMDs"):  # later versions write it
         raise ValueError("it has data of an application")
     if not fields.at_end():
         raise ValueError("it has more than is known here")
@@ -141,7 +141,7 @@ class _Fields:
         return int(form.unpack(value)[0])
 
     def descriptors(self) -> list[tuple[int, int, int, int]]:
-        """One list: each with the backend's own key behind it, of any form."""
+        """Reads one list. After each descriptor comes the backend's own key, of any form."""
         memory_type = self.number(b"t", _TYPE)
         found = []
         for _ in range(self.number(b"n")):

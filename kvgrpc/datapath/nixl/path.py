@@ -5,16 +5,16 @@ NIXL is imported when the first `NixlPath` is made. The rules:
 * One agent per rank, without NIXL's progress thread, which burns a whole core while idle. Bytes
   move only while its functions are called: `poll` on the side that posted, `progress` on the other. Nothing
   here sleeps, waits for a peer or starts a thread.
-* An agent ends in one order: transfers, peers, memory, agent. `close` keeps it at any time, with
+* An agent ends in one order: transfers, peers, memory, agent. `close` keeps to it at any time, with
   transfers pending and peers dead; a finalizer does the same for a path that was not closed.
-* DONE is what the transfer itself says; FAILED only where nothing can follow (`NixlPosting`).
-* When a peer's write can land no more is another matter on each transport (`NixlPath.late_writes`).
+* DONE is what the transfer itself states; FAILED only if nothing can follow (`NixlPosting`).
+* The time from which a peer's write cannot land differs by transport (`NixlPath.late_writes`).
 * A peer's metadata is checked in full before NIXL sees it (`nixl_metadata`).
 
-TCP is refused unless UCX_TLS names it. Over it UCX has the process that is read send the bytes, and
-when the reader dies meanwhile, or closes, that process dies with it: signal 6 or 11 inside UCX 1.23
-("Fatal: unexpected error: Endpoint timeout"), each time it was tried, with one read of 8 KB under way
-as with many. RDMA and CMA do not involve the process that is read, and no write harmed either end.
+TCP is refused unless UCX_TLS names it. Over TCP, UCX has the process that is read send the bytes. If the reader dies
+meanwhile, or closes, that process dies with it: signal 6 or 11 inside UCX 1.23 ("Fatal: unexpected error: Endpoint
+timeout"), in every trial, with one read of 8 KB in flight as with many. RDMA and CMA do not involve the process that is
+read, and no write harmed either end.
 """
 
 import contextlib
@@ -40,10 +40,9 @@ from kvgrpc.datapath.questions import Answer, Question
 class NixlPath:
     """Implements `DataPath` for one rank's memory.
 
-    `hint` begins the agent's name, for logs. `socket` is where peers ask this process; all paths of a rank share one.
-    Raises DataPathUnavailable when NIXL or its `backend`
-    is not there or cannot register the memory. The memory must stay mapped until `close` returned:
-    over TCP this process's own calls read it for the peers and would end in a fault.
+    `hint` begins the agent's name, for logs. Peers ask this process at `socket`, which all paths of a rank share.
+    Raises DataPathUnavailable if NIXL or its `backend` is missing or cannot register the memory. The memory must stay
+    mapped until `close` returned: over TCP this process's own calls read it for the peers and would end in a fault.
     """
 
     def __init__(
@@ -56,7 +55,8 @@ class NixlPath:
 
     def _begin(self) -> None:
         self._agent = NixlAgent(*self._made_with)
-        # Also runs when the interpreter ends: without it chance says what ends first, and NIXL faults.
+        # The finalizer also runs when the interpreter ends. Otherwise the order of the ends would be random, and NIXL
+        # faults.
         self._finalizer = weakref.finalize(self, self._agent.close)
 
     @property
@@ -72,7 +72,7 @@ class NixlPath:
         return not self._agent.written_by_callers
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
-        """`endpoint` with this agent and its registered memory, and with the process for this peer to hold."""
+        """Returns `endpoint` with this agent and its registered memory, and with the process for this peer to hold."""
         if self._agent.closed:
             raise DataPathUnavailable("the data path is closed")
         part = self._agent.endpoint
@@ -84,15 +84,15 @@ class NixlPath:
         self._socket.revoke(peer)
 
     def question(self, endpoint: RankEndpoint) -> Question | None:
-        """So that the end of the peer's process is seen. Where that cannot be asked, NIXL connects all the same."""
+        """Returns the question by which the end of the peer's process can be seen. NIXL also connects without it."""
         process = None if endpoint.nixl is None else endpoint.nixl.process
         return None if process is None else Question(process.socket_path, process.token)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "NixlRemote":
         """Loads the peer's agent (10 ms). The two exchange nothing before the first read.
 
-        Raises DataPathUnavailable for metadata that is malformed or not of that endpoint, a peer
-        that is connected already, and one that no transport reaches, or only TCP unasked.
+        Raises DataPathUnavailable for metadata that is malformed or not of that endpoint, for a peer that is connected
+        already, and for one that no transport reaches, or only TCP unasked.
         """
         if endpoint.nixl is None:
             raise DataPathUnavailable(f"rank {endpoint.rank} does not offer NIXL")
@@ -103,29 +103,28 @@ class NixlPath:
         return NixlRemote(self._agent, endpoint.nixl, lanes, process)
 
     def progress(self) -> None:
-        """Serves what peers have sent so far: 2 us when that is nothing. Does nothing when closed."""
+        """Serves what peers have sent so far: 2 us if that is nothing. Does nothing when closed."""
         self._agent.progress()
 
     def close(self) -> None:
         """Ends transfers, peers, registrations and the agent. Idempotent.
 
-        Afterwards no access of ours follows, also none of pending postings: the late bytes of a read
-        from a stopped peer arrive only as long as the agent lives. Raises DataPathFailed when another
-        thread's call into NIXL does not return.
+        Afterwards no access of ours follows, also none of pending postings: late bytes of a read from a stopped peer
+        arrive only while the agent lives. Raises DataPathFailed if another thread's call into NIXL does not return.
         """
         self._socket.close()
         self._finalizer()
 
     @property
     def late_writes(self) -> str:
-        """See `WrittenByPeers`. What was found by experiment (NIXL 1.5.1, UCX 1.23, host memory):
+        """See `WrittenByPeers`. Experiments (NIXL 1.5.1, UCX 1.23, host memory) showed:
 
         * TCP: this process writes what it received. The bytes of a peer that was stopped or killed
           land while the agent lives, also after `remote.close`; nothing lands after the agent's end.
         * CMA: the peer's process writes, and needs nothing of this one. A peer that was stopped
           within a write goes on with it after this agent's end. Nothing follows the end of its process.
 
-        It was not shown for anything else.
+        Nothing was shown for other transports.
         """
         return self._agent.late_writes()
 
@@ -134,7 +133,7 @@ class NixlPath:
         return self._agent.written_by_callers
 
     def rekey(self) -> None:
-        """A new agent, under a new name, in the place of this one. See `WrittenByPeers`."""
+        """Makes a new agent, under a new name, in place of this one. See `WrittenByPeers`."""
         self._finalizer()
         self._begin()
 
@@ -142,8 +141,8 @@ class NixlPath:
 class NixlRemote:
     """Implements `WritableRemote`, and `Connection` for its postings.
 
-    UCX gives a connection up for good at its first error: later postings raise DataPathFailed, and
-    only `close` and a new `connect` make another.
+    UCX gives a connection up for good at its first error: later postings raise DataPathFailed, and only `close` and a
+    new `connect` make another.
     """
 
     def __init__(
@@ -168,12 +167,12 @@ class NixlRemote:
     def read(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
         """Posts the first slice; `poll` posts the others.
 
-        Calls `wake` when the next `poll` can post at once: the slice was over before NIXL returned.
+        Calls `wake` if the next `poll` can post at once, because the slice was over before NIXL returned.
         """
         return self._start(runs, Operation.READ, wake)
 
     def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
-        """As `read`. The first one since the agent began registers the arena."""
+        """Does what `read` does, into a buffer. The first call since the agent began registers the arena."""
         self._check_usable()
         self._agent.register_arena(buffer)
         return self._start(runs, Operation.READ, wake, own=(buffer.segment,))
@@ -181,15 +180,15 @@ class NixlRemote:
     def read_slices(
         self, runs: Runs, ends: Sequence[int], arrived: Callable[[int], None], wake: Callable[[], None]
     ) -> NixlPosting:
-        """As `read`: a slice of the caller's is one or more of NIXL's."""
+        """Does what `read` does. A slice of the caller's is one or more of NIXL's."""
         return self._start(runs, Operation.READ, wake, ends, arrived)
 
     def write(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
-        """As `read`, the other way."""
+        """Does what `read` does, in the other direction."""
         return self._start(runs, Operation.WRITE, wake)
 
     def close(self) -> None:
-        """Forgets the peer. Idempotent. Raises DataPathFailed while a transfer with it is running."""
+        """Forgets the peer. Idempotent. Raises DataPathFailed while a transfer with the peer is running."""
         if not self._closed:
             self._agent.remove_peer(self._peer.agent)
             self._closed = True
@@ -229,7 +228,7 @@ class NixlRemote:
         self._check_usable()
         rows = addresses.to_rows(runs, source, destination, SLICE_BYTES)
         if operation is Operation.WRITE:
-            rows = rows[:, [1, 0, 2]]  # a slice has the own address first
+            rows = rows[:, [1, 0, 2]]  # a slice has its own address first
         posting = NixlPosting(self, slices(rows, own, there, ends), wake, operation, arrived)
         posting.poll()
         return posting
@@ -242,5 +241,5 @@ class NixlRemote:
 
 
 def _digest(part: NixlEndpoint) -> bytes:
-    """Of what an endpoint offers: who writes is to be the process that says so itself."""
+    """Returns the digest of an endpoint's offer, by which the writing process proves to be the one that made it."""
     return digest(part.segments, part.agent.encode(), part.backend.encode(), part.metadata)

@@ -1,6 +1,6 @@
-"""One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and when that is over.
+"""One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and the end of the posting.
 
-Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
+This module does not know NIXL, only `Connection` and `Transfer`.
 """
 
 import itertools
@@ -17,17 +17,17 @@ from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.datapath.host.addresses import Rows
 
-# What is posted at once. Within one host UCX copies inside the posting call, without the interpreter
-# lock (CMA: 3 to 11 GB/s, 3 to 7 us a row), over TCP it takes all that has arrived: these bound how
-# long a call lasts, to some 30 ms by CMA, and so how late another posting or a cancel is looked at.
-# At 16 MB the calls took 8 % longer than one of all bytes, at 64 MB 2 to 7 %.
+# Maximum bytes and rows of a slice. Within one host UCX copies inside the posting call, without the interpreter lock
+# (CMA: 3 to 11 GB/s, 3 to 7 us a row); over TCP it takes all that has arrived. These bound the time of a call to some
+# 30 ms by CMA, and so the delay of another posting or a cancel. At 16 MB the calls took 8 % longer than one of all
+# bytes, at 64 MB 2 to 7 %.
 SLICE_BYTES = 64 << 20
 SLICE_ROWS = 4096
-# So that a network does not wait for the next poll.
+# Two slices keep a network from waiting for the next poll.
 SLICES_IN_FLIGHT = 2
 
 MEMORY_TYPES = ("DRAM", "VRAM")
-"""NIXL's names: memory of the host, memory of a GPU."""
+"""NIXL's names for memory of the host and memory of a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +39,15 @@ class Slice:
     peer: NDArray[np.uint64]
     peer_type: str
     part: int = 0
-    """The slice of the caller's that it belongs to."""
+    """Number of the caller's slice to which it belongs."""
 
 
-# What can become of a posting that broke: the least that is proved first.
+# Outcomes of a posting that broke, from the least proved to the most.
 _PROVED = (PostingState.PENDING, PostingState.UNPROVED, PostingState.FAILED)
 
 
 class _Place(NamedTuple):
-    """A kind of memory, as NIXL tells them apart."""
+    """A kind of memory, as NIXL distinguishes it."""
 
     memory_type: str
     device: int
@@ -57,65 +57,64 @@ class Transfer(Protocol):
     """One slice in NIXL's hands."""
 
     def post(self) -> tuple[PostingState, str]:
-        """Starts it; it may be over when this returns. The text says why it FAILED."""
+        """Starts the transfer, which may be over on return. The text says why it FAILED."""
         ...
 
     def check(self) -> tuple[PostingState, str]:
-        """Gives NIXL a turn and asks; never blocks."""
+        """Gives NIXL a turn and returns the state; never blocks."""
         ...
 
     def release(self) -> None:
-        """Only after its end: NIXL releases a running transfer too, and its bytes still arrive."""
+        """Releases an ended transfer. NIXL releases a running transfer too, and its bytes still arrive."""
         ...
 
 
 class Connection(Protocol):
-    """An agent and one peer of it."""
+    """An agent and one of its peers."""
 
     @property
     def lock(self) -> threading.RLock: ...
 
     @property
     def closed(self) -> bool:
-        """Whether the agent is no more."""
+        """True if the agent has ended."""
         ...
 
     def prepare(self, piece: Slice, operation: Operation) -> Transfer:
-        """Raises DataPathFailed; nothing has started then."""
+        """Makes the transfer of a slice. Raises DataPathFailed; nothing has started then."""
         ...
 
     def broke(self, error: str, operation: Operation) -> PostingState:
-        """A transfer ended with an error. Returns what that makes of its posting: see NixlPosting."""
+        """Records that a transfer ended with an error. Returns the state of its posting: see NixlPosting."""
         ...
 
     def after_close(self, operation: Operation) -> PostingState:
-        """What the end of the agent makes of a posting: see NixlPosting."""
+        """Returns the state of a posting after the agent's end: see NixlPosting."""
         ...
 
 
 class NixlPosting:
     """Implements `Posting`.
 
-    What an error of NIXL means was found by experiment (NIXL 1.5.1, UCX 1.23, host memory; TCP and
-    CMA): the peer killed, its agent closed, connections cut while the peer ran or was stopped. Each
-    time all postings on that peer ended with an error in the same poll, and UCX had dropped the
-    connection's requests before it reported. This process touches its own memory inside its own calls
-    only, so that is at rest then. What else it means:
+    The meaning of NIXL's errors was found by experiment (NIXL 1.5.1, UCX 1.23, host memory; TCP and CMA): the peer
+    killed, its agent closed, connections cut while the peer ran or was stopped. Each time all postings on that peer
+    ended with an error in the same poll, and UCX had dropped the connection's requests before it reported. This process
+    touches its own memory only inside its own calls, so that memory is at rest then. For the peer's side it means:
 
-    * READ: not a byte changed later: an error is FAILED.
-    * WRITE over CMA: this process writes into the peer's memory inside its own calls: FAILED, too.
-    * WRITE over TCP: bytes that have left are written by the peer's process when it gets to them, in
-      every trial with a peer that was stopped for a moment, also after this agent's end: UNPROVED.
+    * READ: not a byte changed later, so an error is FAILED.
+    * WRITE over CMA: this process writes into the peer's memory inside its own calls, so it is FAILED, too.
+    * WRITE over TCP: the peer's process writes the bytes that have left when it gets to them, in every
+      trial with a peer that was stopped for a moment, also after this agent's end: UNPROVED.
     * Elsewhere (an RDMA adapter reads and writes by itself, and a GPU's copies are its own) no test has
       shown anything: the posting stays PENDING with `error` set, until the path is closed. That makes
       a READ FAILED and a WRITE UNPROVED.
 
-    DONE of a WRITE is the peer's acknowledgement over TCP; over CMA the bytes are there, though the
-    peer may be stopped. Else a stopped peer is no error: PENDING until it goes on. NIXL has no cancel.
+    DONE of a WRITE is the peer's acknowledgement over TCP; over CMA the bytes are there, though the peer may be
+    stopped. Otherwise a stopped peer is no error: PENDING until it continues. NIXL has no cancel.
 
-    DONE has one hole: NIXL keeps no request of a list but the last, so where a peer unmaps part of
-    its memory during a read over CMA, those bytes are missing and nothing says so. Memory that was
-    offered must stay mapped while it may be read.
+    DONE has one hole: NIXL keeps only the last request of a list. If a peer unmaps part of its memory during a read
+    over CMA, those bytes are missing and nothing says so. Memory that was offered must stay mapped while it may be
+    read.
     """
 
     def __init__(
@@ -133,13 +132,13 @@ class NixlPosting:
         self._wake = wake
         self._arrived = arrived
         self._there: list[int] = []
-        """Parts of which `arrived` does not know."""
+        """Parts of which `arrived` has not been told."""
         self._running: dict[Transfer, int] = {}
-        """With the part that each belongs to."""
+        """Running transfers, with the part to which each belongs."""
         self._state = PostingState.PENDING
         self._error = ""
         self._end = PostingState.FAILED
-        """What it becomes if it breaks."""
+        """State that the posting gets if it breaks."""
 
     @property
     def error(self) -> str:
@@ -181,7 +180,7 @@ class NixlPosting:
             state, error_text = transfer.post()
             self._update(transfer, state, error_text)
             if state is PostingState.DONE:
-                # Copied within the call. Others get a turn before the next slice.
+                # The slice was copied within the call. Other postings get a turn before the next slice.
                 if self._next:
                     self._wake()
                 return
@@ -199,7 +198,7 @@ class NixlPosting:
             self._end = min(self._end, self._connection.broke(error, self._operation), key=_PROVED.index)
 
     def _tell(self) -> None:
-        """Just before a slice is posted: who hears it needs the interpreter, and this thread does so no more then."""
+        """Reports parts just before a slice is posted: the receiver then gets the interpreter lock."""
         there, self._there = self._there, []
         for part in there:
             if self._arrived is not None:
@@ -215,7 +214,7 @@ class NixlPosting:
 
 
 def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-    """What NIXL registers: for each of its memory types (address, bytes, device)."""
+    """Yields the memory to register: for each of NIXL's memory types, rows (address, bytes, device)."""
     for memory_type in MEMORY_TYPES:
         rows = [(s.address, s.nbytes, s.device) for s in segments if _place(s).memory_type == memory_type]
         if rows:
@@ -223,10 +222,10 @@ def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, 
 
 
 def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Sequence[int] = ()) -> Iterator[Slice]:
-    """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices, of which none goes past an end of
-    `ends` of the bytes in their order, where a row ends, too.
+    """Yields rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices. `ends` are byte counts at
+    which rows end; no slice goes past one of them.
 
-    Each is of one kind of memory on either side, which is all that a transfer of NIXL's can be.
+    Each slice has one kind of memory on either side, since a transfer of NIXL's can have no more.
     """
     if len(ends) < 2:
         yield from _of_one_kind(rows, own, peer)
@@ -248,7 +247,7 @@ def _place(segment: Segment) -> _Place:
 
 
 def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_Place, Rows]]:
-    """The rows whose address in `column` is in memory of each kind; one kind costs no look at them."""
+    """Yields the rows whose address in `column` is in memory of each kind. For one kind, rows are not inspected."""
     places = [_place(segment) for segment in segments]
     kinds = list(dict.fromkeys(places))
     if len(kinds) == 1:

@@ -1,9 +1,8 @@
-"""What UCX says, read back from its log: the only place where it names the transports it chose.
+"""UCX's log in this process: the only place where UCX names the transports it chose.
 
-UCX is loaded by NIXL's plugin, reads its environment once, then, and prints to stdout by default.
-Here it logs into a file in memory instead; its warnings go on to `logging`. Who sets UCX_LOG_LEVEL
-or UCX_LOG_FILE gets UCX's log there, and transports stay unnamed. What UCX says when it stops the
-process goes to stderr in any case.
+UCX is loaded by NIXL's plugin, reads its environment once, at that time, and prints to stdout by default. Here it logs
+into a file in memory instead; its warnings go on to `logging`. If UCX_LOG_LEVEL or UCX_LOG_FILE is set, UCX's log goes
+there, and transports stay unnamed. UCX's words when it stops the process go to stderr in any case.
 """
 
 import contextlib
@@ -18,14 +17,14 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 AGENT_CHARS_MAX = 31
-"""Characters of an agent's name that UCX keeps."""
+"""Number of characters of an agent's name that UCX keeps."""
 
 LaneSets = list[tuple[str, ...]]
 """Sets of transports and devices, each like ("tcp/eth0", "cma/memory")."""
 
-# This process's processor moves the bytes, inside its own calls, or gives them away there.
+# Transports for which this process's processor moves the bytes, or gives them away, inside its own calls.
 _BY_CALLER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
-# Where UCX has nothing else, the process that is read takes part.
+# Transports in which the process that is read takes part, if UCX has no others.
 _BY_PEER = frozenset({"tcp", "sysv", "posix"})
 _USERS = ("UCX_LOG_LEVEL", "UCX_LOG_FILE")
 # UCX 1.23, once for each set of lanes between one agent and its peers:
@@ -36,25 +35,25 @@ _COMPLAINT = re.compile(r"UCX +(?:WARN|ERROR|FATAL) +(.*)")
 
 
 def moved_by_caller(lanes: LaneSets) -> bool:
-    """Whether the process that posts touches its own host memory inside its calls only."""
+    """Returns True if the process that posts touches its own host memory only inside its calls."""
     return _all_of(_BY_CALLER, lanes)
 
 
 def written_by_caller(lanes: LaneSets) -> bool:
-    """Whether writes of any length leave by CMA: inside calls of the writing process, straight into the peer's memory.
+    """Returns True if writes of any length leave by CMA: inside calls of the writer, straight into the peer's memory.
 
-    UCX takes it for all of them wherever it is among the lanes, and leaves wire-up and keep-alive to the others.
+    UCX uses CMA for all of them if it is among the lanes, and leaves wire-up and keep-alive to the others.
     """
     return bool(lanes) and all("cma" in _transports(some) for some in lanes) and _all_of(_BY_CALLER, lanes)
 
 
 def received_by_callee(lanes: LaneSets) -> bool:
-    """Whether peers' writes arrive inside calls of the process that is written to."""
+    """Returns True if peers' writes arrive inside calls of the process that is written to."""
     return _all_of(frozenset({"tcp"}), lanes)
 
 
 def moved_by_peer(lanes: LaneSets) -> bool:
-    """Whether reads need the process that is read."""
+    """Returns True if reads need the process that is read."""
     return _all_of(_BY_PEER, lanes)
 
 
@@ -68,7 +67,7 @@ def _transports(lanes: Iterable[str]) -> set[str]:
 
 
 class UcxLog:
-    """UCX's log in this process; one, because UCX has one. Usable from any thread."""
+    """UCX's log in this process; there is one, because UCX has one. Any thread may use it."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -80,7 +79,7 @@ class UcxLog:
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
-        """Around what may load UCX. Children do not inherit the variables: the file is not theirs."""
+        """Captures the log of a UCX loaded within. Children do not inherit the variables, since the file is ours."""
         if self._fd >= 0 or any(name in os.environ for name in _USERS):
             yield
             return
@@ -95,19 +94,19 @@ class UcxLog:
 
     @property
     def is_read(self) -> bool:
-        """Whether it is UCX's log, so that what is not in it did not happen."""
+        """True if this is UCX's log, so that what is not in it did not happen."""
         return self._flush is not None
 
     def lanes(self, agent: str) -> LaneSets:
-        """The sets of lanes that `agent` has to its peers; empty where unknown.
+        """Returns the sets of lanes that `agent` has to its peers; empty if unknown.
 
-        UCX logs a set when it is new, not which peers it serves.
+        UCX logs a set when it is new, and not which peers it serves.
         """
         self._drain()
         return list(self._lanes.get(agent[:AGENT_CHARS_MAX], ()))
 
     def complaints(self) -> list[str]:
-        """Warnings and errors since the last call."""
+        """Returns warnings and errors since the last call."""
         self._drain()
         complaints, self._complaints = self._complaints, []
         return complaints
@@ -121,7 +120,7 @@ class UcxLog:
             if size <= self._position:
                 return
             text = os.pread(self._fd, size - self._position, self._position).decode(errors="replace")
-            os.ftruncate(self._fd, 0)  # gives the memory back; UCX writes on where it was
+            os.ftruncate(self._fd, 0)  # gives the memory back; UCX writes on at its position
             self._position = size
         for agent, lanes in _LANES.findall(text):
             self._lanes.setdefault(agent, []).append(tuple(dict.fromkeys(_LANE.findall(lanes))))
@@ -131,7 +130,7 @@ class UcxLog:
 
 
 def _flush_function() -> Callable[[], object] | None:
-    """UCX's own: it buffers the file, and the C library's flush of all files waits for stdin too."""
+    """Returns UCX's own flush: UCX buffers the file, and the C library's flush of all files also waits for stdin."""
     library = re.search(r"/\S*/libucs\b\S*", Path("/proc/self/maps").read_text())
     if not library:
         return None

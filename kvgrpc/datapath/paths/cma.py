@@ -1,9 +1,9 @@
 """Path `cma`: the destination reads the source process's own memory with process_vm_readv.
 
-For memory that an engine allocated itself, of the same user on the same host; the source's process
-does nothing for it but prove who it is, once. Works on shared pools, too. The process is held from before that proof
-(see `process`), so that the proof and every byte are of one process and never of another that got its number; after
-the last byte it must still be alive and still have that memory.
+The path serves memory that an engine allocated itself, of the same user on the same host. The source's process does
+nothing except prove its identity, once. Shared pools can be read, too. The process is held from before that proof (see
+`process`), so that the proof and every byte are of one process and never of another that got its number. After the last
+byte it must still be alive and still have that memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _SEGMENTS_MAX = 1 << 16
 class CmaPath:
     """Offers this rank's memory to readers on this host, and reads that of peers.
 
-    `socket` is where they ask this process; all paths of a rank share one.
+    Readers ask this process at `socket`, which all paths of a rank share.
     """
 
     name = "cma"
@@ -74,7 +74,7 @@ class CmaPath:
         return part
 
     def progress(self) -> None:
-        """Has nothing to do: the kernel copies in the calling threads."""
+        """Does nothing: the kernel copies in the calling threads."""
 
     def close(self) -> None:
         """Ends the copy threads, after the piece that each is at, and the socket."""
@@ -132,7 +132,7 @@ class CmaRemote:
 
 
 def _check_segments(segments: tuple[Segment, ...]) -> None:
-    """Raises DataPathUnavailable for numbers that the calls above would stumble over."""
+    """Raises DataPathUnavailable for numbers that the calls above cannot take."""
     spans = [(segment.address, segment.nbytes) for segment in segments]
     sane = all(0 < address < ADDRESS_MAX and 0 < size < ADDRESS_MAX for address, size in spans)
     total = sum(size for _, size in spans)

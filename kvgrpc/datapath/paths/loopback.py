@@ -1,7 +1,7 @@
-"""Path `loopback`: both ranks live in this very process. For tests, simulators and demos.
+"""Path `loopback`: both ranks live in this very process. The path serves tests, simulators and demos.
 
-Public and shipped, so that programs built on kvgrpc can be tested without a second process. The one
-who makes it can have it be slow, fail, or end late: `Faults`.
+This path is public and shipped, so that programs built on kvgrpc can be tested without a second process. Its maker can
+let it be slow, fail, or end late: `Faults`.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ _ROWS_MAX = 1 << 16
 
 @dataclass
 class Faults:
-    """What is wrong with a `LoopbackPath`; each value is read when a posting comes to it."""
+    """The faults of a `LoopbackPath`. Each value is read when a posting comes to it."""
 
     fail_connect: str = ""
     """Reason why every connect is refused; empty: none is."""
     fail_post: str = ""
     """Reason why every posting is refused before a byte moved; empty: none is."""
     fail_after_bytes: int | None = None
-    """A posting ends FAILED when this many of its bytes, or somewhat more, have moved."""
+    """Number of bytes after which, or somewhat later, a posting ends FAILED."""
     piece_delay_s: float = 0.0
-    """Wait before each piece of up to 16 MB."""
+    """Wait before each piece of up to 16 MB, in seconds."""
     begin: threading.Event | None = None
-    """No byte moves until it is set; closing the path sets it."""
+    """Event before which no byte moves; closing the path sets it."""
     end: threading.Event | None = None
-    """No posting ends until it is set, though its bytes are there; closing the path sets it."""
+    """Event before which no posting ends, though its bytes are there; closing the path sets it."""
 
 
 class LoopbackPath:
     """Offers this rank's memory under `key` in this process, and reads and writes memory found by key.
 
-    Raises DataPathFailed when `key` is taken.
+    Raises DataPathFailed if `key` is taken.
     """
 
     name = "loopback"
@@ -73,7 +73,7 @@ class LoopbackPath:
         return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
 
     def withdraw(self, peer: str) -> None:
-        """Has nothing to do: no peer gets a token."""
+        """Does nothing: no peer gets a token."""
 
     def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - no process is asked
         return None
@@ -92,7 +92,7 @@ class LoopbackPath:
         return LoopbackRemote(self, key, peer)
 
     def progress(self) -> None:
-        """Has nothing to do: the copy thread needs no turn."""
+        """Does nothing: the copy thread needs no turn."""
 
     def close(self) -> None:
         """Ends every wait of `Faults`, then the thread, and frees the key. No peer writes after it."""
@@ -115,14 +115,14 @@ class LoopbackPath:
         return False
 
     def rekey(self) -> None:
-        """See `WrittenByPeers`."""
+        """Starts anew: see `WrittenByPeers`."""
         self.close()
         self._begin()
 
     def start(
         self, runs: Runs, operation: Operation, peer: "_Offered", wake: Callable[[], None], buffer: Buffer | None
     ) -> PiecesPosting:
-        """Begins to copy; for `LoopbackRemote`. Raises DataPathFailed when nothing was started."""
+        """Begins to copy for `LoopbackRemote`. Raises DataPathFailed if nothing was started."""
         reads = operation is Operation.READ
         own, theirs = self._memory.segments if buffer is None else (buffer.segment,), peer.memory.segments
         source, destination = (theirs, own) if reads else (own, theirs)
@@ -170,14 +170,14 @@ class _Offered:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """While one piece is written. Raises DataPathFailed when it is withdrawn."""
+        """Guards the write of one piece. Raises DataPathFailed if the memory was withdrawn."""
         with self._lock:
             if self._withdrawn:
                 raise DataPathFailed("the peer has ended all writes into its memory")
             yield
 
     def withdraw(self) -> None:
-        """No write follows."""
+        """Stops all further writes."""
         with self._lock:
             self._withdrawn = True
 
@@ -198,7 +198,7 @@ class LoopbackRemote:
 
     @property
     def process(self) -> None:
-        """This very one."""
+        """None, since the process is this very one."""
         return None
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
@@ -226,6 +226,6 @@ class LoopbackRemote:
 
 
 def find(key: str) -> _Offered | None:
-    """What is registered under `key` in this process."""
+    """Returns the memory registered under `key` in this process, or None."""
     with _registry_lock:
         return _registry.get(key)

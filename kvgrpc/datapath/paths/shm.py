@@ -1,13 +1,12 @@
 """Path `shm`: the destination maps the source's pool read-only and copies runs out of it.
 
-For pools in `SharedMemory` on one host; the destination may be any memory that the processor can
-address. Connecting fetches a descriptor with a token, which is good once under each rank number,
-refuses one that a reader could die of, and proves by a nonce, read through the new mapping, that it
-is the pool the peer spoke of.
+The path serves pools in `SharedMemory` on one host; the destination may be any memory that the processor can address.
+To connect, a rank fetches a descriptor with a token, which is valid once under each rank number. A descriptor that
+could kill a reader is refused. A nonce, read through the new mapping, proves that the mapping is the pool that the peer
+offered.
 
-The mapping outlives the peer: when its process is gone, reads still find the bytes that it left and
-end DONE. Whether they were still valid is for the settle after the last byte to say, not for this
-path.
+The mapping outlives the peer: when its process is gone, reads still find the bytes that it left and end DONE. The
+settle after the last byte decides if they were still valid, not this path.
 """
 
 import contextlib
@@ -34,15 +33,15 @@ from kvgrpc.datapath.host.memory import NONCE_BYTES, SharedMemory, check_sealed,
 from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
-_ROWS_MAX = 1 << 16  # of one call
-_FEW_RUNS = 1 << 10  # whose rows are made in less than a tenth of a millisecond
+_ROWS_MAX = 1 << 16  # rows of one call
+_FEW_RUNS = 1 << 10  # runs whose rows are made in less than a tenth of a millisecond
 
 
 class ShmPath:
     """Offers this rank's pool if it is a `SharedMemory`, and reads those of peers.
 
-    `copy_threads` copy at once. `copy_method` None takes the fastest that works here. `socket` is where peers ask for
-    the descriptor; all paths of a rank share one.
+    `copy_threads` threads copy. `copy_method` None takes the fastest that works here. Peers ask for the descriptor at
+    `socket`, which all paths of a rank share.
     """
 
     name = "shm"
@@ -102,7 +101,7 @@ class ShmPath:
         return part
 
     def progress(self) -> None:
-        """Has nothing to do: the copy threads need no turn."""
+        """Does nothing: the copy threads need no turn."""
 
     def close(self) -> None:
         """Ends the copy threads, after the piece that each is at, and the socket."""
@@ -174,7 +173,7 @@ class ShmRemote:
         return posting
 
     def ends_at_once(self, runs: Runs) -> bool:
-        """Of what is one piece, in rows as the runs are: `Crew.start` copies it."""
+        """Returns True for runs that make one piece, with rows as the runs are: `Crew.start` copies it."""
         little = len(runs) <= _FEW_RUNS and runs.total_bytes <= PIECE_BYTES_MIN
         return little and len(self._destination) == 1
 
@@ -189,13 +188,13 @@ class ShmRemote:
         return posting
 
     def close(self) -> None:
-        """Unmaps. Idempotent."""
+        """Unmaps the pool. Idempotent."""
         with contextlib.suppress(BufferError):
             self._mapping.close()
 
 
 def _map_read_only(fd: int, part: ShmEndpoint) -> mmap.mmap:
-    """Maps the descriptor that the peer gave, if it is safe to read and the one it spoke of."""
+    """Maps the descriptor that the peer gave, if it is safe to read and is the offered pool."""
     try:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             raise ValueError("it is writable")
