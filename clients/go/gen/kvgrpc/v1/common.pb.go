@@ -1,53 +1,56 @@
-// Nouns that every kvgrpc service shares.
+// Messages and enums that every kvgrpc service shares.
 //
-// Conventions, valid in all files of this package:
+// Conventions of all files of this package:
 //
-// * Every reply starts with a ResponseHeader; a changed incarnation means that everything the caller knew of that
+// * Every reply starts with a ResponseHeader. A changed incarnation means that everything the caller knew of that
 //   engine (leases, grants, transfers) is gone.
-// * Identifiers are strings that contain the incarnation. They are opaque: compare them, never parse them. Those of
-//   leases, transfers and allocations also contain 128 random bits: nobody guesses one.
-// * What a request names belongs to the attached engine, or to the caller that made it. docs/security.md says for each
-//   kind of thing who may do what with it. A caller that may not is refused as if the thing did not exist. A caller that
-//   speaks for the attached engine, as a scheduler in another process does, shows the ticket of the engine's session in
-//   the call's metadata: `kvgrpc-ticket`, in hex digits.
-// * No number passes 2^53 - 1, also where its type has 64 bits: every language can hold it, those whose only number is a
-//   double too. A larger one in a request is INVALID_FIELD.
-// * How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
-// * Times are durations counted by the sender at the moment of sending. No clock reading of one process is ever sent
-//   to another.
-// * A request field is optional unless its comment starts with "Required". A message in a reply is set unless its comment
-//   says when it is not.
-// * Every mutating request has an `idempotency_key`. Same caller, method, key and body: same answer, and a call still
-//   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
-//   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
-//   nothing, and the same call may succeed the next time.
-// * `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
-//   call, without ids and grants: they would name nothing; messages that are nothing else are unset. Every mutating
-//   request has it, but for Handshake and KeepAlive, those of SchedulerService, whose meaning depends on the calls
-//   before, and those of TensorService, of which a name stands for one tensor.
-// * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
-//   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
-//   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
-//   `block_count`, `group`, `engine`, as docs/protocol.md lists them. Wherever a field is named there is also
-//   google.rpc.BadRequest, and where the same call can succeed later, google.rpc.RetryInfo. Clients retry only
-//   UNAVAILABLE by themselves.
-// * Of a stream of replies the initial metadata comes at once, before the first reply.
-// * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
-// * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
-//   reserved together with its name. Readers skip what they do not know.
-// * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
-//   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile, or the server ends),
-//   FAILED_PRECONDITION DRAINING (no retry here: choose another engine), PERMISSION_DENIED NOT_OWNER (the call uses the
-//   pool of an attached engine and does not speak for it, or shows the ticket of no engine that is attached),
-//   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
-//   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a
-//   defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
+// * Identifiers are opaque strings that contain the incarnation: compare them, never parse them. Ids of leases,
+//   transfers and allocations also contain 128 random bits, so nobody can guess one.
+// * Everything that a request names has an owner: the attached engine, or the caller that created it. docs/security.md
+//   says who may do what with each kind of thing. A caller without that right is refused as if the thing did not exist.
+//   A scheduler in another process speaks for the attached engine: it sends the ticket of the engine's session as call
+//   metadata `kvgrpc-ticket`, in hex digits.
+// * No number exceeds 2^53 - 1, even where its type has 64 bits, so that languages whose only number is a double can
+//   hold it. A larger number in a request is INVALID_FIELD.
+// * The name of a number of things ends in `_count`. The name of a measure ends in its unit (`block_bytes`,
+//   `use_tokens`).
+// * Times are durations, counted by the sender at the moment of sending. A process never sends its clock reading to
+//   another. The only exception is `request_time_us`, which orders requests.
+// * A request field is optional unless its comment starts with "Required". A message in a reply is set unless its
+//   comment says when it is unset.
+// * Every mutating request has an `idempotency_key`. Calls with the same caller, method, key and body get the same
+//   answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS, reason
+//   IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created, and at
+//   least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
+// * `validate_only` checks everything that this server can check and changes nothing. The reply says what the call
+//   would have done, without ids and grants, because they would name nothing. Messages that consist only of ids or
+//   grants are unset. Every mutating request has the field, except Handshake, KeepAlive, the requests of
+//   SchedulerService (their meaning depends on the calls before them) and those of TensorService (one name stands for
+//   one tensor).
+// * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason, which is a FailureReason without its
+//   prefix. The metadata of ErrorInfo always has `next` (a NextStep without its prefix: what to do), `engine_id` and
+//   `incarnation` (the engine that refused; the incarnation in decimal). It also has what the reason needs: `phase`,
+//   `limit`, `free_block_count`, `block_count`, `group`, `engine`, as docs/protocol.md lists them. An error about a
+//   field also carries google.rpc.BadRequest. An error after which the same call can succeed later also carries
+//   google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+// * A stream of replies sends its initial metadata at once, before the first reply.
+// * JSON forms use standard base64 with padding. Readers accept both base64 alphabets, with or without padding.
+// * Fields and values are added, but never removed, renumbered or given another meaning. The number and the name of a
+//   field that is given up are reserved. Readers skip what they do not know.
+// * In addition to the errors in its list, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request
+//   that cannot be parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed during the call, or
+//   the server is stopping), FAILED_PRECONDITION DRAINING (do not retry here: choose another engine), PERMISSION_DENIED
+//   NOT_OWNER (the call uses the pool of an attached engine without speaking for it, or its ticket belongs to no
+//   attached engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has too
+//   many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
+//   (a defect ended the engine's life; UNAVAILABLE means that the next life has not begun yet).
 // * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
-//   people may be longer; what is over 1,024 bytes is cut.
-// * A list of GroupBlocks has at most 256 rows, as a pool has groups.
-// * A W3C traceparent in a call's metadata is kept with what the call makes, and goes on to peers; a tracestate is not.
-// * Unknown enum values read as the safe case: an unknown MemoryDisposition is QUARANTINED, an unknown state is not
-//   an end, an unknown reason cannot be retried.
+//   people may be longer and is cut after 1,024 bytes.
+// * A list of GroupBlocks has at most 256 rows, because a pool has at most 256 groups.
+// * The server keeps a W3C traceparent from the call's metadata with what the call creates, and passes it on to peers.
+//   A tracestate is not passed on.
+// * Unknown enum values read as the safe case: an unknown MemoryDisposition is QUARANTINED, an unknown state is not an
+//   end, an unknown reason cannot be retried.
 
 // Code generated by protoc-gen-go. DO NOT EDIT.
 // versions:
@@ -73,15 +76,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What a grant allows.
+// Kind of access that a grant allows.
 type AccessKind int32
 
 const (
 	// Never sent.
 	AccessKind_ACCESS_KIND_UNSPECIFIED AccessKind = 0
-	// Reading blocks under a lease: today's hand-off.
+	// Reading blocks under a lease. A pull uses it.
 	AccessKind_ACCESS_KIND_READ AccessKind = 1
-	// Writing reserved blocks: the target of a push.
+	// Writing reserved blocks. A push uses it.
 	AccessKind_ACCESS_KIND_WRITE AccessKind = 2
 )
 
@@ -126,15 +129,15 @@ func (AccessKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{0}
 }
 
-// What becomes of the source's blocks when a consumer aborts or dies.
+// Effect of a consumer's abort or death on the source's blocks.
 type OnAbort int32
 
 const (
 	// Same as RELEASE.
 	OnAbort_ON_ABORT_UNSPECIFIED OnAbort = 0
-	// The consumer counts as done: no other one will come for these blocks.
+	// The consumer counts as done: no other consumer will come for its share of the blocks.
 	OnAbort_ON_ABORT_RELEASE OnAbort = 1
-	// It does not count: another consumer may pull with the same grant while the lease lives.
+	// The consumer does not count as done: another consumer may pull with the same grant while the lease lives.
 	OnAbort_ON_ABORT_KEEP OnAbort = 2
 )
 
@@ -179,15 +182,15 @@ func (OnAbort) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{1}
 }
 
-// How the blocks of one request travel.
+// Way in which the blocks of one request travel.
 type TransferMode int32
 
 const (
-	// Chosen by the first caller.
+	// The first caller chooses.
 	TransferMode_TRANSFER_MODE_UNSPECIFIED TransferMode = 0
-	// The destination pulls after the source handed over.
+	// The destination pulls after the source handed the blocks over.
 	TransferMode_TRANSFER_MODE_PULL TransferMode = 1
-	// The destination reserves first and the source pushes.
+	// The destination reserves blocks first, then the source pushes.
 	TransferMode_TRANSFER_MODE_PUSH TransferMode = 2
 )
 
@@ -232,7 +235,7 @@ func (TransferMode) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{2}
 }
 
-// How bytes move between two ranks.
+// Way in which bytes move between two ranks.
 type DataPath int32
 
 const (
@@ -242,13 +245,13 @@ const (
 	DataPath_DATA_PATH_SHM DataPath = 1
 	// Cross-memory attach: the destination reads the source's private memory on one host.
 	DataPath_DATA_PATH_CMA DataPath = 2
-	// NIXL: RDMA and others, between hosts too.
+	// NIXL: RDMA and other transports, also between hosts.
 	DataPath_DATA_PATH_NIXL DataPath = 3
 	// NCCL or Gloo.
 	DataPath_DATA_PATH_COLLECTIVE DataPath = 4
-	// Within one process; for tests.
+	// Within one process, for tests.
 	DataPath_DATA_PATH_LOOPBACK DataPath = 5
-	// Memory of a GPU, exported as file descriptors: the destination maps it read-only on one host.
+	// GPU memory exported as file descriptors: the destination maps it read-only on one host.
 	DataPath_DATA_PATH_CUDA_VMM DataPath = 6
 )
 
@@ -301,28 +304,29 @@ func (DataPath) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{3}
 }
 
-// How far a transfer is. A RECEIVE goes through handshake, open, queue, wire, checksum (where bytes are compared) and
-// settle, in this order; the first two come again when the source has forgotten this engine. A SEND that is read has one,
-// readers, from the first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake,
-// open and queue, its RECEIVE queue, wire and settle, all of the first parts.
+// Phase of a transfer. A RECEIVE passes through handshake, open, queue, wire, checksum (where bytes are compared) and
+// settle, in this order. It repeats handshake and open when the source has forgotten this engine. A SEND that consumers
+// read has one phase, readers, from the first access to its end. A push begins with rendezvous at both ends. After that
+// its SEND has handshake, open and queue, and its RECEIVE has queue, wire and settle; these phases are those of the
+// push's first parts.
 type TransferPhase int32
 
 const (
-	// None yet. Read an unknown value so, too.
+	// No phase yet. Read an unknown value the same way.
 	TransferPhase_TRANSFER_PHASE_UNSPECIFIED TransferPhase = 0
-	// A push waits for its other half.
+	// The push waits for its other half.
 	TransferPhase_TRANSFER_PHASE_RENDEZVOUS TransferPhase = 1
 	// The leads introduce themselves to each other.
 	TransferPhase_TRANSFER_PHASE_HANDSHAKE TransferPhase = 2
-	// The access is being opened at its issuer.
+	// The transfer opens its access at the access's issuer.
 	TransferPhase_TRANSFER_PHASE_OPEN TransferPhase = 3
-	// The access is open; it waits for blocks, for the engine's step, for its turn.
+	// The access is open. The transfer waits for its blocks, for the engine's step and for its turn.
 	TransferPhase_TRANSFER_PHASE_QUEUE TransferPhase = 4
 	// Bytes move.
 	TransferPhase_TRANSFER_PHASE_WIRE TransferPhase = 5
-	// What arrived is compared with what was sent.
+	// The destination compares the bytes that arrived with those that were sent.
 	TransferPhase_TRANSFER_PHASE_CHECKSUM TransferPhase = 6
-	// The other side is asked whether the bytes are valid.
+	// The transfer asks the other side whether the bytes are valid.
 	TransferPhase_TRANSFER_PHASE_SETTLE TransferPhase = 7
 	// Consumers read.
 	TransferPhase_TRANSFER_PHASE_READERS TransferPhase = 8
@@ -381,8 +385,8 @@ func (TransferPhase) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
-// Why something failed. The same names without the prefix are the reasons of RPC errors; docs/protocol.md lists for
-// each its gRPC code and what to do.
+// Reason of a failure. The same names without the prefix are the reasons of RPC errors. docs/protocol.md lists the gRPC
+// code of each reason and what to do.
 type FailureReason int32
 
 const (
@@ -390,27 +394,27 @@ const (
 	FailureReason_FAILURE_REASON_UNSPECIFIED FailureReason = 0
 	// A field of the request is wrong.
 	FailureReason_FAILURE_REASON_INVALID_FIELD FailureReason = 1
-	// A block id that the pool does not have. Never clamped.
+	// The pool has no block with this id. Ids are never clamped.
 	FailureReason_FAILURE_REASON_BLOCK_OUT_OF_RANGE FailureReason = 2
-	// A block listed twice.
+	// A block is listed twice.
 	FailureReason_FAILURE_REASON_BLOCK_DUPLICATE FailureReason = 3
-	// A block is pinned by something else.
+	// Another transfer, lease or quarantine pins a block.
 	FailureReason_FAILURE_REASON_BLOCK_PINNED FailureReason = 4
-	// A block of a SERVER_MANAGED pool that was not allocated.
+	// A block of a SERVER_MANAGED pool was not allocated.
 	FailureReason_FAILURE_REASON_BLOCK_NOT_ALLOCATED FailureReason = 5
 	// Source and destination list different numbers of blocks.
 	FailureReason_FAILURE_REASON_BLOCK_COUNT_MISMATCH FailureReason = 6
 	// Groups are missing, unknown or listed twice.
 	FailureReason_FAILURE_REASON_GROUP_MISMATCH FailureReason = 7
-	// The two pools cannot exchange blocks; the violations name the fields.
+	// The two pools cannot exchange blocks. The violations name the fields.
 	FailureReason_FAILURE_REASON_INCOMPATIBLE_POOLS FailureReason = 8
-	// The protocol ranges of the two engines do not meet.
+	// The protocol ranges of the two engines do not overlap, or one engine lacks a feature that the other requires.
 	FailureReason_FAILURE_REASON_PROTOCOL_UNSUPPORTED FailureReason = 9
-	// No data path reaches the other side; the message lists each and why.
+	// No data path reaches the other side. The message lists each path with its reason.
 	FailureReason_FAILURE_REASON_NO_DATA_PATH FailureReason = 10
-	// The caller has no handshake with this incarnation.
+	// This incarnation has no handshake with the caller.
 	FailureReason_FAILURE_REASON_NO_HANDSHAKE FailureReason = 11
-	// Another engine than the expected one answers at that address.
+	// Another engine than the expected one answers at the address.
 	FailureReason_FAILURE_REASON_WRONG_ENGINE FailureReason = 12
 	// The address is not on this server's dial list.
 	FailureReason_FAILURE_REASON_DIAL_REFUSED FailureReason = 13
@@ -424,23 +428,24 @@ const (
 	FailureReason_FAILURE_REASON_GRANT_INVALID FailureReason = 17
 	// The grant was issued by another engine.
 	FailureReason_FAILURE_REASON_GRANT_FOREIGN FailureReason = 18
-	// A READ grant where a WRITE grant is needed, or the reverse.
+	// The call needs a WRITE grant and got a READ grant, or the reverse.
 	FailureReason_FAILURE_REASON_GRANT_WRONG_ACCESS FailureReason = 19
 	// The engine restarted since the reference was made.
 	FailureReason_FAILURE_REASON_INCARNATION_CHANGED FailureReason = 20
 	// The engine re-registered its memory during the access.
 	FailureReason_FAILURE_REASON_MEMORY_CHANGED FailureReason = 21
-	// No such lease.
+	// No lease has this id.
 	FailureReason_FAILURE_REASON_LEASE_NOT_FOUND FailureReason = 22
 	// The lease ran out.
 	FailureReason_FAILURE_REASON_LEASE_EXPIRED FailureReason = 23
-	// The lease was released, or its consumers are done: its state tells which, in RenewLeases and GetLease.
+	// The lease was released, or all its consumers are done. RenewLeases and GetLease return the lease's state, which
+	// tells which of the two it was.
 	FailureReason_FAILURE_REASON_LEASE_RELEASED FailureReason = 24
 	// The source engine took its blocks back.
 	FailureReason_FAILURE_REASON_LEASE_VOIDED FailureReason = 25
 	// The hand-over that would have made the lease was refused.
 	FailureReason_FAILURE_REASON_LEASE_REFUSED FailureReason = 26
-	// No such access.
+	// No access has this id.
 	FailureReason_FAILURE_REASON_ACCESS_NOT_FOUND FailureReason = 27
 	// The access id was used by another consumer or for another grant.
 	FailureReason_FAILURE_REASON_ACCESS_REUSED FailureReason = 28
@@ -448,27 +453,28 @@ const (
 	FailureReason_FAILURE_REASON_ACCESS_CLOSED FailureReason = 29
 	// The KV on offer was computed from something else.
 	FailureReason_FAILURE_REASON_CONTENT_MISMATCH FailureReason = 30
-	// The call needs a content and has none, or the two sides use different forms.
+	// The call needs a content and has none, or the two sides use different forms of content.
 	FailureReason_FAILURE_REASON_CONTENT_REQUIRED FailureReason = 31
-	// A token count that is past the offer, past the own prompt, or neither a multiple of 16 nor the whole offer.
+	// A token count exceeds the offer or the consumer's own prompt, or is neither a multiple of 16 nor the whole offer.
 	FailureReason_FAILURE_REASON_CONTENT_RANGE FailureReason = 32
-	// The two engines run different weights.
+	// The two engines run different weights, or the content names other weights than the engine runs.
 	FailureReason_FAILURE_REASON_WEIGHTS_MISMATCH FailureReason = 33
 	// The grant belongs to another request than the intent.
 	FailureReason_FAILURE_REASON_TRANSFER_KEY_MISMATCH FailureReason = 34
-	// No such transfer.
+	// No transfer has this id.
 	FailureReason_FAILURE_REASON_TRANSFER_NOT_FOUND FailureReason = 35
 	// The transfer is over.
 	FailureReason_FAILURE_REASON_TRANSFER_ENDED FailureReason = 36
 	// A transfer with that key exists already.
 	FailureReason_FAILURE_REASON_TRANSFER_EXISTS FailureReason = 37
-	// Blocks were handed over for readers under this key and a registration came, or a part of a push, or the reverse.
+	// Under this transfer key blocks were handed over for readers, and now a registration or a part of a push came, or
+	// the reverse.
 	FailureReason_FAILURE_REASON_WAITS_FOR_MISMATCH FailureReason = 38
-	// A hand-over without blocks.
+	// A hand-over names no blocks.
 	FailureReason_FAILURE_REASON_EMPTY_FINISH FailureReason = 39
-	// It was cancelled.
+	// The transfer was cancelled.
 	FailureReason_FAILURE_REASON_CANCELLED FailureReason = 40
-	// It waited too long for its turn or for its peer.
+	// The transfer waited too long for its turn or for its peer.
 	FailureReason_FAILURE_REASON_QUEUE_TIMEOUT FailureReason = 41
 	// The bytes took too long.
 	FailureReason_FAILURE_REASON_TRANSFER_TIMEOUT FailureReason = 42
@@ -476,21 +482,21 @@ const (
 	FailureReason_FAILURE_REASON_SETTLE_TIMEOUT FailureReason = 43
 	// The other half of a push did not come in time.
 	FailureReason_FAILURE_REASON_REGISTRATION_TIMEOUT FailureReason = 44
-	// Another bounded wait ended; metadata `phase` names it.
+	// Another bounded wait ended. Metadata `phase` names it.
 	FailureReason_FAILURE_REASON_DEADLINE FailureReason = 45
 	// The idempotency key was used with another body.
 	FailureReason_FAILURE_REASON_IDEMPOTENCY_KEY_REUSED FailureReason = 46
-	// A TTL that is zero or negative.
+	// A TTL is zero or negative.
 	FailureReason_FAILURE_REASON_TTL_INVALID FailureReason = 47
-	// Not enough free blocks or memory.
+	// The pool has too few free blocks, or too little memory is free.
 	FailureReason_FAILURE_REASON_POOL_EXHAUSTED FailureReason = 48
-	// The queue is full; come back after the retry delay.
+	// The queue is full: retry after the delay.
 	FailureReason_FAILURE_REASON_QUEUE_FULL FailureReason = 49
-	// A limit of GetCapabilities is exceeded.
+	// The request exceeds a limit of GetCapabilities.
 	FailureReason_FAILURE_REASON_LIMIT_EXCEEDED FailureReason = 50
-	// The server takes no new work: choose another.
+	// The server takes no new work: choose another engine.
 	FailureReason_FAILURE_REASON_DRAINING FailureReason = 51
-	// The blocks may still be written by a lost transfer.
+	// A lost transfer may still write the blocks.
 	FailureReason_FAILURE_REASON_QUARANTINED FailureReason = 52
 	// The engine behind the lead is gone.
 	FailureReason_FAILURE_REASON_ENGINE_LOST FailureReason = 53
@@ -498,29 +504,31 @@ const (
 	FailureReason_FAILURE_REASON_ENGINE_ATTACHED FailureReason = 54
 	// This lead has no pool yet.
 	FailureReason_FAILURE_REASON_NO_POOL FailureReason = 55
-	// The call does not fit who manages the pool's blocks.
+	// The call does not match who manages the pool's blocks.
 	FailureReason_FAILURE_REASON_POOL_KIND_MISMATCH FailureReason = 56
 	// ReadBlocks is switched off.
 	FailureReason_FAILURE_REASON_READ_BLOCKS_DISABLED FailureReason = 57
-	// The caller does not own what it names, or shows a ticket of no engine that is attached.
+	// The caller does not own what the call names, or its ticket belongs to no attached engine.
 	FailureReason_FAILURE_REASON_NOT_OWNER FailureReason = 58
 	// The data path reported an error.
 	FailureReason_FAILURE_REASON_DATA_PATH_FAILED FailureReason = 59
-	// A block arrived with other bytes than were sent.
+	// A block arrived with other bytes than the source sent.
 	FailureReason_FAILURE_REASON_CHECKSUM_MISMATCH FailureReason = 60
-	// The source said that it cannot deliver.
+	// The source reported that it cannot deliver.
 	FailureReason_FAILURE_REASON_SOURCE_FAILED FailureReason = 61
 	// The source started the request over.
 	FailureReason_FAILURE_REASON_PREEMPTED FailureReason = 62
-	// The server does not offer this feature; see GetCapabilities.features.
+	// The server does not offer this feature; see EngineDescription.features in GetCapabilities.
 	FailureReason_FAILURE_REASON_FEATURE_UNAVAILABLE FailureReason = 63
-	// A watch cannot resume there; list again.
+	// Reserved and not sent: WatchTransfers sends `history_lost` instead.
 	FailureReason_FAILURE_REASON_HISTORY_LOST FailureReason = 64
-	// A defect of kvgrpc itself.
+	// kvgrpc itself has a defect.
 	FailureReason_FAILURE_REASON_INTERNAL FailureReason = 65
-	// A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins.
+	// A defect of kvgrpc ended this life of the engine. The server vouches for nothing of that life, and a new life
+	// begins.
 	FailureReason_FAILURE_REASON_INTERNAL_DEFECT FailureReason = 66
-	// The source engine needed the blocks, and nobody had claimed the lease: no reader had come within its firm time.
+	// The source engine needed the blocks, and no consumer had claimed the lease: no reader had come within its firm
+	// time.
 	FailureReason_FAILURE_REASON_LEASE_RECLAIMED FailureReason = 67
 	// The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
 	// that engine is connected.
@@ -700,19 +708,19 @@ func (FailureReason) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{5}
 }
 
-// What would help after a failure.
+// Step that helps after a failure.
 type NextStep int32
 
 const (
-	// Unknown: do not retry by machine.
+	// The step is unknown: do not retry automatically.
 	NextStep_NEXT_STEP_UNSPECIFIED NextStep = 0
-	// The same, again, at the same engine; after the delay, where one is stated.
+	// Send the same call to the same engine again, after the delay where one is stated.
 	NextStep_NEXT_STEP_RETRY_HERE NextStep = 1
-	// The same with another engine in place of this one: the same grant on another consumer.
+	// Send the same call to another engine in place of this one: the same grant works at another consumer.
 	NextStep_NEXT_STEP_RETRY_OTHER_CONSUMER NextStep = 2
-	// What the request names is lost: start over, by computing the KV.
+	// What the request names is lost: start over by computing the KV.
 	NextStep_NEXT_STEP_RECOMPUTE NextStep = 3
-	// The request is wrong; it fails everywhere.
+	// The request is wrong: it fails at every engine.
 	NextStep_NEXT_STEP_FIX_REQUEST NextStep = 4
 )
 
@@ -761,15 +769,15 @@ func (NextStep) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{6}
 }
 
-// Which side a failure happened on.
+// Side of a transfer on which a failure happened.
 type Side int32
 
 const (
-	// Unknown.
+	// The side is unknown.
 	Side_SIDE_UNSPECIFIED Side = 0
-	// Where the blocks are read.
+	// The engine whose blocks are read.
 	Side_SIDE_SOURCE Side = 1
-	// Where the blocks are filled.
+	// The engine whose blocks are filled.
 	Side_SIDE_DESTINATION Side = 2
 )
 
@@ -814,15 +822,17 @@ func (Side) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{7}
 }
 
-// Who answered, in which life, after how many events. Field 1 of every reply.
+// The engine that answered, its life, and the number of its events so far. Field 1 of every reply.
 type ResponseHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The engine whose lead answered.
+	// Id of the engine whose lead answered.
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	// Random number of this engine life, from 1 to 2^53 - 1. A new one means a restart: start over from the hand-over.
+	// Random number of this life of the engine, from 1 to 2^53 - 1. A new number means a restart: start over from the
+	// hand-over.
 	Incarnation uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and what any reply
-	// says of transfers is not older than it: a watch that resumes after it tells every change that the reply does not.
+	// Sequence number of the newest event. It grows with every change of a transfer of this incarnation. A list is a
+	// snapshot at this number. What any reply says about transfers is at least as new as this number, so a watch that
+	// resumes after it reports every change that the reply lacks.
 	EventSeq      uint64 `protobuf:"varint,3,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -879,13 +889,13 @@ func (x *ResponseHeader) GetEventSeq() uint64 {
 	return 0
 }
 
-// Block ids as maximal runs, in order: run i is starts[i], starts[i] + 1, ... (counts[i] ids). The order is the order
-// of the tokens. 8,192 consecutive blocks take a few bytes. An id is below 2^31.
+// Block ids as maximal runs, in order. Run i is starts[i], starts[i] + 1, ... (counts[i] ids). The order of the ids is
+// the order of the tokens. 8,192 consecutive blocks take a few bytes. An id is below 2^31.
 type BlockRuns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// First id of each run.
 	Starts []uint32 `protobuf:"varint,1,rep,packed,name=starts,proto3" json:"starts,omitempty"`
-	// Length of each run; at least 1, and as many entries as `starts`.
+	// Number of ids in each run, at least 1. The list is as long as `starts`.
 	Counts        []uint32 `protobuf:"varint,2,rep,packed,name=counts,proto3" json:"counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -940,7 +950,7 @@ type GroupBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the group in the pool's description.
 	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
-	// The blocks. Ids are the engine's logical ids.
+	// The blocks, by the engine's logical ids.
 	Runs          *BlockRuns `protobuf:"bytes,2,opt,name=runs,proto3" json:"runs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -990,17 +1000,18 @@ func (x *GroupBlocks) GetRuns() *BlockRuns {
 	return nil
 }
 
-// Blocks of one life of one engine: what AllocateBlocks gives, and what every call takes that names blocks. Hand on the
-// whole message as it was given; a block id alone names nothing, since other requests had it before and will have it.
+// Blocks of one life of one engine. AllocateBlocks returns this message, and every call that names blocks takes it.
+// Pass the whole message on unchanged. A block id alone names nothing, because other requests had the same id before
+// and will have it again.
 type Blocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The life of the engine that the ids are of. After a restart the same ids are another request's blocks: the
-	// call is refused with INCARNATION_CHANGED before anything else is looked at.
+	// Required. Life of the engine that the ids belong to. After a restart the same ids are another request's blocks, so
+	// the server refuses the call with INCARNATION_CHANGED before it checks anything else.
 	Incarnation uint64 `protobuf:"fixed64,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// The allocation that all of them are of; empty where the engine manages its blocks by itself. When stated it is
-	// checked: blocks that were freed meanwhile are refused with BLOCK_NOT_ALLOCATED, also if they are allocated again.
+	// Id of the allocation that all the blocks belong to; empty where the engine manages its own blocks. A stated id is
+	// checked: blocks that were freed since then are refused with BLOCK_NOT_ALLOCATED, even if they are allocated again.
 	AllocationId string `protobuf:"bytes,2,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
-	// The blocks, one entry a group. No block is listed in two groups of one block space (Group.space).
+	// The blocks, one entry per group. No block is listed in two groups of one block space (Group.space).
 	Groups        []*GroupBlocks `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1112,12 +1123,12 @@ func (x *LayerRange) GetCount() uint32 {
 	return 0
 }
 
-// What the KV is of, so that it is never used for other tokens, another adapter, salt or weights. The two sides of a
-// transfer compare digests, never tokens; the digest chain is defined in docs/protocol.md with test vectors in
-// proto/vectors/content.json.
+// Identity of the KV: the tokens, the adapter, the salt and the weights that it was computed from. It keeps KV from
+// being used for a different prompt. The two sides of a transfer compare digests, never tokens. docs/protocol.md
+// defines the digest chain, and proto/vectors/content.json has test vectors.
 type Content struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How the content is stated. Both sides of one transfer use `chain` or `tokens` (they compare equal), or both use
+	// Form of the content. Both sides of one transfer use `chain` or `tokens`, which compare as equal, or both use
 	// `opaque_id`.
 	//
 	// Types that are valid to be assigned to Form:
@@ -1126,7 +1137,7 @@ type Content struct {
 	//	*Content_Tokens
 	//	*Content_OpaqueId
 	Form isContent_Form `protobuf_oneof:"form"`
-	// Number of tokens that an `opaque_id` stands for. Left 0 with the other forms.
+	// Number of tokens that an `opaque_id` stands for; 0 with the other forms.
 	OpaqueTokens  uint32 `protobuf:"varint,4,opt,name=opaque_tokens,json=opaqueTokens,proto3" json:"opaque_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1208,17 +1219,18 @@ type isContent_Form interface {
 }
 
 type Content_Chain struct {
-	// Digests, made by the caller.
+	// Digests that the caller computed.
 	Chain *ContentChain `protobuf:"bytes,1,opt,name=chain,proto3,oneof"`
 }
 
 type Content_Tokens struct {
-	// Token ids; this server makes the chain from them and forgets them.
+	// Token ids. The server computes the digest chain from them and forgets them.
 	Tokens *TokenContent `protobuf:"bytes,2,opt,name=tokens,proto3,oneof"`
 }
 
 type Content_OpaqueId struct {
-	// Any identifier of at most 64 bytes, for engines that have no token ids. Compared whole: no prefixes.
+	// Any identifier of at most 64 bytes, for engines that have no token ids. It is compared as a whole, so it has no
+	// prefixes.
 	OpaqueId []byte `protobuf:"bytes,3,opt,name=opaque_id,json=opaqueId,proto3,oneof"`
 }
 
@@ -1231,9 +1243,10 @@ func (*Content_OpaqueId) isContent_Form() {}
 // A digest chain over units of 16 tokens.
 type ContentChain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// h_1, h_2, ... of 32 bytes each, concatenated; the last unit may be short. ceil(token_count / 16) digests.
+	// Digests h_1, h_2, ... of 32 bytes each, concatenated. There are ceil(token_count / 16) digests. The last unit may
+	// be short.
 	Digests []byte `protobuf:"bytes,1,opt,name=digests,proto3" json:"digests,omitempty"`
-	// Tokens that the chain covers.
+	// Number of tokens that the chain covers.
 	TokenCount    uint32 `protobuf:"varint,2,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1283,18 +1296,18 @@ func (x *ContentChain) GetTokenCount() uint32 {
 	return 0
 }
 
-// The inputs of the digest chain.
+// Inputs of the digest chain.
 type TokenContent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Token ids in order, at most 1,048,576. For KV that was computed: exactly those tokens whose KV is in the blocks.
+	// Token ids in order, at most 1,048,576. For computed KV the list has exactly the tokens whose KV is in the blocks.
 	TokenIds []uint32 `protobuf:"varint,1,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
-	// Name and revision of the adapter (LoRA) in use; empty for none.
+	// Name and revision of the adapter (LoRA) in use; empty means none.
 	Adapter string `protobuf:"bytes,2,opt,name=adapter,proto3" json:"adapter,omitempty"`
-	// Cache salt of the request; empty for none.
+	// Cache salt of the request; empty means none.
 	CacheSalt string `protobuf:"bytes,3,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	// Revision of the weights; empty takes the revision that this engine stated for its pool.
+	// Revision of the weights; empty means the revision that this engine stated for its pool.
 	WeightsRevision string `protobuf:"bytes,4,opt,name=weights_revision,json=weightsRevision,proto3" json:"weights_revision,omitempty"`
-	// Items that occupy token positions without being told apart by token ids; at most 8,192.
+	// Items that occupy token positions but that token ids do not tell apart; at most 8,192.
 	MultimodalItems []*MultimodalItem `protobuf:"bytes,5,rep,name=multimodal_items,json=multimodalItems,proto3" json:"multimodal_items,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1365,7 +1378,7 @@ func (x *TokenContent) GetMultimodalItems() []*MultimodalItem {
 	return nil
 }
 
-// One image, audio clip or the like inside a prompt.
+// One image, audio clip or similar item inside a prompt.
 type MultimodalItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Digest of the item's data, at most 64 bytes.
@@ -1429,29 +1442,29 @@ func (x *MultimodalItem) GetLength() uint32 {
 	return 0
 }
 
-// An unforgeable, relayable capability, at most 512 bytes. Routers relay it unread; nothing but `token` is trusted by
-// any holder, the other fields repeat what the token says so that people and routers can read it. It is a bearer right
-// within its tenant: treat it like a password. Its JSON form, for routers that carry `kv_transfer_params`, is defined
-// in docs/protocol.md with examples in proto/vectors/grant.json.
+// An unforgeable capability of at most 512 bytes that routers relay unread. A holder trusts only `token`. The other
+// fields repeat the token's contents for people and routers. A grant is a bearer right within its tenant: treat it like
+// a password. docs/protocol.md defines its JSON form for routers that carry `kv_transfer_params`, and
+// proto/vectors/grant.json has examples.
 type Grant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The signed token. Only its issuer can verify it.
 	Token []byte `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// What it allows.
+	// Kind of access that the grant allows.
 	Access AccessKind `protobuf:"varint,2,opt,name=access,proto3,enum=kvgrpc.v1.AccessKind" json:"access,omitempty"`
-	// Issuing engine.
+	// Id of the issuing engine.
 	EngineId string `protobuf:"bytes,3,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	// Issuing engine's life; after a restart the grant is refused with INCARNATION_CHANGED.
+	// Life of the issuing engine. After a restart the grant is refused with INCARNATION_CHANGED.
 	Incarnation uint64 `protobuf:"fixed64,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// gRPC address of the issuer's lead, as the peers dial it.
+	// gRPC address of the issuer's lead, as peers dial it.
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
-	// The lease (READ) or target (WRITE) that it stands on; for RenewLeases and ReleaseLease.
+	// Id of the lease (READ) or of the target (WRITE) that the grant stands on. RenewLeases and ReleaseLease take it.
 	LeaseId string `protobuf:"bytes,6,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// TTL at the time of minting, a hint: ask GetLease for what is left.
+	// TTL at the time of minting. It is a hint: GetLease returns the remaining time.
 	Ttl *durationpb.Duration `protobuf:"bytes,7,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// Blocks of all groups together.
+	// Number of blocks of all groups together.
 	BlockCount uint32 `protobuf:"varint,8,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
-	// Tokens on offer.
+	// Number of tokens on offer.
 	TokenCount    uint32 `protobuf:"varint,9,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1550,32 +1563,33 @@ func (x *Grant) GetTokenCount() uint32 {
 	return 0
 }
 
-// What a router tells an engine about a request. It travels inside the engine's own request; its JSON form is
-// Protobuf's JSON mapping, under `kvgrpc_intent` beside the grant's in docs/protocol.md, with examples in
-// proto/vectors/intent.json.
+// Instructions of a router to an engine about one request. The intent travels inside the engine's own request. Its JSON
+// form is Protobuf's JSON mapping under `kvgrpc_intent`, as docs/protocol.md says beside the grant's JSON form;
+// proto/vectors/intent.json has examples.
 type Intent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel.
-	// One that can be guessed is none: RenewLeases and CancelTransfer tell whether there is something under it.
+	// Required. Transfer key: at least 16 random bytes that pair the two sides of a transfer. The key is secret, because
+	// a caller that knows it can cancel the transfer. The bytes must be impossible to guess, because RenewLeases and
+	// CancelTransfer tell whether anything exists under a key.
 	TransferKey []byte `protobuf:"bytes,1,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
-	// The LLM request's id: a label to search by, never matched.
+	// Id of the LLM request. It is a label to search by and is never matched.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Pull or push.
 	Mode TransferMode `protobuf:"varint,3,opt,name=mode,proto3,enum=kvgrpc.v1.TransferMode" json:"mode,omitempty"`
-	// How many consumers will come for the blocks. 0 means 1.
+	// Number of consumers that will come for the blocks; 0 means 1.
 	ConsumerCount uint32 `protobuf:"varint,4,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// Lease duration to ask for.
 	Ttl *durationpb.Duration `protobuf:"bytes,5,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// Higher goes first. 0 is normal.
+	// Priority: a higher one goes first. 0 is normal.
 	Priority int32 `protobuf:"varint,6,opt,name=priority,proto3" json:"priority,omitempty"`
-	// What a consumer's abort means.
+	// Effect of a consumer's abort.
 	OnAbort OnAbort `protobuf:"varint,7,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
-	// Where the other side is, if the router knows.
+	// Address of the other side, if the router knows it.
 	Peer *PeerAddress `protobuf:"bytes,8,opt,name=peer,proto3" json:"peer,omitempty"`
-	// How long the source keeps the blocks in any case, though no consumer has come; as in HandOver.
+	// Time for which the source keeps the blocks even if no consumer has come, as in HandOver.
 	FirmTtl *durationpb.Duration `protobuf:"bytes,9,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
-	// When the request began, in microseconds since the Unix epoch, as in HandOver; 0: when the engine heard of it. Each
-	// engine clamps it to the last 10 minutes before it hears of it.
+	// Time at which the request began, in microseconds since the Unix epoch, as in HandOver. 0 means the time at which
+	// the engine heard of the request. Each engine clamps the value to the 10 minutes before it heard of the request.
 	RequestTimeUs uint64 `protobuf:"varint,10,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1681,12 +1695,12 @@ func (x *Intent) GetRequestTimeUs() uint64 {
 	return 0
 }
 
-// How to reach an engine's lead.
+// Address of an engine's lead.
 type PeerAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// gRPC address, `host:port`.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Engine expected there; checked when stated.
+	// Id of the engine expected there; checked when stated.
 	EngineId      string `protobuf:"bytes,2,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1736,20 +1750,20 @@ func (x *PeerAddress) GetEngineId() string {
 	return ""
 }
 
-// Why a transfer failed, for programs and for readers.
+// Failure of a transfer, for programs and for people.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What happened.
+	// Reason of the failure.
 	Reason FailureReason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// When.
+	// Phase in which the transfer failed.
 	Phase TransferPhase `protobuf:"varint,2,opt,name=phase,proto3,enum=kvgrpc.v1.TransferPhase" json:"phase,omitempty"`
-	// Where.
+	// Side on which the failure happened.
 	Side Side `protobuf:"varint,3,opt,name=side,proto3,enum=kvgrpc.v1.Side" json:"side,omitempty"`
-	// The rank that failed, where one did.
+	// Rank that failed, where one did.
 	Rank *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
-	// What to do now.
+	// Step that helps now.
 	Next NextStep `protobuf:"varint,5,opt,name=next,proto3,enum=kvgrpc.v1.NextStep" json:"next,omitempty"`
-	// One sentence, to be read.
+	// One sentence for people.
 	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
