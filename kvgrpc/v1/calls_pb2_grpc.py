@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CallServiceStub:
-    """Carries calls. Called by clients that call often: routers that drive pulls.
+    """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 
     def __init__(self, channel):
@@ -43,26 +43,29 @@ class CallServiceStub:
 
 
 class CallServiceServicer:
-    """Carries calls. Called by clients that call often: routers that drive pulls.
+    """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 
     def StreamCalls(self, request_iterator, context):
-        """Unary calls of this package's services over one stream: a call costs both sides about half of what it costs by
-        itself. A client opens one stream for each connection and makes calls over it for as long as it likes.
+        """Carries unary calls of this package's services over one stream. A call over the stream costs both sides about half
+        of what it costs by itself. A client opens one stream per connection and makes calls over it for as long as it
+        likes.
 
-        Every unary method of this package can be called so, by its name, and does what it does by itself: the same
-        checks, limits, traces, answers and errors. A call over the stream has a place among the calls of its connection as a
-        call by itself has, and is refused with RESOURCE_EXHAUSTED LIMIT_EXCEEDED where there is none. A streaming method, or
-        one that this server does not know, is answered with UNIMPLEMENTED FEATURE_UNAVAILABLE.
+        A client can call every unary method of this package by its name over the stream. The method does what it does as a
+        call by itself, with the same checks, limits, traces, answers and errors. A call over the stream takes a place
+        among the calls of its connection, as a call by itself does. It is refused with RESOURCE_EXHAUSTED LIMIT_EXCEEDED
+        where no place is left. A streaming method, or a method that this server does not know, is answered with
+        UNIMPLEMENTED FEATURE_UNAVAILABLE.
 
-        Calls begin in their order. Answers come as soon as they are known, in any order; each names its call. The error of a
-        call ends no other call. A message without calls is answered at once by one without answers: a client that has it
-        knows that the stream carries messages both ways.
+        Calls begin in the order in which they are sent. The server sends each answer as soon as it is known, so answers
+        come in any order, and each names its call. An error of one call does not end other calls. The server answers a
+        message without calls at once with a message without answers, which tells the client that the stream carries
+        messages both ways.
 
-        A client that does not take its answers is not read from. When the stream ends, however it ends, the calls that are
-        not answered end as if each had been cancelled: what they began goes on, and nothing is known of the rest. A client
-        reads that as UNAVAILABLE: it makes those calls again, by themselves, with the same idempotency keys. A server
-        that knows no CallService answers UNIMPLEMENTED: then each call is made by itself.
+        The server stops reading from a client that does not read its answers. When the stream ends for any reason, every
+        unanswered call ends as if it had been cancelled: what it began goes on, and its result is unknown. A client treats
+        such a call as UNAVAILABLE: it makes the call again, by itself, with the same idempotency key. A server without
+        CallService answers UNIMPLEMENTED: then the client makes each call by itself.
 
         Errors (of the stream, which they end):
         * INVALID_ARGUMENT INVALID_FIELD: a call id that is not greater than those before it.
@@ -89,7 +92,7 @@ def add_CallServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallService:
-    """Carries calls. Called by clients that call often: routers that drive pulls.
+    """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 
     @staticmethod
