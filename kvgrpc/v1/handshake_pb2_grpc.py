@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class HandshakeServiceStub:
-    """First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
+    """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
+    Handshake.
     """
 
     def __init__(self, channel):
@@ -68,11 +69,13 @@ class HandshakeServiceStub:
 
 
 class HandshakeServiceServicer:
-    """First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
+    """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
+    Handshake.
     """
 
     def GetCapabilities(self, request, context):
-        """What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
+        """Returns what this engine is and offers, and whether it takes work. The call has no effect. It is a good first call
+        from grpcurl. Any caller may call it.
 
         Errors: none of its own.
         """
@@ -81,8 +84,8 @@ class HandshakeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetEngine(self, request, context):
-        """How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
-        waits. Any caller. The unary equal of WatchEngine.
+        """Returns the present state of the engine, for a router that chooses among engines: whether it takes work, what is
+        free, and what waits. Any caller may call it. It is the unary equal of WatchEngine.
 
         Errors: none of its own.
         """
@@ -91,9 +94,10 @@ class HandshakeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchEngine(self, request, context):
-        """The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
-        though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
-        transfers of the one before are gone. Ends with the server.
+        """Sends the present state of the engine at once, then after each change. Two replies are at least `min_interval`
+        apart. A reply comes at least every 5 seconds, even without a change. The stream outlasts the engine's lives: a
+        reply of another incarnation means that all leases, grants and transfers of the previous one are gone. The stream
+        ends with the server.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
@@ -104,13 +108,14 @@ class HandshakeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Handshake(self, request, context):
-        """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
-        pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
-        newest wins. It admits the caller to PeerService, where each side shows what the other one told it here (`proof`).
+        """Makes two leads known to each other, both ways at once, for their present incarnations. Each lead learns the
+        other's pool, its ranks and how to reach their memory. Leads call it once per pair of incarnations. It is safe to
+        repeat; the newest handshake wins. It admits the caller to PeerService, where each side shows the `proof` that the
+        other side gave it here.
 
-        An engine id and an incarnation are known to everybody, so they prove nothing. A life that has shown its proof, or
-        was reached at its address, has its name until it is declared dead: a handshake in its name shows its proof, and the
-        proofs stay as they are.
+        Everybody knows an engine's id and incarnation, so these prove nothing. A life owns its name once it has shown its
+        proof or was reached at its address, until it is declared dead. A handshake in that name must show the life's
+        proof, and it leaves the proofs as they are.
 
         Errors:
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the violations name the fields; choose another pair.
@@ -121,19 +126,20 @@ class HandshakeServiceServicer:
         * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
         * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
         * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
-        * FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its proofs.
-        * UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry, it is taken for over once its
-        liveness stream has ended.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
+        * FAILED_PRECONDITION NOT_PROVED: this life of the caller has shaken hands here before; shake hands with its
+        proofs.
+        * UNAVAILABLE NOT_PROVED: another life of the caller's engine is connected; retry: that life counts as over once
+        its liveness stream has ended.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the maximum number of peers is connected; retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckCompatibility(self, request, context):
-        """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
-        descriptions: no effect, no connection. Called by routers that pair engines.
-        Tells no data path: descriptions name none, and which one works only ranks find, by trying (ConnectPeer).
+        """Tells, field by field, whether this engine and the described engine could exchange blocks. It is a pure function of
+        the two descriptions: it has no effect and opens no connection. Routers that pair engines call it. It does not tell
+        the data path, because descriptions name none: ranks find out by trying which data path works (ConnectPeer).
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the description is not usable.
@@ -143,15 +149,15 @@ class HandshakeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConnectPeer(self, request, context):
-        """Lets this lead do its handshake with a peer now, so that the first transfer does not pay for it. Called by
-        routers. Safe to repeat.
+        """Makes this lead do its handshake with a peer now, so that the first transfer does not pay for it. Routers call it.
+        It is safe to repeat.
 
         Errors:
         * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
         * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
         * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
         * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
-        * otherwise as in Handshake, by either of the two.
+        * otherwise the errors are as in Handshake, from either lead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,7 +205,8 @@ def add_HandshakeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class HandshakeService:
-    """First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
+    """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
+    Handshake.
     """
 
     @staticmethod
