@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class HandoffServiceStub:
-    """Starts transfers. Called by engines, and by routers that drive SERVER_MANAGED pools.
+    """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 
     def __init__(self, channel):
@@ -58,39 +58,40 @@ class HandoffServiceStub:
 
 
 class HandoffServiceServicer:
-    """Starts transfers. Called by engines, and by routers that drive SERVER_MANAGED pools.
+    """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 
     def FinishedBlocks(self, request, context):
-        """Hands finished blocks over: pins them under a lease, makes a SEND transfer and mints the READ grant that a
-        consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
-        if it frees them in its own tables. Safe to repeat with the same idempotency key.
+        """Hands over finished blocks: pins them under a lease, creates a SEND transfer and mints the READ grant that a
+        consumer pulls with. From this call until the transfer's memory is RETURNED the caller must not reuse the blocks,
+        even if it frees them in its own tables. The call is safe to repeat with the same idempotency key.
 
-        `job` says which of three things it is:
+        `job` says what the call is about:
         * `for_readers`: a whole prompt, for consumers that pull it.
-        * `part`: one part of a push (FEATURE_PUSH): whole blocks that follow those of the same layers handed over before, in
-        any number of parts, each as soon as it is written. The final one says `last`. The reply has the SEND transfer and
-        the lease that pins all parts, and no grant. A prefill that starts over raises `part_epoch`: the first part of the
-        new epoch replaces all earlier ones, whose lease ends.
-        * `failure`: the source cannot deliver. It ends the push under the transfer key at once, at both sides.
+        * `part`: one part of a push (FEATURE_PUSH). A part has whole blocks that follow the blocks of the same layers in
+        earlier parts. A push has any number of parts, and each is handed over as soon as it is written. The final part
+        sets `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. A prefill that
+        starts over raises `part_epoch`: the first part of the new epoch replaces all earlier parts, whose lease ends.
+        * `failure`: the source cannot deliver. The push under the transfer key ends at once, at both sides.
+        * `expected`: the attached engine knows the request and will hand over what it computes.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
-        recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is
+        over: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
-        * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
+        * FAILED_PRECONDITION EMPTY_FINISH: the call names no blocks.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
         was never allocated.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
-        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
-        * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
-        last one, or of an epoch whose blocks were replaced or taken back.
+        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: an earlier call under this key had another job.
+        * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: the part has other content than the first part,
+        comes after the last part, or belongs to an epoch whose blocks were replaced or taken back.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without FEATURE_PUSH.
         """
@@ -99,32 +100,32 @@ class HandoffServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PullBlocks(self, request, context):
-        """Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
-        its lease renewed. Without `destination` it waits for blocks; call again with the transfer's id to give them. A
-        destination that is present and empty says that everything was found locally: it settles and releases the source
-        without moving a byte. Returns as soon as the transfer exists, and WaitTransfer or WatchTransfers tell the end; or, with
-        `wait`, at the end.
+        """Pulls blocks that another engine handed over: creates a RECEIVE transfer, opens an access at the source and keeps
+        the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
+        id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
+        transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
+        and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
 
-        From the moment that destination blocks are named until the transfer's memory is RETURNED the caller must not
-        touch them; in SUCCEEDED they hold the KV.
+        From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
+        not touch these blocks. In state SUCCEEDED they hold the KV.
 
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
         GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
-        recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is
+        over: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
         * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
-        * NOT_FOUND TRANSFER_NOT_FOUND: by transfer id. With `wait` it also says that the engine's life ended during the wait;
-        treat the memory as QUARANTINED.
+        * NOT_FOUND TRANSFER_NOT_FOUND: by transfer id. With `wait` it also says that the engine's life ended during the
+        wait; treat the memory as QUARANTINED.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
         transfer's failure.
@@ -134,23 +135,24 @@ class HandoffServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReserveBlocks(self, request, context):
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it (FEATURE_PUSH): makes a RECEIVE transfer.
-        Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
-        grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
-        touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
-        first part or between two, fails the transfer. Returns as soon as the transfer exists; with `wait`, at its end.
+        """Reserves blocks that a push will fill and mints the WRITE grant for it (FEATURE_PUSH): creates a RECEIVE transfer.
+        The destination's engine or a router calls it. With `source` this lead registers the push at the source by itself.
+        Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
+        memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
+        the source says nothing for the registration timeout, before its first part or between two parts. The call returns
+        as soon as the transfer exists; with `wait`, at the end of the transfer.
 
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
-        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is over:
-        recompute.
+        * FAILED_PRECONDITION SOURCE_FAILED, TRANSFER_ENDED, LEASE_RECLAIMED: a push under this key was given up, or is
+        over: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool: state no allocation.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
         * NOT_FOUND TRANSFER_NOT_FOUND: with `wait`: the engine's life ended during it; treat the memory as QUARANTINED.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
@@ -161,15 +163,14 @@ class HandoffServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterPush(self, request, context):
-        """Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
-        at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-        A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by
-        another, with a grant of its own, for as long as the blocks are there. When the source refuses a registration that
-        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the reason that it
-        gives.
+        """Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+        lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
+        as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
+        another with a grant of its own, while the source still has the blocks. If the source refuses a registration that
+        the destination's lead makes by itself (ReserveBlocks `source`), the reservation fails with the source's reason.
 
-        Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
-        The same grant again is the same registration.
+        Only the grant's issuer can tell a good grant from a forged one. What the issuer says arrives as the transfer's
+        failure. The same grant again is the same registration.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
@@ -220,7 +221,7 @@ def add_HandoffServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class HandoffService:
-    """Starts transfers. Called by engines, and by routers that drive SERVER_MANAGED pools.
+    """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 
     @staticmethod
