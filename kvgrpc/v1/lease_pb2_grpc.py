@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class LeaseServiceStub:
-    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on it.
-    Called by engines, routers and peers.
+    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
+    Engines, routers and peers call it.
     """
 
     def __init__(self, channel):
@@ -69,8 +69,8 @@ class LeaseServiceStub:
 
 
 class LeaseServiceServicer:
-    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on it.
-    Called by engines, routers and peers.
+    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
+    Engines, routers and peers call it.
     """
 
     def GrantLease(self, request, context):
@@ -83,38 +83,38 @@ class LeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Extends many leases at once. A renewal never shortens a lease and never passes its cap. A lease that cannot be
-        renewed is a row of the reply, not an error of the call. Safe to repeat.
+        """Renews many leases at once. A renewal never shortens a lease and never passes its cap. A lease that cannot be
+        renewed is a row of the reply, not an error of the call. The call is safe to repeat.
 
         Errors:
         * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
-        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, another row than a
-        key, or one of another length than keys have; `source` without an address.
+        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease, a grant nor a key; with `source`, a row is no
+        transfer key, or its key has a wrong length; `source` without an address.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has caused too many handshakes of late, or such
-        renewals, of which every 64 keys count as one. Retry after the delay.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: with `source`: the caller has recently caused too many handshakes, or too many
+        renewals with `source` (64 keys count as one). Retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
-        as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
-        repeat.
+        """Ends a lease before its time, for all its consumers, and says which blocks came free. Reads that are in progress
+        will settle as STALE. A consumer that is done does not call this: its lead reports that by SettleAccess or
+        CloseAccess. The call is safe to repeat.
 
         Errors:
         * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
         * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
         GRANT_WRONG_ACCESS.
-        * ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
+        * ABORTED INCARNATION_CHANGED: the grant and its lease belong to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLease(self, request, context):
-        """One lease.
+        """Returns one lease.
 
         Errors: as ReleaseLease.
         """
@@ -123,10 +123,10 @@ class LeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListLeases(self, request, context):
-        """The live leases, oldest first; a snapshot.
+        """Lists the live leases, oldest first, as a snapshot.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -134,8 +134,8 @@ class LeaseServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request_iterator, context):
-        """RenewLeases as a stream, for callers that hold thousands. Every request gets one reply; a dead lease is a row and
-        never ends the stream. Ending the stream ends no lease.
+        """Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
+        dead lease is a row and never ends the stream. The end of the stream ends no lease.
 
         Errors: as RenewLeases; the stream then ends.
         """
@@ -185,8 +185,8 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LeaseService:
-    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on it.
-    Called by engines, routers and peers.
+    """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
+    Engines, routers and peers call it.
     """
 
     @staticmethod
