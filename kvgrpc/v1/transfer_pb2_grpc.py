@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """Follows and ends transfers. Called by engines, routers and operators.
+    """Follows and ends transfers. Engines, routers and operators call it.
     """
 
     def __init__(self, channel):
@@ -73,24 +73,24 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """Follows and ends transfers. Called by engines, routers and operators.
+    """Follows and ends transfers. Engines, routers and operators call it.
     """
 
     def GetTransfer(self, request, context):
-        """One transfer, also for a while after its end. Any caller.
+        """Returns one transfer, also for a while after its end. Any caller may call it.
 
         Errors:
-        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, but where `next` is
-        FIX_REQUEST: that is no id of a transfer.
+        * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED, unless `next` is
+        FIX_REQUEST: then the id is no transfer's id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WaitTransfer(self, request, context):
-        """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-        request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
-        over. Called by routers that have no stream.
+        """Waits until the transfer meets the condition that the request names (its end, or the return of its memory) or until
+        the given time is over. The reply has the transfer in its present state and says whether the condition was met. The
+        end of the time is no error. Routers without a stream call it.
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
@@ -100,8 +100,9 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WaitTransfers(self, request, context):
-        """WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
-        One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+        """Waits for many transfers at once: answers when any of them, or all of them, have met the condition, or when the
+        given time is over. An unknown transfer is a row of the reply and counts as met, because there is nothing to wait
+        for.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
@@ -113,11 +114,12 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTransfers(self, request, context):
-        """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
-        has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
+        """Lists transfers that match a filter, newest first, as a snapshot at header.event_seq. If there are several pages,
+        each shows the transfers at its own moment and has the event_seq of the first page. A transfer that exists all the
+        while is on exactly one page.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token or the filter is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,11 +127,11 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchTransfers(self, request, context):
-        """Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-        longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
-        whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
-        when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
-        unary equal is WaitTransfer.
+        """Sends every change of every matching transfer, in order, from now on or after a sequence number. Each change has
+        the whole transfer. A server that no longer has the changes after that number sends `history_lost` first: list,
+        then watch from the list's event_seq. Resume after the header.event_seq of the last message, whatever message that
+        was. Some messages have no transfer: one comes when the past changes are all sent, and one comes for every quarter
+        of the history (about 1,000 changes) in which nothing matches. The unary equal is WaitTransfer.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
@@ -142,8 +144,9 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AcknowledgeTransfers(self, request, context):
-        """The owning engine says that it has seen the end of these transfers and the return of their memory; they then
-        move to the bounded history. Ids that are unknown, or of another caller's transfers, are ignored. Safe to repeat.
+        """Records that the owning engine has seen the end of these transfers and the return of their memory. The transfers
+        then move to the bounded history. Ids that are unknown, or that belong to another caller's transfers, are ignored.
+        The call is safe to repeat.
 
         Errors: none of its own.
         """
@@ -152,16 +155,17 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelTransfer(self, request, context):
-        """Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
-        before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
-        is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
+        """Ends a transfer, at any time, from either side, and tells the other side. Both sides end CANCELLED, unless one side
+        was over before it heard of the cancel. The outcome says at once what is known of this engine's memory. Of several
+        consumers, a cancelled consumer ends alone, and the SEND goes on for the others. A cancelled SEND ends for all its
+        consumers.
 
-        Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
-        the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
-        to repeat.
+        The cancel of an unknown key leaves a tombstone: a transfer under that key is refused with CANCELLED if it comes
+        within the registration timeout. The cancel of a key whose transfers are over leaves none, so the request may be
+        tried again under that key. The call is safe to repeat.
 
         Errors (nothing was cancelled or freed):
-        * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+        * NOT_FOUND TRANSFER_NOT_FOUND: only for a call by id.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
         * INVALID_ARGUMENT INVALID_FIELD.
         """
@@ -216,7 +220,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """Follows and ends transfers. Called by engines, routers and operators.
+    """Follows and ends transfers. Engines, routers and operators call it.
     """
 
     @staticmethod
