@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PoolServiceStub:
-    """Describes and manages the pool. Called by engines and debuggers.
+    """Describes and manages the pool. Engines and debuggers call it.
     """
 
     def __init__(self, channel):
@@ -73,11 +73,11 @@ class PoolServiceStub:
 
 
 class PoolServiceServicer:
-    """Describes and manages the pool. Called by engines and debuggers.
+    """Describes and manages the pool. Engines and debuggers call it.
     """
 
     def DescribePools(self, request, context):
-        """The pool's description.
+        """Returns the pool's description.
 
         Errors:
         * UNAVAILABLE NO_POOL: no engine is attached yet.
@@ -87,20 +87,21 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AllocateBlocks(self, request, context):
-        """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
-        its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
-        ends with the session, and by a TTL only if it states one. No other caller can free, renew, hand over or fill what an
-        allocation holds. With `reclaim` leases of other callers stay.
+        """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL
+        ends. Its owner renews it by allocating again with the same allocation id. An allocation that an engine makes
+        through its session ends with the session; it has a TTL only if the engine states one. No other caller can free,
+        renew, hand over or fill the blocks of an allocation. With `reclaim` the leases of other callers stay.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count` (beside what the
-        groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which with
-        `reclaim` is when enough leases may be soft.
+        groups before it get of the same block space), with `reclaim` `soft_block_count`; retry after the delay, which
+        with `reclaim` is when enough leases may be soft.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the call asks for more blocks than the pool has (metadata `group`, `block_count`),
+        or than one request may.
         * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -108,11 +109,11 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FreeBlocks(self, request, context):
-        """Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
-        unpin. All or none.
+        """Gives blocks back: the named blocks, or all blocks of an allocation, all or none. Pinned blocks come free at their
+        last unpin.
 
         Errors:
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
@@ -122,23 +123,25 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReclaimBlocks(self, request, context):
-        """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest first and as few as will do:
-        they end with LEASE_RECLAIMED, and a consumer that comes later is told so and recomputes. All or none: where all
-        soft leases together would not set enough blocks free, none is ended, and the answer says when others will be soft.
-        Only an attached engine takes back what other callers handed over.
-        A block that an allocation still holds is not set free by the end of its lease: who has no more use of blocks that
-        it handed over frees them at once (FreeBlocks), and the lease alone holds them then. AllocateBlocks reclaims by
-        itself where it is asked to. An engine that manages its pool reclaims through its session or SchedulerService.
+        """Takes blocks of a SERVER_MANAGED pool back from soft leases (Lease.soft_in), the oldest leases first and as few as
+        needed. The leases end with LEASE_RECLAIMED: a consumer that comes later gets this reason and recomputes. The call
+        takes all or none: if all soft leases together would not free enough blocks, no lease ends, and the answer says
+        when other leases will be soft. Only an attached engine takes back what other callers handed over.
 
-        With `request_time_us` it is asked for a request that waits: where soft leases are too few, leases end, too, that are
-        claimed by requests which began later and have no blocks to read into yet (AccessOpening.waits_for_blocks), and those
-        that renewals alone keep. The youngest first, and none in its firm time, nor in the default one after it was claimed.
-        So engines that wait for each other's blocks do not wait for long: the oldest request goes on, and a reader that has
-        lost its blocks, which is told at once, computes them itself.
+        The end of a lease does not free a block that an allocation still holds. A caller that has no more use for blocks
+        that it handed over frees them at once (FreeBlocks), so that only the lease holds them. AllocateBlocks with
+        `reclaim` reclaims by itself. An engine that manages its own pool reclaims through its session or SchedulerService.
+
+        A call with `request_time_us` asks on behalf of a request that waits. If there are too few soft leases, more leases
+        end: those that only renewals keep, and those claimed by requests that began later and have no blocks to read into
+        yet (AccessOpening.waits_for_blocks). The youngest end first. No lease ends in its firm time, or within the default
+        firm time after it was claimed. So engines that wait for each other's blocks do not wait for long: the oldest
+        request goes on, and a reader that has lost its blocks is told at once and computes them itself.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the call asks for more blocks than the pool has (metadata `group`, `block_count`),
+        or than one request may.
         * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -146,11 +149,11 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAllocations(self, request, context):
-        """Who holds blocks of a SERVER_MANAGED pool: the allocations that hold some, oldest first. What became of them shows in
-        ListPins; a caller that forgets to free shows here. Called by routers and operators.
+        """Lists the allocations that hold blocks of a SERVER_MANAGED pool, oldest first. Blocks that callers forgot to free
+        appear here; ListPins shows which blocks are pinned. Routers and operators call it.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: `block` is not in the pool.
         * ABORTED INCARNATION_CHANGED: the page token is of another life.
         * UNAVAILABLE NO_POOL.
@@ -160,7 +163,7 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetPoolStatus(self, request, context):
-        """Counts per group: free, allocated, pinned by what.
+        """Returns the number of free, allocated and pinned blocks of each group, by kind of pin.
 
         Errors:
         * UNAVAILABLE NO_POOL.
@@ -170,10 +173,11 @@ class PoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlocks(self, request, context):
-        """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
+        """Returns the bytes of blocks, for debugging. It is off by default, because it exposes a tenant's KV. A call returns
+        at most 1 MiB.
 
         Errors:
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE.
         """
@@ -228,7 +232,7 @@ def add_PoolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PoolService:
-    """Describes and manages the pool. Called by engines and debuggers.
+    """Describes and manages the pool. Engines and debuggers call it.
     """
 
     @staticmethod
