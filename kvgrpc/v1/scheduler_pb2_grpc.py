@@ -26,27 +26,27 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
-    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
-    that brought it.
+    """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
+    AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
+    attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
+    request schedules it.
 
-    A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
-    changes nothing where it says what is known already. A late call, about a request that has left or was never there,
-    changes nothing either. What contradicts what is known is refused, and then nothing has changed. The calls of one
-    request are made one after the other; those of different requests need no order. A new life of the engine knows no
-    request of the one before.
+    Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
+    nothing if it says what the server already knows. A late call, about a request that has left or was never there,
+    changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
+    one request are made one after the other; calls of different requests need no order. A new life of the engine knows
+    no request of the previous life.
 
-    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
-    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
-    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
-    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
-    still has. What requests keep is weighed (`kept_bytes`).
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when
+    its scheduler has said nothing for `request_ttl_s` (600 s by default). Any call of this service counts for all
+    requests that were last named over the same connection. So a scheduler that steps, or polls for news, loses no
+    request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
+    request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
-    refused with, when the call had no other fault, is told so.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
+    refused although the call itself is correct, news report that too.
 
-    Rules for all requests, such as what becomes of one whose KV does not come, are the server's settings
+    The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
     """
 
@@ -119,33 +119,33 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
-    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
-    that brought it.
+    """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
+    AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
+    attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
+    request schedules it.
 
-    A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
-    changes nothing where it says what is known already. A late call, about a request that has left or was never there,
-    changes nothing either. What contradicts what is known is refused, and then nothing has changed. The calls of one
-    request are made one after the other; those of different requests need no order. A new life of the engine knows no
-    request of the one before.
+    Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
+    nothing if it says what the server already knows. A late call, about a request that has left or was never there,
+    changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
+    one request are made one after the other; calls of different requests need no order. A new life of the engine knows
+    no request of the previous life.
 
-    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
-    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
-    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
-    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
-    still has. What requests keep is weighed (`kept_bytes`).
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when
+    its scheduler has said nothing for `request_ttl_s` (600 s by default). Any call of this service counts for all
+    requests that were last named over the same connection. So a scheduler that steps, or polls for news, loses no
+    request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
+    request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
-    refused with, when the call had no other fault, is told so.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
+    refused although the call itself is correct, news report that too.
 
-    Rules for all requests, such as what becomes of one whose KV does not come, are the server's settings
+    The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
     """
 
     def RequestArrived(self, request, context):
-        """A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
-        at its source, and renewed, from now on.
+        """Announces a request, before the scheduler looks for it in the prefix cache. From this call on the KV that the
+        request can pull is held at its source, and its lease is renewed.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -153,20 +153,22 @@ class SchedulerServiceServicer:
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: a WRITE grant to take with, or a READ grant as target.
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: grant and intent are of two requests.
         * PERMISSION_DENIED DIAL_REFUSED: an address is not on this server's dial list.
-        * ALREADY_EXISTS TRANSFER_EXISTS: another request is called so; or as in RegisterPush, for `target`.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news were not read, or what this caller, or
-        all of them, keep here is at its limit (`kept_bytes`).
+        * ALREADY_EXISTS TRANSFER_EXISTS: another request has that id; or as in RegisterPush, for `target`.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many requests are known, too many news are unread, or this caller, or all
+        callers together, keep as much as they may (`kept_bytes`).
         * RESOURCE_EXHAUSTED QUARANTINED: retry after the delay, or elsewhere.
-        * ABORTED INCARNATION_CHANGED: it is meant for another life of this engine.
+        * ABORTED INCARNATION_CHANGED: the call is meant for another life of this engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MatchTokens(self, request, context):
-        """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing; ask as often as you
-        like. None for a request that is unknown, or takes nothing, or not any more. What is lost with ON_LOSS_FAIL still
-        counts: once blocks are allocated for it, LoadEnded says the loss, which schedulers that fail only loads wait for.
+        """Returns how many tokens beyond the tokens computed here can come from elsewhere. The call changes nothing and may
+        be repeated at will. The number is 0 for a request that is unknown or takes nothing any more. It is also 0 if a
+        request that prefills here lacks fewer tokens than `recompute_threshold_tokens`. Tokens that were lost still count
+        with ON_LOSS_FAIL, unless the source took its blocks back: once blocks are allocated for them, LoadEnded reports
+        the loss. Schedulers that fail only loads depend on that.
 
         Errors: none of its own.
         """
@@ -175,35 +177,37 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BlocksAllocated(self, request, context):
-        """The request has blocks: what is missing begins to come into them, or the source is let go, since nothing is. The
-        blocks that are filled belong to the transfer until LoadEnded. The first call counts, later ones change nothing.
+        """Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
+        released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
+        change nothing.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
+        * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TokensComputed(self, request, context):
-        """A step was scheduled that computes more of a request: a push of a prefill sends the blocks that are whole then, a
-        staged engine saves what is new. Once for each chunk; repeated, or with fewer tokens, it changes nothing.
+        """Reports that a step was scheduled that computes more of a request. A push of a prefill then sends the blocks that
+        are complete after the step, and a staged engine saves the new blocks. Call it once per chunk. A repeated call, or
+        a call with fewer tokens, changes nothing.
 
         Errors:
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news are unread.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BlocksLoaded(self, request, context):
-        """A staged engine has copied the blocks of Load; LoadEnded follows.
+        """Reports that a staged engine has copied the blocks of the news `load`. LoadEnded follows.
 
         Errors: none of its own.
         """
@@ -212,8 +216,9 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RequestPreempted(self, request, context):
-        """A prefill is preempted: it will be computed once more, in other blocks. What a push has handed over counts no more,
-        and its blocks may be reused when this has been answered: who still reads them learns that it must not use them.
+        """Reports that a prefill is preempted: it will be computed again, in other blocks. What a push has handed over no
+        longer counts. Its blocks may be reused once this call is answered: a destination that still reads them learns that
+        it must not use them.
 
         Errors: none of its own.
         """
@@ -222,30 +227,31 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RequestFinished(self, request, context):
-        """A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
-        whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
-        still to come ends.
+        """Reports that a request has left the scheduler, and hands over the KV that another engine or turn will want. The
+        reply says whether the blocks must be kept or may be freed now, and has the grant for the engine that comes next.
+        KV that was still to come does not come any more.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-        * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * OUT_OF_RANGE CONTENT_RANGE: no known content covers exactly the computed tokens: state `content`.
+        * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BlocksNeeded(self, request, context):
-        """The scheduler lacks blocks, for a request that waits or for one that would have to be preempted: those of soft leases
-        are taken back, as by PoolService.ReclaimBlocks, also of a pool that the engine manages. SendEnded tells of the
-        requests whose blocks come back, with LEASE_RECLAIMED. Better than a preemption: nobody waits for what is lost. Each
-        call asks for so many more. Also blocks that the scheduler has allocated come free so: for it to free, or to use again.
+        """Takes blocks of soft leases back when the scheduler lacks blocks, for a request that waits or for a request that
+        would have to be preempted. It works like PoolService.ReclaimBlocks, also for a pool that the engine manages.
+        SendEnded, with LEASE_RECLAIMED, reports each request whose blocks come back. The call is better than a preemption,
+        because nobody waits for the lost blocks. Each call asks for more blocks in addition to earlier calls. Blocks that
+        the scheduler itself has allocated also come back this way: the scheduler may free them or use them again.
 
         Errors:
-        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has, or than one request may.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the call asks for more blocks than the pool has, or than one request may.
         * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -253,7 +259,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortRequest(self, request, context):
-        """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
+        """Ends a request that is no longer wanted, whatever its state. After RequestFinished it also ends what was handed
         over.
 
         Errors: none of its own.
@@ -263,25 +269,26 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PollSchedulerNews(self, request, context):
-        """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
-        them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
+        """Returns the news after a sequence number, oldest first, as many as fit. The server forgets the news up to that
+        number, because the caller has them. All other news stay, so that a caller can ask again after a lost reply. If the
+        request says so, the call waits for the first news.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: no news had that number yet.
-        * ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: its
-        requests are unknown now, and the blocks that were kept are lost with it.
+        * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
+        * ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: the
+        requests of that life are unknown now, and its kept blocks are lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ScheduleStep(self, request, context):
-        """All that a scheduler has to say in one step, and the news: one message for each of its steps. Every call is what it
-        is alone, in the given order; one that is refused says so in its answer, and the others go on.
+        """Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
+        alone, in the given order. A refused call says so in its answer, and the other calls go on.
 
         Errors (nothing of the step has happened):
         * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
-        * INVALID_ARGUMENT INVALID_FIELD: no news had that number yet.
+        * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
         * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -289,7 +296,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Schedule(self, request_iterator, context):
-        """ScheduleStep as a stream: one answer for each step, in order. It costs less than a call for each.
+        """Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
+        step.
 
         Errors: as in ScheduleStep; they end the stream.
         """
@@ -369,27 +377,27 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """The policy for the scheduler of this server's engine: one scheduler, in any language, in any process. It works on
-    blocks that AllocateBlocks gave out, and on those of an attached engine whose own block manager gives them out. In the
-    latter case each call shows the ticket of its session (common.proto). No other caller schedules a request than the one
-    that brought it.
+    """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
+    AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
+    attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
+    request schedules it.
 
-    A request is named by its `request_id` in every call. Each call is safe to repeat, has no idempotency key, and
-    changes nothing where it says what is known already. A late call, about a request that has left or was never there,
-    changes nothing either. What contradicts what is known is refused, and then nothing has changed. The calls of one
-    request are made one after the other; those of different requests need no order. A new life of the engine knows no
-    request of the one before.
+    Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
+    nothing if it says what the server already knows. A late call, about a request that has left or was never there,
+    changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
+    one request are made one after the other; calls of different requests need no order. A new life of the engine knows
+    no request of the previous life.
 
-    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when its
-    scheduler has said nothing for `request_ttl_s` (600 s unless set): any call of this service over the connection that
-    spoke of the request last counts, for all requests of that connection. So a scheduler that steps, or polls for news,
-    loses none. One that comes over a new connection repeats RequestArrived, or any other call, for each request that it
-    still has. What requests keep is weighed (`kept_bytes`).
+    A request ends with RequestFinished or AbortRequest, and with its transfers. It also ends, as by AbortRequest, when
+    its scheduler has said nothing for `request_ttl_s` (600 s by default). Any call of this service counts for all
+    requests that were last named over the same connection. So a scheduler that steps, or polls for news, loses no
+    request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
+    request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    How transfers fare is told by news, in order: PollSchedulerNews, or with each ScheduleStep. Also what a transfer was
-    refused with, when the call had no other fault, is told so.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
+    refused although the call itself is correct, news report that too.
 
-    Rules for all requests, such as what becomes of one whose KV does not come, are the server's settings
+    The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
     """
 
