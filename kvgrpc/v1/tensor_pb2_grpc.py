@@ -26,14 +26,14 @@ if _version_not_supported:
 
 
 class TensorServiceStub:
-    """The staging store of this server's engine: tensors of other engines that it waits for, and its own that it keeps for
-    others.
+    """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
+    and the engine's own tensors that it keeps for others.
 
-    A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
-    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
-    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
-    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    Every call names a tensor by its TensorName. One name stands for one tensor, so the calls are safe to repeat and have
+    no idempotency key. A call that contradicts what is known is refused before bytes move. A repeated put at the source,
+    of the same allocation to the same consumers, joins the first put; for the registration timeout it gets the first
+    put's answer. A request that has ended here takes no more tensors for as long (reason TRANSFER_ENDED or CANCELLED). A
+    new life of the engine knows none of the previous life's tensors: calls that waited end with ABORTED
     INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
@@ -71,119 +71,124 @@ class TensorServiceStub:
 
 
 class TensorServiceServicer:
-    """The staging store of this server's engine: tensors of other engines that it waits for, and its own that it keeps for
-    others.
+    """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
+    and the engine's own tensors that it keeps for others.
 
-    A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
-    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
-    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
-    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    Every call names a tensor by its TensorName. One name stands for one tensor, so the calls are safe to repeat and have
+    no idempotency key. A call that contradicts what is known is refused before bytes move. A repeated put at the source,
+    of the same allocation to the same consumers, joins the first put; for the registration timeout it gets the first
+    put's answer. A request that has ended here takes no more tensors for as long (reason TRANSFER_ENDED or CANCELLED). A
+    new life of the engine knows none of the previous life's tensors: calls that waited end with ABORTED
     INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
     def PutTensor(self, request, context):
-        """Puts a tensor. At its source, with `allocation_id`, by the engine: its pages are handed over, to be sent to
-        `consumers`, or, without these, to be kept until one fetches it with GetTensor. At each consumer, with `grant`, by
-        the source's lead or by a router: the consumer pulls it into its store.
+        """Puts a tensor. The engine calls it at the tensor's source, with `allocation_id`: the pages are handed over. They
+        are sent to `consumers`, or, without consumers, kept until an engine fetches the tensor with GetTensor. The
+        source's lead or a router calls it at each consumer, with `grant`: the consumer pulls the tensor into its store.
 
-        Returns when it is stored at all consumers; with `asynchronous`, or without consumers, once this server has it. The
-        allocation belongs to the hand-over from the call on, also if the call is refused later: its pages come free by
-        themselves, when the consumers have the tensor, or the lease ends. What refuses a call at once leaves the allocation
-        to the caller, and what ends it later does not: so free it by FreeBlocks after any error. NOT_FOUND says then that it
-        was the hand-over's.
+        The call returns when the tensor is stored at all consumers. With `asynchronous`, or without consumers, it returns
+        once this server has the tensor. From the call on the allocation belongs to the hand-over, even if the call is
+        refused later. Its pages come free by themselves, when the consumers have the tensor or the lease ends. A call that
+        is refused at once leaves the allocation to the caller; a call that fails later does not. So free the allocation by
+        FreeBlocks after any error: NOT_FOUND then means that it belonged to the hand-over.
 
-        A consumer that has no room lets a tensor wait for a moment, in line, then refuses with RESOURCE_EXHAUSTED
-        POOL_EXHAUSTED and a delay. The source's lead asks again after that, until `timeout` is over, and comes to its old
-        place; likewise one that cannot be reached, which may be starting. No tensor is ever dropped for want of room. What
-        the consumer's engine waits for goes first, and a part of the store is for that alone (GetStagingStatus says how
-        much).
+        A consumer without room lets a tensor wait for a moment, in line, and then refuses it with RESOURCE_EXHAUSTED
+        POOL_EXHAUSTED and a delay. The source's lead asks again after the delay, until `timeout` is over, and gets its old
+        place in the line. It also asks a consumer again that cannot be reached, because that consumer may be starting. No
+        tensor is ever dropped for lack of room. Tensors that the consumer's engine waits for go first, and a part of the
+        store is reserved for them (GetStagingStatus says how much).
 
-        Tensors of a request that are put to the same consumers while others are on their way there may go together, as a
-        bundle: one call at a consumer, with `bundled_tensors`. A consumer takes all of it or refuses it; the source's lead
-        then puts each by itself.
+        Tensors of a request that are put to the same consumers while others are on their way there may travel together, as
+        a bundle: one call at a consumer, with `bundled_tensors`. A consumer takes the whole bundle or refuses it. After a
+        refusal the source's lead puts each tensor by itself.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, TTL_INVALID, GRANT_INVALID: fix it.
         * INVALID_ARGUMENT BLOCK_COUNT_MISMATCH: the allocation has another number of pages than the tensor takes.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: there is no such allocation.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: it is larger than the consumer's store: put it in several parts; at a consumer also: a
-        bundle takes more pages than `limit` says: put each tensor by itself.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the tensor is larger than the consumer's store: put it in several parts; at a
+        consumer also: the bundle takes more pages than `limit`: put each tensor by itself.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         * FAILED_PRECONDITION CONTENT_MISMATCH: the consumer asked for another shape, type, layer or prompt; at a consumer
         also: the source holds another tensor than is described.
-        * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run other weights.
+        * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run different weights.
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
-        * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source keeps it
-        no more.
+        * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source no
+        longer keeps the tensor.
         * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
         consumer also: a tensor of the bundle is here already.
         * PERMISSION_DENIED DIAL_REFUSED: an address is not on the server's dial list.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full, at the source: it stayed full until the end.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: a consumer's store is full. At the source: it stayed full until the end.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay.
-        * DEADLINE_EXCEEDED DEADLINE: it was not stored in time; `phase` is tensor.
-        * DEADLINE_EXCEEDED QUEUE_TIMEOUT, TRANSFER_TIMEOUT, SETTLE_TIMEOUT: the transfer ended so; put it again.
+        * DEADLINE_EXCEEDED DEADLINE: the tensor was not stored in time; `phase` is tensor.
+        * DEADLINE_EXCEEDED QUEUE_TIMEOUT, TRANSFER_TIMEOUT, SETTLE_TIMEOUT: the transfer ended with this reason; put the
+        tensor again.
         * UNAVAILABLE PEER_UNREACHABLE, PEER_LOST, ENGINE_LOST: the other side died, or cannot be reached.
         * ABORTED INCARNATION_CHANGED: this life of the engine, or that of the source, is over.
-        * PERMISSION_DENIED GRANT_FOREIGN, TRANSFER_KEY_MISMATCH: at a consumer: the grant is another engine's or request's.
+        * PERMISSION_DENIED GRANT_FOREIGN, TRANSFER_KEY_MISMATCH: at a consumer: the grant is another engine's or
+        request's.
         * FAILED_PRECONDITION WRONG_ENGINE: another engine answers at that address.
-        * INTERNAL DATA_PATH_FAILED: as for blocks; put it again.
-        * DATA_LOSS CHECKSUM_MISMATCH: as for blocks; put it again.
+        * INTERNAL DATA_PATH_FAILED: as for blocks; put the tensor again.
+        * DATA_LOSS CHECKSUM_MISMATCH: as for blocks; put the tensor again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTensor(self, request, context):
-        """Waits for a tensor that was put here, or is about to be, and gives its pages to the engine, which holds it from then
-        on until ReleaseTensors; asked for again it is the same tensor in the same pages. A caller that is not the attached
-        engine may be gone without a word: it holds a tensor for 10 minutes after it last asked for it. With `source` the
-        tensor is fetched from there if nobody has put it here. Called by the engine; by a consumer's lead with `as_offer` at
-        the source, where it gives the grant of a tensor that is kept there in place of pages; with `bundled_tensors` that of
-        a bundle, of those that are there, and at once.
+        """Waits for a tensor that was put here, or will be put here soon, and gives its pages to the engine. The engine then
+        holds the tensor until ReleaseTensors. A repeated call returns the same tensor in the same pages. A caller that is
+        not the attached engine may disappear without notice, so it holds a tensor for 10 minutes after it last asked for
+        it. With `source` the tensor is fetched from there if nobody has put it here. The engine calls it. A consumer's
+        lead calls it at the source with `as_offer`, and gets the grant of a tensor that is kept there in place of pages.
+        With `bundled_tensors` it gets the grant of a bundle of the tensors that are there, at once.
 
-        While a call waits for a tensor, whatever else of its request is kept here for others, or is stored and was not asked
-        for, lasts as if it had just come, up to the cap of leases. So a consumer whose turn comes later asks for a tensor
-        that is never put.
+        While a call waits for a tensor, the request's other tensors last as if they had just come, up to the cap of
+        leases. These are the tensors kept here for others, and the stored tensors that nobody has asked for. So a consumer
+        whose turn comes later asks for a tensor that is never put.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-        * FAILED_PRECONDITION CONTENT_MISMATCH: the tensor is another one than is expected; the violations say how.
+        * FAILED_PRECONDITION CONTENT_MISMATCH: the tensor differs from the expected one; the violations say how.
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended.
-        * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`, of a tensor that is this engine's own.
+        * ALREADY_EXISTS TRANSFER_EXISTS: without `as_offer`: the tensor is this engine's own.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many calls wait here; retry after the delay.
-        * DEADLINE_EXCEEDED DEADLINE: it did not come in time, or this store stayed full; with `bundled_tensors`: none of them
-        is there. `phase` is tensor.
-        * ABORTED INCARNATION_CHANGED: the engine's life is over, and with it what was waited for.
-        * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` answers with no tensor, or is another engine.
-        * UNAVAILABLE PEER_UNREACHABLE: with `source`: it cannot be reached.
+        * DEADLINE_EXCEEDED DEADLINE: the tensor did not come in time, or this store stayed full; with `bundled_tensors`:
+        none of the tensors is there. `phase` is tensor.
+        * ABORTED INCARNATION_CHANGED: the engine's life is over.
+        * FAILED_PRECONDITION PEER_FAILED, WRONG_ENGINE: `source` returns no tensor, or is another engine.
+        * UNAVAILABLE PEER_UNREACHABLE: `source` cannot be reached.
         * UNAVAILABLE ENGINE_LOST: this server stops.
-        * What is fetched ends as in PutTensor.
+        * A fetch ends as in PutTensor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseTensors(self, request, context):
-        """Tensors of a request are wanted no more: their pages are free from here on, what is on its way ends, who waits for
-        them is refused, and what comes later too. Without `names` it is all of the request: its end. Called by the engine
-        that holds them, when it reads none of them any more; at a source also by whoever takes back what is kept there.
-        What an engine got by its session only that session frees, as it may be reading it: to anybody else's call it is
-        not there. CancelTransfer with the same transfer key ends a request as well, but for what the engine holds.
+        """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, moves of them end,
+        and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of the
+        request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a source, a
+        caller that takes back what is kept there may also call it. Only the session that got a tensor can release it,
+        because the engine may be reading the tensor: for other callers the tensor does not exist. CancelTransfer with the
+        same transfer key also ends a request, but it leaves the tensors that the engine holds.
 
-        With `source` that lead is told the same, once they are released here: so a consumer that leaves gives back what is
-        kept for it. What is kept for several consumers ends for all of them.
+        With `source` this server tells that lead the same after it has released the tensors here, so that a consumer that
+        leaves gives back what is kept for it. What is kept for several consumers ends for all of them.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: fix it.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: with `source` a request has at most 16,384 bytes: name fewer tensors, or none for all.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: with `source` a request has at most 16,384 bytes: name fewer tensors, or none for
+        all.
         * PERMISSION_DENIED DIAL_REFUSED: `source` is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: too many sources are being told here; retry after the delay.
-        * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, and what it keeps ends with its lease. Here they are released.
+        * UNAVAILABLE PEER_UNREACHABLE: `source` was not told, so the tensors that it keeps end with their lease. The
+        tensors here are released.
         * FAILED_PRECONDITION WRONG_ENGINE: likewise: another engine answers there.
         * UNAVAILABLE ENGINE_LOST: likewise: this server stops.
         * ABORTED INCARNATION_CHANGED: likewise: the engine's life is over.
@@ -194,10 +199,10 @@ class TensorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTensors(self, request, context):
-        """Who holds what: all tensors that are here, on their way, or kept for others; oldest first.
+        """Lists all tensors that are here, on their way or kept for others, with their state, oldest first.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: the page token is no such token.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
         * ABORTED INCARNATION_CHANGED: the page token is of another life.
         """
@@ -206,7 +211,7 @@ class TensorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStagingStatus(self, request, context):
-        """How full the store is.
+        """Returns how full the store is.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: this server's pool is no staging store.
@@ -252,14 +257,14 @@ def add_TensorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TensorService:
-    """The staging store of this server's engine: tensors of other engines that it waits for, and its own that it keeps for
-    others.
+    """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
+    and the engine's own tensors that it keeps for others.
 
-    A tensor is named in every call by its TensorName. One name stands for one tensor: the calls are safe to repeat and
-    have no idempotency key, and what contradicts what is known is refused, before bytes move. A put at the source that is
-    made again, of the same allocation to the same consumers, joins the first one, and is answered as that was for the
-    registration timeout. A request that has ended here takes no more tensors (reason TRANSFER_ENDED or CANCELLED) for as
-    long. A new life of the engine knows none of the tensors of the one before: calls that waited end with ABORTED
+    Every call names a tensor by its TensorName. One name stands for one tensor, so the calls are safe to repeat and have
+    no idempotency key. A call that contradicts what is known is refused before bytes move. A repeated put at the source,
+    of the same allocation to the same consumers, joins the first put; for the registration timeout it gets the first
+    put's answer. A request that has ended here takes no more tensors for as long (reason TRANSFER_ENDED or CANCELLED). A
+    new life of the engine knows none of the previous life's tensors: calls that waited end with ABORTED
     INCARNATION_CHANGED, or with UNAVAILABLE ENGINE_LOST when the server stops.
     """
 
