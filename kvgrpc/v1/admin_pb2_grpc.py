@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Answers an operator's questions. Called by viewers and operators.
+    """Answers questions of operators. Viewers and operators call it.
     """
 
     def __init__(self, channel):
@@ -63,11 +63,11 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Answers an operator's questions. Called by viewers and operators.
+    """Answers questions of operators. Viewers and operators call it.
     """
 
     def GetStatus(self, request, context):
-        """Whether the server takes work, since when it lives, and what is oldest.
+        """Returns whether the server takes work, how long it has lived, and its oldest transfer.
 
         Errors: none of its own.
         """
@@ -76,11 +76,11 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPeers(self, request, context):
-        """The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
-        exactly one page.
+        """Lists the engines that this lead knows, newest first, as a snapshot, page by page. A peer that is known all the
+        while is on exactly one page.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -88,23 +88,24 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPins(self, request, context):
-        """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
-        is on exactly one page. Asked for one block it also names the allocation that holds it.
+        """Lists who pins which blocks, why and for how long, oldest first, as a snapshot, page by page. A pin that exists all
+        the while is on exactly one page. With a filter for one block the reply also names the allocation that holds the
+        block.
 
         Errors:
-        * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that the pool does not have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
-        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
-        The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
-        drains, too, and then ends the server. Called by operators. Safe to repeat.
+        """Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
+        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
+        on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
+        is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
 
         Errors: none of its own.
         """
@@ -113,17 +114,18 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseQuarantine(self, request, context):
-        """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+        """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Operators call it.
 
-        Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
-        have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
-        memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
-        the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
-        itself when too much stays in quarantine. Safe to repeat: a call while it goes on gets the same answer.
+        Without `force` the server does a re-key. It takes no new work. Transfers that have an access, or are opening one,
+        fail with MEMORY_CHANGED, and bytes in flight have the transfer timeout to end. Then the data paths by which peers
+        write begin anew, under new keys and another memory generation, and peers repeat their handshakes by themselves.
+        Leases live on. The re-key proves the blocks at rest where the transport allows that proof. The reply comes when
+        the re-key is over and says how many blocks it released. The server re-keys by itself when too much stays in
+        quarantine. The call is safe to repeat: a call during a re-key gets that re-key's reply.
 
-        With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
-        can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
-        foreign bytes.
+        With `force` the server proves nothing and changes nothing else. The blocks come back because the caller asserts
+        that nothing can write them any more, for example because the peer's host is off. The server logs the call. If the
+        assertion is wrong, a later request gets foreign bytes.
 
         Errors:
         * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
@@ -172,7 +174,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Answers an operator's questions. Called by viewers and operators.
+    """Answers questions of operators. Viewers and operators call it.
     """
 
     @staticmethod
