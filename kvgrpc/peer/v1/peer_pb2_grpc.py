@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class PeerServiceStub:
-    """Between leads that know each other by Handshake. An access is a grant in use: opened at the grant's issuer before the
-    first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
-    carries rows; a row that fails is an answer and never fails the others.
+    """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
+    before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
+    posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
-    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
+    shows the proof in each request.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
@@ -87,12 +88,13 @@ class PeerServiceStub:
 
 
 class PeerServiceServicer:
-    """Between leads that know each other by Handshake. An access is a grant in use: opened at the grant's issuer before the
-    first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
-    carries rows; a row that fails is an answer and never fails the others.
+    """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
+    before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
+    posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
-    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
+    shows the proof in each request.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
@@ -100,53 +102,54 @@ class PeerServiceServicer:
     """
 
     def OpenAccess(self, request, context):
-        """Verifies grants and says which blocks they stand for, for how long. Nothing may move before. Idempotent by access
-        id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
-        blocks whose engine step has not ended yet, are waited for up to 5 seconds.
+        """Verifies grants and returns which blocks they stand for, and for how long. No byte may move before. The call is
+        idempotent by access id: a repeated call gets the same answer while the access is open. The call waits up to 5
+        seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it has not ended
+        yet.
 
         A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
         LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
-        ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not
-        come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
+        ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
+        not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
         FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
 
-        Errors, and then none of the rows is opened:
+        Errors (no row was opened):
         * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
         * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
         * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
-        * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
+        * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SettleAccess(self, request, context):
-        """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
-        the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
-        the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
-        caller's movers are at rest.
+        """Asks after the last byte whether accesses were valid throughout. VALID means that the lease, the incarnation and
+        the memory generation have stayed as they were at the opening, without a break. No answer counts as a failure. The
+        issuer keeps the verdict for the settle timeout, so that the caller can ask again after a lost reply. `last` closes
+        the access and asserts that the caller's movers are at rest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseAccess(self, request, context):
-        """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
-        late. Sent again until answered.
+        """Ends accesses that will not be settled. For an unknown id the call leaves a tombstone, which refuses an opening
+        that comes late. The caller repeats the call until it is answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PartsReady(self, request, context):
-        """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
-        that they may be read under the READ access that the source opened for the destination. Parts are counted within
-        the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+        """Widens the access of a push that the destination moves. The source says which of its blocks form the next parts,
+        and that the destination may read them under the READ access that the source opened for it. Parts are numbered
+        within the WRITE access. Parts that are already known are skipped, so the call may be repeated. A push has at most
         16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
-        * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+        * PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
         this push.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
@@ -156,17 +159,18 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChecksumBlocks(self, request, context):
-        """CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
-        that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
-        issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it
-        has summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing. No block
-        is listed twice for the same layer. Peers have their turns one after the other; what no caller waits for any more,
-        because the call or its stream ended or the access is over, is not summed up.
+        """Returns the CRC-32C of blocks that the caller may read under an access, as they lie in memory since their
+        hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when all checksums are
+        equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to repeat. It makes the
+        issuer's ranks read the blocks, unless the issuer has already summed up what it handed over: then whole blocks in
+        the order of their hand-over cost nothing. No block is listed twice for the same layer. The issuer serves peers in
+        turn. It does not sum up blocks that no caller waits for any more, because the call or its stream ended or the
+        access is over.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
         CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-        * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+        * PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
         * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
         * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
@@ -176,22 +180,23 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PostSend(self, request, context):
-        """Has a rank of the issuer send bytes that the caller may read under an access, to a rank of the caller that is about
-        to receive them: where the two have chosen DATA_PATH_COLLECTIVE, by which bytes move only if both act. Answered
-        when the send is under way, behind those before it; the caller's rank receives from then on. It says nothing about
-        what has arrived: the caller concludes, and settles. Sequence 0 sends nothing, needs no access, and makes the two
-        ranks' process group, of an epoch that is higher than any since the caller's last handshake: the group of the epoch
-        before is over, with all that is on it. Then sends count from 1 in each epoch, one after the other; a send that is
-        refused takes no number. A caller that does not know what came of its call begins a new epoch. Not safe to repeat.
+        """Makes a rank of the issuer send bytes to a rank of the caller, which is about to receive them. The caller may read
+        the bytes under an access. It applies where the two ranks have chosen DATA_PATH_COLLECTIVE, by which bytes move
+        only if both ranks act. The reply comes when the send is in progress, behind earlier sends, and the caller's rank
+        receives from then on. The reply says nothing about what has arrived: the caller finds that out itself, and
+        settles. Sequence 0 sends nothing, needs no access, and makes the two ranks' process group, with an epoch higher
+        than any since the caller's last handshake. The group of the previous epoch is then over, with everything in
+        progress on it. In each epoch sends count from 1, one after the other. A refused send takes no number. A caller
+        that does not know the result of its call begins a new epoch. The call is not safe to repeat.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
         CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-        * PERMISSION_DENIED NOT_OWNER: it does not cover these bytes.
-        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the values
-        are no half of a group, or too many groups are being made or came to nothing lately: the message says when to try
-        again. Nothing is sent; the caller begins a new epoch.
-        * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the runs are none.
+        * PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
+        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
+        values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
+        to try again. Nothing is sent; the caller begins a new epoch.
+        * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -199,10 +204,10 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Converse(self, request_iterator, context):
-        """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
-        Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
-        the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
-        are not answered: all are idempotent, so the caller asks again, here or by the calls above.
+        """Carries the calls above over one stream, which costs both sides about half of what the calls cost by themselves.
+        The side that dialled opens it, for as long as it likes. Each answer names its call. Answers come in the order in
+        which they are known, not in the order of the calls. The end of the stream says nothing about unanswered calls. All
+        calls except PostSend are idempotent, so the caller asks again, on another stream or by the calls above.
 
         Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
         """
@@ -211,10 +216,10 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepLiveness(self, request_iterator, context):
-        """One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
-        fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
-        stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
-        another stream; the caller opens one as soon as it can.
+        """Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
+        long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
+        that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
+        and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -272,12 +277,13 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService:
-    """Between leads that know each other by Handshake. An access is a grant in use: opened at the grant's issuer before the
-    first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
-    carries rows; a row that fails is an answer and never fails the others.
+    """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
+    before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
+    posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    Who calls is not what a message says: a call counts for a life only with the proof that this life's handshake gave it.
-    A stream shows it once, in its first message, and is that life's from then on; a unary call shows it in each request.
+    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
+    shows the proof in each request.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
