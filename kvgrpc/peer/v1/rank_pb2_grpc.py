@@ -47,19 +47,19 @@ class RankServiceServicer:
     """
 
     def ConnectRank(self, request_iterator, context):
-        """The rank reports, the lead commands, for as long as both live. The rank brings memory of its own, and moves its
-        bytes itself. Its first message introduces it, within 5 s and without reports; the answer has `attached`. Of an
-        engine that comes back from a lead that died, it comes when all ranks are back. From their first message on both say
-        something at least every second, an empty message if nothing else. An end that hears nothing for the grace takes the
-        other one for dead.
+        """Connects a rank with its lead for as long as both live: the rank reports, and the lead commands. The rank brings
+        memory of its own and moves its bytes itself. The rank's first message introduces it, within 5 s and without
+        reports. The answer has `attached`. For an engine that comes back from a lead that died, the answer comes when all
+        ranks are back. From their first message on, both sides send at least one message per second, an empty one if there
+        is nothing to say. A side that hears nothing for the grace treats the other side as dead.
 
-        The end of the stream, whoever ends it, is the end of the rank's life, and so of the engine's. It proves nothing
-        about what the rank has posted: that may go on.
+        The end of the stream, whichever side ends it, is the end of the rank's life, and so of the engine's life. It
+        proves nothing about what the rank has posted: that may go on.
 
         Errors:
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
-        * PERMISSION_DENIED NOT_OWNER: the ticket is of no engine that is attached here. Of an engine that comes back: its
-        scheduler is still to come, or the rank is new.
+        * PERMISSION_DENIED NOT_OWNER: the ticket belongs to no engine that is attached here. For an engine that comes
+        back: its scheduler has not come yet, or the rank is new.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine has shared memory, or no such rank.
         * ALREADY_EXISTS ENGINE_ATTACHED: the rank is connected already.
         * INTERNAL DATA_PATH_FAILED: the memory of a rank that comes back is not at rest.
