@@ -3,10 +3,10 @@
 isort:skip_file
 The session: the local connection of an engine's scheduler and workers with their lead.
 
-Frames over a unix stream socket: a 4-byte big-endian length, then a ClientFrame (to the lead) or a ServerFrame
-(from it). File descriptors travel beside the frame that announces them. The end of the scheduler's connection is
-the engine's death. Calls are the requests of the public API and travel on one ordered channel; events replace
-polling. Reading the next batch of events acknowledges the last.
+The connection is a unix stream socket. Each frame is a 4-byte big-endian length, then a ClientFrame (to the lead) or
+a ServerFrame (from the lead). File descriptors travel beside the frame that announces them. The end of the
+scheduler's connection is the engine's death. Calls are the requests of the public API and travel on one ordered
+channel. Events replace polling. Reading the next batch of events acknowledges the previous batch.
 """
 
 from collections import abc as _abc
@@ -44,34 +44,36 @@ class _PoolMemoryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolMemory
     POOL_MEMORY_UNSPECIFIED: _PoolMemory.ValueType  # 0
     """Same as SHARED."""
     POOL_MEMORY_SHARED: _PoolMemory.ValueType  # 1
-    """The lead makes shared memory for every rank; workers map it; the lead moves the bytes."""
+    """The lead makes shared memory for every rank. Workers map it, and the lead moves the bytes."""
     POOL_MEMORY_PRIVATE: _PoolMemory.ValueType  # 2
     """Workers bring their own memory and move the bytes."""
     POOL_MEMORY_MIRRORED: _PoolMemory.ValueType  # 3
-    """Workers have memory that no data path reaches, as of a device, and a mirror of it in host memory. They move the bytes
-    of the mirror, into which the lead has them copy what is handed over (CopyOutCommand); what they read they copy on
-    before they report the posting's end. No peer writes there: sources let this engine read what they push.
+    """Workers have memory that no data path reaches, such as a device's memory, and a mirror of it in host memory.
+    Workers move the bytes of the mirror. The lead makes them copy what is handed over into the mirror
+    (CopyOutCommand). They copy what they read onward before they report the posting's end. No peer writes there:
+    sources let this engine read what they push.
     """
 
 class PoolMemory(_PoolMemory, metaclass=_PoolMemoryEnumTypeWrapper):
-    """Where the pool's memory is."""
+    """Place of the pool's memory."""
 
 POOL_MEMORY_UNSPECIFIED: PoolMemory.ValueType  # 0
 """Same as SHARED."""
 POOL_MEMORY_SHARED: PoolMemory.ValueType  # 1
-"""The lead makes shared memory for every rank; workers map it; the lead moves the bytes."""
+"""The lead makes shared memory for every rank. Workers map it, and the lead moves the bytes."""
 POOL_MEMORY_PRIVATE: PoolMemory.ValueType  # 2
 """Workers bring their own memory and move the bytes."""
 POOL_MEMORY_MIRRORED: PoolMemory.ValueType  # 3
-"""Workers have memory that no data path reaches, as of a device, and a mirror of it in host memory. They move the bytes
-of the mirror, into which the lead has them copy what is handed over (CopyOutCommand); what they read they copy on
-before they report the posting's end. No peer writes there: sources let this engine read what they push.
+"""Workers have memory that no data path reaches, such as a device's memory, and a mirror of it in host memory.
+Workers move the bytes of the mirror. The lead makes them copy what is handed over into the mirror
+(CopyOutCommand). They copy what they read onward before they report the posting's end. No peer writes there:
+sources let this engine read what they push.
 """
 Global___PoolMemory: _TypeAlias = PoolMemory  # noqa: Y015
 
 @_typing.final
 class ClientFrame(_message.Message):
-    """To the lead."""
+    """Frame to the lead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -115,7 +117,7 @@ Global___ClientFrame: _TypeAlias = ClientFrame  # noqa: Y015
 
 @_typing.final
 class ServerFrame(_message.Message):
-    """From the lead."""
+    """Frame from the lead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -132,7 +134,7 @@ class ServerFrame(_message.Message):
 
     @_builtins.property
     def rank_attached(self) -> Global___AttachRankResponse:
-        """Answer to AttachRankRequest; a descriptor travels with it where the memory is shared."""
+        """Answer to AttachRankRequest. A descriptor travels with it where the memory is shared."""
 
     @_builtins.property
     def events(self) -> Global___EventBatch:
@@ -144,15 +146,15 @@ class ServerFrame(_message.Message):
 
     @_builtins.property
     def refused(self) -> Global___RefusedResponse:
-        """The attach was refused; the connection ends."""
+        """Refusal of the attach; the connection ends."""
 
     @_builtins.property
     def memory_wanted(self) -> Global___MemoryWanted:
-        """A worker that comes back shall give its memory; a socket for that travels with this frame."""
+        """Request for the memory of a worker that comes back. A socket for the memory travels with this frame."""
 
     @_builtins.property
     def over(self) -> Global___SessionOver:
-        """The engine's life is over, and this lead serves on: the last frame."""
+        """End of the engine's life while this lead serves on; the last frame."""
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ Global___ServerFrame: _TypeAlias = ServerFrame  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """A scheduler attaches its engine. A new incarnation begins."""
+    """Attachment of an engine by its scheduler. It begins a new incarnation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -191,31 +193,32 @@ class AttachRequest(_message.Message):
     RANK_TICKET_FIELD_NUMBER: _builtins.int
     EXPECTS_PUSHES_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
-    """The engine's id; empty keeps the server's."""
+    """Id of the engine; empty keeps the server's id."""
     kind: _pool_types_pb2.PoolKind.ValueType
     """Who manages the blocks."""
     memory: Global___PoolMemory.ValueType
-    """Where its memory is."""
+    """Place of the pool's memory."""
     world_size: _builtins.int
     """Number of ranks; 0 means 1."""
     weights_revision: _builtins.str
     """Revision of the weights."""
     cannot_set_aside: _builtins.bool
-    """The engine cannot keep blocks out of use while they are in quarantine. It moves by itself what is pushed to it, and
-    what stays in quarantine for longer than the peer grace is got out by re-key (AdminService.ReleaseQuarantine).
+    """The engine cannot keep blocks out of use while they are in quarantine. It then moves by itself what is pushed to
+    it. Blocks that stay in quarantine for longer than the peer grace are released by re-key
+    (AdminService.ReleaseQuarantine).
     """
     rank_ticket: _builtins.bytes
-    """The engine comes back from a lead that died: the ticket that its workers have, and keep. The answer comes when all
-    of them have attached with it: then their memory is at rest, and holds what it held. Empty: the engine is new, and
-    its lead makes a ticket.
+    """Ticket that the engine's workers have and keep, if the engine comes back from a lead that died. The answer then
+    comes when all workers have attached with it: their memory is at rest and holds what it held. Empty means that the
+    engine is new, and its lead makes a ticket.
     """
     expects_pushes: _builtins.bool
-    """The engine reads PushWanted, and answers with FinishedBlocks (`expected`) where it knows the request. What
-    registers for a push of which it says nothing waits for announce_wait, and not for the registration timeout.
+    """The engine reads PushWanted and answers with FinishedBlocks (`expected`) where it knows the request. If the engine
+    says nothing of a push, registrations for it wait for announce_wait, not for the registration timeout.
     """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
-        """The pool; unset takes the server's configured one."""
+        """Description of the pool; unset means the server's configured pool."""
 
     def __init__(
         self,
@@ -240,7 +243,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
-    """The engine is attached."""
+    """Confirmation that the engine is attached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -252,28 +255,29 @@ class AttachResponse(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     VOID_SLOTS_FIELD_NUMBER: _builtins.int
     session_secret: _builtins.bytes
-    """32 random bytes. Lease ids and grants of this session are minted from it. Secret."""
+    """Secret of 32 random bytes from which this session's lease ids and grants are minted."""
     rank_ticket: _builtins.bytes
-    """Given by the scheduler to its workers. Secret."""
+    """Ticket that the scheduler gives to its workers. Secret."""
     address: _builtins.str
-    """Address to put into grants."""
+    """Address to state in grants."""
     void_slots: _builtins.int
-    """Slots of the void page, whose descriptor travels with this frame: one byte for each slot, shared by the engine and
-    its lead. The slot of a hand-over belongs to its lease until that has ended (BlocksReturned, PartsReturned). An
-    engine that takes the blocks back at once sets the byte to 1 before it reuses them: from then on its lead vouches
-    for none of them. 0: there is no page; ReleaseLease, then wait for BlocksReturned.
+    """Number of slots of the void page, whose descriptor travels with this frame. The engine and its lead share the page,
+    which has one byte per slot. The slot of a hand-over belongs to its lease until the lease has ended
+    (BlocksReturned, PartsReturned). An engine that takes blocks back at once sets the byte to 1 before it reuses them:
+    from then on its lead vouches for none of them. 0 means that there is no page: call ReleaseLease, then wait for
+    BlocksReturned.
     """
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
-        """Who answered, in the new incarnation."""
+        """The answering engine in its new incarnation."""
 
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
-        """The pool in use."""
+        """Description of the pool in use."""
 
     @_builtins.property
     def limits(self) -> _handshake_pb2.Limits:
-        """Limits, so that the minting caller clamps as the lead would."""
+        """Limits, so that a caller that mints clamps as the lead would."""
 
     def __init__(
         self,
@@ -296,7 +300,7 @@ Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 
 @_typing.final
 class AttachRankRequest(_message.Message):
-    """A worker attaches its rank."""
+    """Attachment of a rank by its worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,21 +311,21 @@ class AttachRankRequest(_message.Message):
     NOT_AT_REST_FIELD_NUMBER: _builtins.int
     MIRRORED_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
-    """The ticket."""
+    """Ticket of the session."""
     rank: _builtins.int
-    """The rank."""
+    """Number of the rank."""
     private_memory: _builtins.bool
-    """The worker will move bytes itself, in memory of its own."""
+    """The worker will move bytes itself, in its own memory."""
     returns: _builtins.bool
-    """The worker comes back from a lead that died, with the memory that it had there, which is at rest. Only such ones are
-    waited for where the engine comes back, too; shared memory is asked for with MemoryWanted.
+    """The worker comes back from a lead that died, with the memory that it had there, and that memory is at rest. A lead
+    waits only for such workers if the engine comes back too. It asks for shared memory with MemoryWanted.
     """
     not_at_rest: _builtins.str
-    """Of a worker that comes back: why its memory is not proved to be at rest. The engine is refused with it, and does not
-    come back.
+    """Reason why the memory of a worker that comes back is not proved to be at rest. The engine is then refused with this
+    reason and does not come back.
     """
     mirrored: _builtins.bool
-    """Where `private_memory`: that is a mirror of memory that no data path reaches."""
+    """With `private_memory`: the worker's memory is a mirror of memory that no data path reaches."""
     def __init__(
         self,
         *,
@@ -342,7 +346,7 @@ Global___AttachRankRequest: _TypeAlias = AttachRankRequest  # noqa: Y015
 
 @_typing.final
 class AttachRankResponse(_message.Message):
-    """The rank is attached."""
+    """Confirmation that the rank is attached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,12 +354,14 @@ class AttachRankResponse(_message.Message):
     SHARED_BYTES_FIELD_NUMBER: _builtins.int
     LEAD_ADDRESS_FIELD_NUMBER: _builtins.int
     shared_bytes: _builtins.int
-    """Length of the shared memory whose descriptor comes with this frame; 0 for private memory."""
+    """Length in bytes of the shared memory whose descriptor comes with this frame; 0 for private memory."""
     lead_address: _builtins.str
-    """The address that the lead tells to peers: a worker that listens for them does so where it would reach that."""
+    """Address that the lead tells to peers. A worker that listens for peers listens on the host address by which it would
+    reach this address.
+    """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
-        """The pool."""
+        """Description of the pool."""
 
     def __init__(
         self,
@@ -374,7 +380,7 @@ Global___AttachRankResponse: _TypeAlias = AttachRankResponse  # noqa: Y015
 
 @_typing.final
 class RefusedResponse(_message.Message):
-    """The attach was refused."""
+    """Refusal of an attach."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -382,11 +388,11 @@ class RefusedResponse(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """Name of the gRPC status code that says what kind of refusal it is."""
+    """Name of the gRPC status code of the refusal."""
     reason: _common_pb2.FailureReason.ValueType
-    """Why."""
+    """Reason of the refusal."""
     message: _builtins.str
-    """One sentence, to be read."""
+    """One sentence for people."""
     def __init__(
         self,
         *,
@@ -404,8 +410,8 @@ Global___RefusedResponse: _TypeAlias = RefusedResponse  # noqa: Y015
 
 @_typing.final
 class MemoryWanted(_message.Message):
-    """Asks a worker that comes back for its shared memory: it sends the descriptor, beside one byte, into the socket that
-    came with this frame.
+    """Request to a worker that comes back for its shared memory. The worker sends the descriptor, beside one byte, into the
+    socket that came with this frame.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -423,13 +429,13 @@ Global___MemoryWanted: _TypeAlias = MemoryWanted  # noqa: Y015
 
 @_typing.final
 class SessionOver(_message.Message):
-    """The engine's life is over. A connection that ends without it was cut by the end of its lead."""
+    """End of the engine's life. A connection that ends without it was cut by the end of its lead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
-    """One sentence, to be read: which process is gone."""
+    """One sentence for people: which process is gone."""
     def __init__(
         self,
         *,
@@ -452,7 +458,9 @@ class CallBatch(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     READ_EVENTS_FIELD_NUMBER: _builtins.int
     read_events: _builtins.int
-    """All events up to this number have been read. Need not be said at once: with the next calls will do."""
+    """Number of the last event that the scheduler has read; all earlier events are read too. It need not be sent at once:
+    it may come with the next calls.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Call]:
         """The calls."""
@@ -497,12 +505,12 @@ class Call(_message.Message):
     RELEASE_TENSORS_FIELD_NUMBER: _builtins.int
     VOID_SLOT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """Names the answer; 0 asks for an answer only on failure."""
+    """Id of the call, which the answer repeats; 0 asks for an answer only on failure."""
     traceparent: _builtins.str
-    """W3C traceparent; a tracestate is not carried."""
+    """W3C traceparent; a tracestate is not passed on."""
     void_slot: _builtins.int
-    """With `finished_blocks`: the slot of its lease in the void page, counted from 1; 0: none. The parts of one epoch of a
-    push share a lease, and so a slot.
+    """Slot in the void page of the lease of `finished_blocks`, counted from 1; 0 means none. The parts of one epoch of a
+    push share a lease, and so they share a slot.
     """
     @_builtins.property
     def finished_blocks(self) -> _handoff_pb2.FinishedBlocksRequest:
@@ -546,13 +554,14 @@ class Call(_message.Message):
 
     @_builtins.property
     def step_done(self) -> _rank_pb2.StepReport:
-        """The step ended on rank 0, where that is the engine's only one and no worker reports its steps. Else it is refused
-        with INVALID_FIELD: what the scheduler knows says nothing about other ranks, nor of what a worker has queued.
+        """The step ended on rank 0. It is allowed only if rank 0 is the engine's only rank and no worker reports its steps.
+        Otherwise it is refused with INVALID_FIELD, because the scheduler does not know about other ranks, or about work
+        that a worker has queued.
         """
 
     @_builtins.property
     def voided(self) -> Global___VoidedSlots:
-        """The void flags of some slots were set: the lead looks now, not only when it has to."""
+        """The void flags of some slots were set: the lead looks at them now, not only when it must."""
 
     @_builtins.property
     def reclaim_blocks(self) -> _pool_pb2.ReclaimBlocksRequest:
@@ -560,7 +569,7 @@ class Call(_message.Message):
 
     @_builtins.property
     def put_tensor(self) -> _tensor_pb2.PutTensorRequest:
-        """TensorService.PutTensor; the answer comes at its end, after those to later calls."""
+        """TensorService.PutTensor. The answer comes at its end, after the answers to later calls."""
 
     @_builtins.property
     def get_tensor(self) -> _tensor_pb2.GetTensorRequest:
@@ -605,7 +614,7 @@ Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class VoidedSlots(_message.Message):
-    """Slots of the void page."""
+    """Notice that slots of the void page were set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -660,26 +669,26 @@ class Event(_message.Message):
     PARTS_RETURNED_FIELD_NUMBER: _builtins.int
     PUSH_WANTED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """Grows by one with each event of the session."""
+    """Number of the event. It grows by one with each event of the session."""
     @_builtins.property
     def received(self) -> Global___Received:
-        """The blocks of a RECEIVE hold their KV; they are the engine's again."""
+        """The blocks of a RECEIVE hold their KV and belong to the engine again."""
 
     @_builtins.property
     def failed(self) -> Global___Failed:
-        """A transfer failed or was cancelled. Returns nothing: BlocksReturned follows."""
+        """A transfer failed or was cancelled. It returns no blocks: BlocksReturned follows."""
 
     @_builtins.property
     def blocks_returned(self) -> Global___BlocksReturned:
-        """The blocks of a transfer are the engine's again."""
+        """The blocks of a transfer belong to the engine again."""
 
     @_builtins.property
     def answer(self) -> Global___CallAnswer:
-        """The answer to a call."""
+        """Answer to a call."""
 
     @_builtins.property
     def opened(self) -> Global___PullOpened:
-        """A pull that waits for its blocks knows how many tokens it will get."""
+        """A pull that waits for its blocks knows its number of tokens."""
 
     @_builtins.property
     def layers_received(self) -> Global___LayersReceived:
@@ -687,11 +696,11 @@ class Event(_message.Message):
 
     @_builtins.property
     def parts_returned(self) -> Global___PartsReturned:
-        """The blocks of parts that were replaced are the engine's again."""
+        """The blocks of replaced parts belong to the engine again."""
 
     @_builtins.property
     def push_wanted(self) -> Global___PushWanted:
-        """A destination has registered for what nothing is handed over of yet."""
+        """A destination has registered for a push of which nothing is handed over yet."""
 
     def __init__(
         self,
@@ -718,7 +727,7 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Received(_message.Message):
-    """The KV is there."""
+    """Success of a RECEIVE: the KV is there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -727,14 +736,16 @@ class Received(_message.Message):
     USE_TOKENS_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     use_tokens: _builtins.int
-    """Tokens whose KV may be used, from the start of the prompt."""
+    """Number of leading prompt tokens whose KV may be used."""
     @_builtins.property
     def telemetry(self) -> Global___MoveTelemetry:
-        """What this engine's ranks moved for it. Unset: the source's ranks did, or there was nothing to move."""
+        """Measurements of what this engine's ranks moved for the transfer. Unset if the source's ranks moved the bytes, or if
+        there was nothing to move.
+        """
 
     def __init__(
         self,
@@ -754,7 +765,7 @@ Global___Received: _TypeAlias = Received  # noqa: Y015
 
 @_typing.final
 class MoveTelemetry(_message.Message):
-    """What an engine's ranks moved in one move, reduced over them."""
+    """Measurements of one move, summed up or maximised over the engine's ranks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -765,14 +776,14 @@ class MoveTelemetry(_message.Message):
     moved_bytes: _builtins.int
     """Bytes, over all ranks."""
     descriptor_count: _builtins.int
-    """Runs that were contiguous at both sides, over all ranks."""
+    """Number of runs that were contiguous at both sides, over all ranks."""
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:
-        """How long the bytes took, of the pair of ranks that took longest."""
+        """Time that the bytes took, for the pair of ranks that took longest."""
 
     @_builtins.property
     def post(self) -> _duration_pb2.Duration:
-        """How long the data path was busy with submitting, of the pair for which that was longest."""
+        """Time that the data path was busy with submitting, for the pair of ranks with the longest time."""
 
     def __init__(
         self,
@@ -792,7 +803,7 @@ Global___MoveTelemetry: _TypeAlias = MoveTelemetry  # noqa: Y015
 
 @_typing.final
 class Failed(_message.Message):
-    """It is over, without success."""
+    """End of a transfer without success."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,14 +812,14 @@ class Failed(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     cancelled: _builtins.bool
-    """It was cancelled."""
+    """Whether the transfer was cancelled."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """Why."""
+        """Failure of the transfer."""
 
     def __init__(
         self,
@@ -828,7 +839,7 @@ Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
 @_typing.final
 class BlocksReturned(_message.Message):
-    """Memory comes back."""
+    """Return of a transfer's blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -837,14 +848,14 @@ class BlocksReturned(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     TELEMETRIES_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     lease_id: _builtins.str
-    """The lease that ended, where the blocks were handed over."""
+    """Id of the lease that ended, if the blocks were handed over."""
     @_builtins.property
     def telemetries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveTelemetry]:
-        """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
+        """Measurements of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
 
     def __init__(
         self,
@@ -864,7 +875,7 @@ Global___BlocksReturned: _TypeAlias = BlocksReturned  # noqa: Y015
 
 @_typing.final
 class PartsReturned(_message.Message):
-    """Memory of earlier parts comes back: the prefill of a push starts over, and the push goes on."""
+    """Return of the blocks of earlier parts: the prefill of a push starts over, and the push goes on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -872,11 +883,11 @@ class PartsReturned(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     lease_id: _builtins.str
-    """The lease that ended."""
+    """Id of the lease that ended."""
     def __init__(
         self,
         *,
@@ -894,13 +905,13 @@ Global___PartsReturned: _TypeAlias = PartsReturned  # noqa: Y015
 
 @_typing.final
 class PushWanted(_message.Message):
-    """A destination waits for a push. Told to engines that said expects_pushes, once for each push."""
+    """Notice that a destination waits for a push. It is sent once per push, to engines that have set expects_pushes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
-    """Its transfer key."""
+    """Transfer key of the push."""
     def __init__(
         self,
         *,
@@ -916,7 +927,9 @@ Global___PushWanted: _TypeAlias = PushWanted  # noqa: Y015
 
 @_typing.final
 class PullOpened(_message.Message):
-    """The access is open, and the pull waits for its blocks: one that had them by then is not spoken of before its end."""
+    """Notice that the access of a pull is open and the pull waits for its blocks. A pull that already has its blocks sends
+    no event before its end.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -924,11 +937,11 @@ class PullOpened(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     USE_TOKENS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     use_tokens: _builtins.int
-    """Tokens that will be usable."""
+    """Number of tokens that will be usable."""
     def __init__(
         self,
         *,
@@ -946,9 +959,9 @@ Global___PullOpened: _TypeAlias = PullOpened  # noqa: Y015
 
 @_typing.final
 class LayersReceived(_message.Message):
-    """All blocks of some layers of a push are there, provisionally: nothing that is computed from them leaves the engine
-    before Received. Each replaces the last: one with fewer layers says that the prefill started over, and that what was
-    computed from the others is to be discarded. Failed discards all.
+    """Layers of a push of which all blocks are there, provisionally. Nothing that is computed from them may leave the
+    engine before Received. Each event replaces the previous one. An event with fewer layers means that the prefill
+    started over: discard what was computed from the earlier layers. Failed discards all layers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -958,14 +971,14 @@ class LayersReceived(_message.Message):
     LAYERS_DONE_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
-    """The transfer."""
+    """Id of the transfer."""
     request_id: _builtins.str
-    """The LLM request."""
+    """Id of the LLM request."""
     part_epoch: _builtins.int
-    """The epoch that they are of."""
+    """Epoch of the layers."""
     @_builtins.property
     def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
-        """The layers."""
+        """Layers that are complete."""
 
     def __init__(
         self,
@@ -985,7 +998,7 @@ Global___LayersReceived: _TypeAlias = LayersReceived  # noqa: Y015
 
 @_typing.final
 class CallAnswer(_message.Message):
-    """The answer to one call."""
+    """Answer to one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1007,12 +1020,12 @@ class CallAnswer(_message.Message):
     GET_TENSOR_FIELD_NUMBER: _builtins.int
     RELEASE_TENSORS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
-    """The call."""
+    """Id of the call."""
     code: _builtins.str
-    """Of a refusal: name of the gRPC status code that the same call of the public API ends with."""
+    """Name of the gRPC status code with which the same call of the public API would end, in case of a refusal."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """Why it was refused; unset on success."""
+        """Reason of a refusal; unset on success."""
 
     @_builtins.property
     def finished_blocks(self) -> _handoff_pb2.FinishedBlocksResponse:
