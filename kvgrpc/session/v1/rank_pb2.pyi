@@ -33,30 +33,36 @@ class _PostOperationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PostOpe
     POST_OPERATION_READ: _PostOperation.ValueType  # 1
     """From the peer's memory into that of the commanded rank."""
     POST_OPERATION_WRITE: _PostOperation.ValueType  # 2
-    """From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+    """From the memory of the commanded rank into the peer's. It fails on a data path on which no rank writes another
+    rank's memory.
+    """
     POST_OPERATION_READ_AND_REPACK: _PostOperation.ValueType  # 3
-    """From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
-    its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+    """From the peer's memory into a staging buffer of the commanded rank, and from there into its memory as `repack`
+    says. `dst` has offsets in the staging buffer. An older worker, which would take them for offsets in the memory,
+    refuses the operation.
     """
 
 class PostOperation(_PostOperation, metaclass=_PostOperationEnumTypeWrapper):
-    """Which way the bytes of a posting go."""
+    """Direction of the bytes of a posting."""
 
 POST_OPERATION_UNSPECIFIED: PostOperation.ValueType  # 0
 """Refused."""
 POST_OPERATION_READ: PostOperation.ValueType  # 1
 """From the peer's memory into that of the commanded rank."""
 POST_OPERATION_WRITE: PostOperation.ValueType  # 2
-"""From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+"""From the memory of the commanded rank into the peer's. It fails on a data path on which no rank writes another
+rank's memory.
+"""
 POST_OPERATION_READ_AND_REPACK: PostOperation.ValueType  # 3
-"""From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
-its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+"""From the peer's memory into a staging buffer of the commanded rank, and from there into its memory as `repack`
+says. `dst` has offsets in the staging buffer. An older worker, which would take them for offsets in the memory,
+refuses the operation.
 """
 Global___PostOperation: _TypeAlias = PostOperation  # noqa: Y015
 
 @_typing.final
 class RankCommand(_message.Message):
-    """What a lead tells a rank to do. A rank decides nothing."""
+    """Command of a lead to a rank. A rank decides nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -89,7 +95,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def expect(self) -> Global___ExpectCommand:
-        """A peer may access this rank's memory: keep the data path going."""
+        """Keep the data path going: a peer may access this rank's memory."""
 
     @_builtins.property
     def await_end(self) -> Global___AwaitEndCommand:
@@ -97,7 +103,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def rekey(self) -> Global___RekeyCommand:
-        """Begin the data paths again by which peers write."""
+        """Begin the data paths by which peers write anew."""
 
     @_builtins.property
     def sum(self) -> Global___SumCommand:
@@ -113,7 +119,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def send_answer(self) -> Global___SendAnswerCommand:
-        """What came of a SendWantedReport."""
+        """Result of a SendWantedReport."""
 
     def __init__(
         self,
@@ -142,16 +148,16 @@ Global___RankCommand: _TypeAlias = RankCommand  # noqa: Y015
 
 @_typing.final
 class OfferCommand(_message.Message):
-    """Asks for an endpoint; answered by OfferReport."""
+    """Asks for an endpoint; OfferReport answers it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """Names the answer."""
+    """Key that the answer repeats."""
     peer: _builtins.str
-    """Whom it is for. Of one peer only the last few endpoints are good."""
+    """Peer that the endpoint is for. Only the last few endpoints of one peer are valid."""
     def __init__(
         self,
         *,
@@ -168,7 +174,7 @@ Global___OfferCommand: _TypeAlias = OfferCommand  # noqa: Y015
 
 @_typing.final
 class ConnectCommand(_message.Message):
-    """Connects to a rank of a peer; answered by ConnectReport. A rank may be connected to several ranks of one peer."""
+    """Connects to a rank of a peer; ConnectReport answers it. A rank may be connected to several ranks of one peer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,18 +186,20 @@ class ConnectCommand(_message.Message):
     peer: _builtins.str
     """Engine and incarnation of the peer, as one key."""
     peer_rank: _builtins.int
-    """The peer's rank whose memory it is, whatever the endpoint says; unset: the one with the number of the commanded
-    rank. An older worker, which reaches its own number only, refuses another one: it ends its connection.
+    """Rank of the peer whose memory is reached, whatever the endpoint says. Unset means the rank with the commanded
+    rank's number. An older worker reaches only that rank, so it refuses another rank by ending its connection.
     """
     attempt: _builtins.int
-    """Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent."""
+    """Number of the attempt, which the answer repeats. The answer to an earlier command may come after a
+    DisconnectCommand and this command were sent.
+    """
     @_builtins.property
     def endpoint(self) -> _pool_types_pb2.RankEndpoint:
-        """How to reach it."""
+        """Endpoint of the peer's rank."""
 
     @_builtins.property
     def allowed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Data paths allowed, best first."""
+        """Allowed data paths, best first."""
 
     def __init__(
         self,
@@ -214,7 +222,7 @@ Global___ConnectCommand: _TypeAlias = ConnectCommand  # noqa: Y015
 
 @_typing.final
 class DisconnectCommand(_message.Message):
-    """Forgets ranks of a peer, each once its last posting ended."""
+    """Forgets ranks of a peer, each after its last posting has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -225,11 +233,11 @@ class DisconnectCommand(_message.Message):
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """The one that is forgotten; unset: all of the peer's."""
+    """Rank that is forgotten; unset means all ranks of the peer."""
     watch: _builtins.bool
-    """If the ends of their processes are looked for, go on with that: they may still write."""
+    """Continue to look for the ends of the ranks' processes if that has begun, because these processes may still write."""
     gone: _builtins.bool
-    """The peer's life is over: endpoints that were made for any rank of it are good for nothing any more."""
+    """The peer's life is over: endpoints that were made for any of its ranks are invalid."""
     def __init__(
         self,
         *,
@@ -250,7 +258,7 @@ Global___DisconnectCommand: _TypeAlias = DisconnectCommand  # noqa: Y015
 
 @_typing.final
 class PostCommand(_message.Message):
-    """One posting; answered by PostingReport. The lead sends it once the engine's steps that it waits for have ended."""
+    """One posting; PostingReport answers it. The lead sends it after the engine's steps that it waits for have ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -264,36 +272,37 @@ class PostCommand(_message.Message):
     SUM_FIELD_NUMBER: _builtins.int
     REPACK_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
-    """Its id."""
+    """Id of the posting."""
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """The peer's rank whose memory it is; unset as in ConnectCommand. One that is not connected: the posting fails."""
+    """Rank of the peer whose memory it is; unset as in ConnectCommand. If that rank is not connected, the posting fails."""
     operation: Global___PostOperation.ValueType
-    """Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
+    """Direction of the bytes. A worker that gets none, or an unknown one, ends its connection, because a guess could
     overwrite memory.
     """
     @_builtins.property
     def src(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Source offsets: of a READ in the memory of the peer's rank, of a WRITE in that of the commanded rank."""
+        """Source offsets: for a READ in the memory of the peer's rank, for a WRITE in that of the commanded rank."""
 
     @_builtins.property
     def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Destination offsets, in the memory of the other one; with `repack` in the staging buffer."""
+        """Destination offsets in the memory of the other rank; with `repack`, in the staging buffer."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Lengths."""
+        """Lengths in bytes."""
 
     @_builtins.property
     def sum(self) -> Global___SumCommand:
-        """Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
-        when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
+        """Blocks that a READ brings, in the memory of the commanded rank. The rank sums them up as they arrive and answers by
+        SumReport when the posting is DONE. A worker that does not know this field never answers, and the transfer ends by
+        its timeout.
         """
 
     @_builtins.property
     def repack(self) -> Global___RepackCommand:
-        """Of POST_OPERATION_READ_AND_REPACK, and of no other."""
+        """Strips to copy. Required for POST_OPERATION_READ_AND_REPACK; other operations have none."""
 
     def __init__(
         self,
@@ -320,8 +329,9 @@ Global___PostCommand: _TypeAlias = PostCommand  # noqa: Y015
 
 @_typing.final
 class RepackCommand(_message.Message):
-    """What comes after the last byte of a posting that reads into a staging buffer: strips are copied from there into the
-    memory of the commanded rank. The posting is DONE when all are. Every strip is checked before the first byte moves.
+    """Copies that follow the last byte of a posting that reads into a staging buffer: strips are copied from the buffer
+    into the memory of the commanded rank. The posting is DONE when all copies are. Every strip is checked before the
+    first byte moves.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -329,12 +339,12 @@ class RepackCommand(_message.Message):
     STRIPS_FIELD_NUMBER: _builtins.int
     STAGING_BYTES_FIELD_NUMBER: _builtins.int
     staging_bytes: _builtins.int
-    """Bytes of the buffer that the posting fills. One that is larger than the rank's staging arena is refused; one that
-    finds no room there now waits for its turn.
+    """Bytes of the buffer that the posting fills. A posting that needs more than the rank's staging arena is refused. A
+    posting that finds no room now waits for its turn.
     """
     @_builtins.property
     def strips(self) -> _containers.RepeatedCompositeFieldContainer[Global___Strip]:
-        """At most 65,536. No two runs of all of them write the same byte."""
+        """Strips to copy; at most 65,536. No two of their runs write the same byte."""
 
     def __init__(
         self,
@@ -365,26 +375,26 @@ class Strip(_message.Message):
     DST_STEPS_FIELD_NUMBER: _builtins.int
     RUN_BYTES_FIELD_NUMBER: _builtins.int
     run_bytes: _builtins.int
-    """Bytes of each run; positive."""
+    """Length of each run in bytes; positive."""
     @_builtins.property
     def src(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each copy begins, in the staging buffer."""
+        """Start of each copy, as offsets in the staging buffer."""
 
     @_builtins.property
     def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where it goes, in the memory of the commanded rank."""
+        """Destination of each copy, as offsets in the memory of the commanded rank."""
 
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Counts of up to four dimensions, the last one fastest; none: one run for each copy."""
+        """Counts of up to four dimensions, the last one fastest; empty means one run per copy."""
 
     @_builtins.property
     def src_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Bytes from one index to the next in the buffer, of each dimension."""
+        """Bytes from one index to the next in the buffer, for each dimension."""
 
     @_builtins.property
     def dst_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The same in the memory."""
+        """Bytes from one index to the next in the memory, for each dimension."""
 
     def __init__(
         self,
@@ -414,12 +424,12 @@ class ExpectCommand(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     WRITES_FIELD_NUMBER: _builtins.int
     access: _builtins.str
-    """The access, or another name."""
+    """Id of the access, or another name."""
     open: _builtins.bool
-    """True while it is open."""
+    """True while the access is open."""
     writes: _builtins.bool
-    """A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
-    whose lead moves the bytes: when a lead dies, only the rank knows.
+    """A peer may write into the rank's memory, from `open` on until it is proved that it no longer does. Workers whose
+    lead moves the bytes get it too, because only the rank knows it when a lead dies.
     """
     def __init__(
         self,
@@ -438,8 +448,9 @@ Global___ExpectCommand: _TypeAlias = ExpectCommand  # noqa: Y015
 
 @_typing.final
 class AwaitEndCommand(_message.Message):
-    """Looks for the ends of a peer's processes, of those of its ranks that are connected now, until a DisconnectCommand
-    without `watch`. Answered by one ProcessReport for each rank whose process has ended; never where that cannot be seen.
+    """Looks for the ends of the processes of those peer's ranks that are connected now, until a DisconnectCommand without
+    `watch`. One ProcessReport per rank whose process has ended answers it. No report comes where the end cannot be
+    observed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -462,8 +473,8 @@ Global___AwaitEndCommand: _TypeAlias = AwaitEndCommand  # noqa: Y015
 
 @_typing.final
 class RekeyCommand(_message.Message):
-    """Ends all that peers can do by the data paths by which they write, and begins those anew, under new keys: postings on
-    them end, their peers are disconnected, earlier endpoints are void. Answered by RekeyReport.
+    """Ends everything that peers can do by the data paths by which they write, and begins these data paths anew, under new
+    keys. Postings on them end, their peers are disconnected, and earlier endpoints are void. RekeyReport answers it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -481,7 +492,7 @@ Global___RekeyCommand: _TypeAlias = RekeyCommand  # noqa: Y015
 
 @_typing.final
 class SumCommand(_message.Message):
-    """Sums up bytes of the commanded rank's memory, by CRC-32C; answered by SumReport."""
+    """Computes the CRC-32C of bytes of the commanded rank's memory; SumReport answers it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -490,18 +501,18 @@ class SumCommand(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names the answer."""
+    """Name that the answer repeats."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each piece begins."""
+        """Start of each piece."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its length."""
+        """Length of each piece in bytes."""
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sum i is over the next counts[i] pieces."""
+        """Number of pieces per sum: sum i covers the next counts[i] pieces."""
 
     def __init__(
         self,
@@ -521,9 +532,9 @@ Global___SumCommand: _TypeAlias = SumCommand  # noqa: Y015
 
 @_typing.final
 class CopyOutCommand(_message.Message):
-    """Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets there; answered by
-    CopyOutReport. Only to workers that attached with a mirror. They copy in the order of the commands, and no posting
-    that reads into any of these bytes begins before.
+    """Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets; CopyOutReport answers
+    it. Only workers that attached with a mirror get it. They copy in the order of the commands. No posting that reads
+    into any of these bytes begins before the copy.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -532,14 +543,14 @@ class CopyOutCommand(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     NBYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names the answer."""
+    """Name that the answer repeats."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each run of bytes begins."""
+        """Start of each run of bytes."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its length."""
+        """Length of each run in bytes."""
 
     def __init__(
         self,
@@ -558,8 +569,8 @@ Global___CopyOutCommand: _TypeAlias = CopyOutCommand  # noqa: Y015
 
 @_typing.final
 class SendCommand(_message.Message):
-    """Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes their process group;
-    answered by SendPostedReport. As in kvgrpc.peer.v1.PostSendRequest.
+    """Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes the two ranks' process
+    group. SendPostedReport answers it. The fields are as in kvgrpc.peer.v1.PostSendRequest.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -573,26 +584,26 @@ class SendCommand(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names the answer."""
+    """Name that the answer repeats."""
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
     """The peer's rank."""
     epoch: _builtins.int
-    """Of the process group."""
+    """Epoch of the process group."""
     sequence: _builtins.int
-    """Of the send; 0: the process group is to be made."""
+    """Number of the send; 0 makes the process group."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each run begins."""
+        """Start of each run."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its length."""
+        """Length of each run in bytes."""
 
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
-        """With sequence 0: what the other half of the group has told."""
+        """With sequence 0: values of the other half of the group."""
 
     def __init__(
         self,
@@ -616,16 +627,16 @@ Global___SendCommand: _TypeAlias = SendCommand  # noqa: Y015
 
 @_typing.final
 class SendValue(_message.Message):
-    """Something that one half of a process group tells the other."""
+    """Value that one half of a process group tells the other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """Its key."""
+    """Key of the value."""
     value: _builtins.bytes
-    """What stands there."""
+    """The value."""
     def __init__(
         self,
         *,
@@ -642,7 +653,7 @@ Global___SendValue: _TypeAlias = SendValue  # noqa: Y015
 
 @_typing.final
 class SendAnswerCommand(_message.Message):
-    """What came of a SendWantedReport."""
+    """Result of a SendWantedReport."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -657,20 +668,20 @@ class SendAnswerCommand(_message.Message):
     peer: _builtins.str
     """The peer that was asked."""
     peer_rank: _builtins.int
-    """Its rank."""
+    """The peer's rank."""
     epoch: _builtins.int
     """As in the report."""
     sequence: _builtins.int
     """As in the report."""
     error: _builtins.str
-    """Why nothing is sent; empty: it is."""
+    """Reason why nothing is sent; empty means that the bytes are sent."""
     unknown: _builtins.bool
-    """With an error: it is not known whether it is sent all the same."""
+    """With an error: the bytes may be sent all the same."""
     regroup: _builtins.bool
-    """With an error: it is not sent for want of the process group. Another one, of a higher epoch, may do."""
+    """With an error: nothing is sent because there is no process group. Another group, of a higher epoch, may work."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
-        """What the other half of the group has told."""
+        """Values of the other half of the group."""
 
     def __init__(
         self,
@@ -694,7 +705,7 @@ Global___SendAnswerCommand: _TypeAlias = SendAnswerCommand  # noqa: Y015
 
 @_typing.final
 class RankReport(_message.Message):
-    """What a rank tells its lead."""
+    """Report of a rank to its lead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -715,7 +726,7 @@ class RankReport(_message.Message):
 
     @_builtins.property
     def connect(self) -> Global___ConnectReport:
-        """A peer is connected, or not."""
+        """A peer is connected, or cannot be."""
 
     @_builtins.property
     def posting(self) -> Global___PostingReport:
@@ -731,7 +742,7 @@ class RankReport(_message.Message):
 
     @_builtins.property
     def rekey(self) -> Global___RekeyReport:
-        """The data paths began anew."""
+        """The data paths by which peers write began anew."""
 
     @_builtins.property
     def sum(self) -> Global___SumReport:
@@ -743,15 +754,15 @@ class RankReport(_message.Message):
 
     @_builtins.property
     def send_wanted(self) -> Global___SendWantedReport:
-        """A rank of a peer is to send."""
+        """A rank of a peer must send."""
 
     @_builtins.property
     def send_posted(self) -> Global___SendPostedReport:
-        """A send is under way, or will not be."""
+        """A send is in progress, or will not happen."""
 
     @_builtins.property
     def meeting(self) -> Global___MeetingReport:
-        """A rank of a peer is reached only if both act."""
+        """The rank waits for a rank of a peer, because bytes move only if both act."""
 
     def __init__(
         self,
@@ -780,14 +791,14 @@ Global___RankReport: _TypeAlias = RankReport  # noqa: Y015
 
 @_typing.final
 class OfferReport(_message.Message):
-    """The endpoint asked for."""
+    """Endpoint that the lead asked for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """The key of the command."""
+    """Key of the command."""
     @_builtins.property
     def endpoint(self) -> _pool_types_pb2.RankEndpoint:
         """The endpoint."""
@@ -808,7 +819,7 @@ Global___OfferReport: _TypeAlias = OfferReport  # noqa: Y015
 
 @_typing.final
 class ConnectReport(_message.Message):
-    """How a peer is reached, or why not."""
+    """Way in which a peer is reached, or the reason why it is not."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -821,16 +832,16 @@ class ConnectReport(_message.Message):
     peer: _builtins.str
     """The peer."""
     data_path: _builtins.str
-    """The path chosen; empty when none works."""
+    """Chosen data path; empty when none works."""
     why: _builtins.str
-    """Why this one."""
+    """Reason for this data path."""
     peer_rank: _builtins.int
-    """As in the ConnectCommand that it answers; unset: the one with the number of the reporting rank."""
+    """As in the ConnectCommand that the report answers; unset means the rank with the reporting rank's number."""
     attempt: _builtins.int
-    """The attempt of the command. A lead takes 0 for the last one."""
+    """Number of the command's attempt. A lead takes 0 for the last attempt."""
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedPath]:
-        """Paths that could not be used."""
+        """Data paths that could not be used."""
 
     def __init__(
         self,
@@ -854,8 +865,8 @@ Global___ConnectReport: _TypeAlias = ConnectReport  # noqa: Y015
 
 @_typing.final
 class MeetingReport(_message.Message):
-    """The rank waits until it and a rank of a peer have made their halves of a process group, for which either may have to
-    load a library. The lead waits longer for the ConnectReport.
+    """Notice that the rank waits until it and a rank of a peer have made their halves of a process group. Either rank may
+    have to load a library for that, so the lead waits longer for the ConnectReport.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -866,9 +877,9 @@ class MeetingReport(_message.Message):
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """Its rank."""
+    """The peer's rank."""
     attempt: _builtins.int
-    """The attempt of the command."""
+    """Number of the command's attempt."""
     def __init__(
         self,
         *,
@@ -886,16 +897,16 @@ Global___MeetingReport: _TypeAlias = MeetingReport  # noqa: Y015
 
 @_typing.final
 class RejectedPath(_message.Message):
-    """A path that could not be used."""
+    """Data path that could not be used."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_PATH_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     data_path: _builtins.str
-    """The path."""
+    """The data path."""
     why: _builtins.str
-    """Why not."""
+    """Reason why it could not be used."""
     def __init__(
         self,
         *,
@@ -912,7 +923,7 @@ Global___RejectedPath: _TypeAlias = RejectedPath  # noqa: Y015
 
 @_typing.final
 class PostingReport(_message.Message):
-    """The end of a posting."""
+    """End of a posting."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -925,28 +936,30 @@ class PostingReport(_message.Message):
     OWN_AT_REST_FIELD_NUMBER: _builtins.int
     POST_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
-    """Its id."""
+    """Id of the posting."""
     done: _builtins.bool
     """All bytes arrived."""
     nbytes: _builtins.int
     """Bytes moved."""
     message: _builtins.str
-    """Why it failed."""
+    """Reason of the failure."""
     quiesced: _builtins.bool
-    """It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
-    fill, of a WRITE the peer's, stay in quarantine.
+    """It is proved that no access of this posting follows. `done` implies it. Without either, the blocks that the posting
+    was to fill (for a WRITE, the peer's blocks) stay in quarantine.
     """
     own_at_rest: _builtins.bool
-    """Of a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only what it sent may still land in
-    the peer's.
+    """For a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only bytes that it sent may still
+    land in the peer's memory.
     """
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:
-        """How long the bytes took."""
+        """Time that the bytes took."""
 
     @_builtins.property
     def post(self) -> _duration_pb2.Duration:
-        """How much of `wire` the data path was busy with submitting; of one that moves as it submits, all of it."""
+        """Part of `wire` in which the data path was busy with submitting. It is all of `wire` for a data path that moves
+        bytes while it submits.
+        """
 
     def __init__(
         self,
@@ -970,7 +983,7 @@ Global___PostingReport: _TypeAlias = PostingReport  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
-    """All work of steps up to this one is done on the rank."""
+    """End of a step: all work of steps up to this one is done on the rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -980,8 +993,8 @@ class StepReport(_message.Message):
     """The step."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Only these layers of it, which is not the step's end; unset means all. Parts of a push that cover no others need not
-        wait for the rest.
+        """Layers of the step that are done; unset means all. A report with layers is not the step's end. Parts of a push that
+        cover only these layers need not wait for the rest.
         """
 
     def __init__(
@@ -1000,7 +1013,7 @@ Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
 @_typing.final
 class ProcessReport(_message.Message):
-    """The process that wrote for a rank of a peer is gone."""
+    """Notice that the process that wrote for a rank of a peer is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1010,9 +1023,11 @@ class ProcessReport(_message.Message):
     peer: _builtins.str
     """The peer."""
     drained: _builtins.bool
-    """Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew."""
+    """Nothing that the process wrote lands any more. Otherwise bytes that it had sent may land until this rank's data
+    paths begin anew.
+    """
     peer_rank: _builtins.int
-    """The peer's rank; unset: the one with the number of the reporting rank."""
+    """Rank of the peer; unset means the rank with the reporting rank's number."""
     def __init__(
         self,
         *,
@@ -1032,13 +1047,15 @@ Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
 
 @_typing.final
 class RekeyReport(_message.Message):
-    """The data paths by which peers write began anew."""
+    """Notice that the data paths by which peers write began anew."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
-    """Empty: nothing that was written by the old ones lands any more. Else why that is not proved."""
+    """Reason why it is not proved that nothing written by the old data paths lands any more; empty means that it is
+    proved.
+    """
     def __init__(
         self,
         *,
@@ -1054,7 +1071,7 @@ Global___RekeyReport: _TypeAlias = RekeyReport  # noqa: Y015
 
 @_typing.final
 class SumReport(_message.Message):
-    """Blocks were summed up, or cannot be."""
+    """Checksums of blocks, or the reason why there are none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1064,10 +1081,10 @@ class SumReport(_message.Message):
     name: _builtins.str
     """The name of the command."""
     message: _builtins.str
-    """Why there are none."""
+    """Reason why there are no checksums."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """CRC-32C (Castagnoli) of each, in their order; none when there is a message."""
+        """CRC-32C (Castagnoli) of each sum, in the order of the command; empty when there is a message."""
 
     def __init__(
         self,
@@ -1086,7 +1103,7 @@ Global___SumReport: _TypeAlias = SumReport  # noqa: Y015
 
 @_typing.final
 class CopyOutReport(_message.Message):
-    """The end of copying into the mirror."""
+    """End of copying into the mirror."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1095,7 +1112,7 @@ class CopyOutReport(_message.Message):
     name: _builtins.str
     """The name of the command."""
     message: _builtins.str
-    """Why the bytes are not there; empty: they are."""
+    """Reason why the bytes are not in the mirror; empty means that they are."""
     def __init__(
         self,
         *,
@@ -1112,7 +1129,7 @@ Global___CopyOutReport: _TypeAlias = CopyOutReport  # noqa: Y015
 
 @_typing.final
 class SendWantedReport(_message.Message):
-    """The rank asks a rank of a peer to send, for a posting or to make their process group; answered by SendAnswerCommand."""
+    """Asks a rank of a peer to send, for a posting or to make the two ranks' process group; SendAnswerCommand answers it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1127,24 +1144,24 @@ class SendWantedReport(_message.Message):
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
-    """Its rank."""
+    """The peer's rank."""
     posting_id: _builtins.str
-    """The posting for whose sake; empty: none."""
+    """Id of the posting that needs the send; empty means none."""
     epoch: _builtins.int
-    """Of the process group."""
+    """Epoch of the process group."""
     sequence: _builtins.int
-    """Of the send; 0: the process group is to be made."""
+    """Number of the send; 0 makes the process group."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Where each run begins in the memory of the peer's rank."""
+        """Start of each run in the memory of the peer's rank."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its length."""
+        """Length of each run in bytes."""
 
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
-        """With sequence 0: what this half of the group tells the other one."""
+        """With sequence 0: values that this half of the group tells the other half."""
 
     def __init__(
         self,
@@ -1168,7 +1185,7 @@ Global___SendWantedReport: _TypeAlias = SendWantedReport  # noqa: Y015
 
 @_typing.final
 class SendPostedReport(_message.Message):
-    """A send is under way behind those before it, or will not be."""
+    """Notice that a send is in progress behind earlier sends, or will not happen."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1178,10 +1195,10 @@ class SendPostedReport(_message.Message):
     name: _builtins.str
     """The name of the command."""
     message: _builtins.str
-    """Why it is not; empty: it is."""
+    """Reason why the send will not happen; empty means that it is in progress."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
-        """What this half of the group tells the other one."""
+        """Values that this half of the group tells the other half."""
 
     def __init__(
         self,

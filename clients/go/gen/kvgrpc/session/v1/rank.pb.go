@@ -25,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Which way the bytes of a posting go.
+// Direction of the bytes of a posting.
 type PostOperation int32
 
 const (
@@ -33,10 +33,12 @@ const (
 	PostOperation_POST_OPERATION_UNSPECIFIED PostOperation = 0
 	// From the peer's memory into that of the commanded rank.
 	PostOperation_POST_OPERATION_READ PostOperation = 1
-	// From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's.
+	// From the memory of the commanded rank into the peer's. It fails on a data path on which no rank writes another
+	// rank's memory.
 	PostOperation_POST_OPERATION_WRITE PostOperation = 2
-	// From the peer's memory into a staging buffer of the commanded rank, in which `dst` are offsets, and from there into
-	// its memory, as `repack` says. An older worker, which would take them for offsets in the memory, refuses it.
+	// From the peer's memory into a staging buffer of the commanded rank, and from there into its memory as `repack`
+	// says. `dst` has offsets in the staging buffer. An older worker, which would take them for offsets in the memory,
+	// refuses the operation.
 	PostOperation_POST_OPERATION_READ_AND_REPACK PostOperation = 3
 )
 
@@ -83,7 +85,7 @@ func (PostOperation) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{0}
 }
 
-// What a lead tells a rank to do. A rank decides nothing.
+// Command of a lead to a rank. A rank decides nothing.
 type RankCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The command.
@@ -267,7 +269,7 @@ type RankCommand_Post struct {
 }
 
 type RankCommand_Expect struct {
-	// A peer may access this rank's memory: keep the data path going.
+	// Keep the data path going: a peer may access this rank's memory.
 	Expect *ExpectCommand `protobuf:"bytes,5,opt,name=expect,proto3,oneof"`
 }
 
@@ -277,7 +279,7 @@ type RankCommand_AwaitEnd struct {
 }
 
 type RankCommand_Rekey struct {
-	// Begin the data paths again by which peers write.
+	// Begin the data paths by which peers write anew.
 	Rekey *RekeyCommand `protobuf:"bytes,7,opt,name=rekey,proto3,oneof"`
 }
 
@@ -297,7 +299,7 @@ type RankCommand_Send struct {
 }
 
 type RankCommand_SendAnswer struct {
-	// What came of a SendWantedReport.
+	// Result of a SendWantedReport.
 	SendAnswer *SendAnswerCommand `protobuf:"bytes,11,opt,name=send_answer,json=sendAnswer,proto3,oneof"`
 }
 
@@ -323,12 +325,12 @@ func (*RankCommand_Send) isRankCommand_Command() {}
 
 func (*RankCommand_SendAnswer) isRankCommand_Command() {}
 
-// Asks for an endpoint; answered by OfferReport.
+// Asks for an endpoint; OfferReport answers it.
 type OfferCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the answer.
+	// Key that the answer repeats.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Whom it is for. Of one peer only the last few endpoints are good.
+	// Peer that the endpoint is for. Only the last few endpoints of one peer are valid.
 	Peer          string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -378,19 +380,20 @@ func (x *OfferCommand) GetPeer() string {
 	return ""
 }
 
-// Connects to a rank of a peer; answered by ConnectReport. A rank may be connected to several ranks of one peer.
+// Connects to a rank of a peer; ConnectReport answers it. A rank may be connected to several ranks of one peer.
 type ConnectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Engine and incarnation of the peer, as one key.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// How to reach it.
+	// Endpoint of the peer's rank.
 	Endpoint *v1.RankEndpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// Data paths allowed, best first.
+	// Allowed data paths, best first.
 	Allowed []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
-	// The peer's rank whose memory it is, whatever the endpoint says; unset: the one with the number of the commanded
-	// rank. An older worker, which reaches its own number only, refuses another one: it ends its connection.
+	// Rank of the peer whose memory is reached, whatever the endpoint says. Unset means the rank with the commanded
+	// rank's number. An older worker reaches only that rank, so it refuses another rank by ending its connection.
 	PeerRank *uint32 `protobuf:"varint,4,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
-	// Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent.
+	// Number of the attempt, which the answer repeats. The answer to an earlier command may come after a
+	// DisconnectCommand and this command were sent.
 	Attempt       uint64 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -461,16 +464,16 @@ func (x *ConnectCommand) GetAttempt() uint64 {
 	return 0
 }
 
-// Forgets ranks of a peer, each once its last posting ended.
+// Forgets ranks of a peer, each after its last posting has ended.
 type DisconnectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// The one that is forgotten; unset: all of the peer's.
+	// Rank that is forgotten; unset means all ranks of the peer.
 	PeerRank *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
-	// If the ends of their processes are looked for, go on with that: they may still write.
+	// Continue to look for the ends of the ranks' processes if that has begun, because these processes may still write.
 	Watch bool `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`
-	// The peer's life is over: endpoints that were made for any rank of it are good for nothing any more.
+	// The peer's life is over: endpoints that were made for any of its ranks are invalid.
 	Gone          bool `protobuf:"varint,4,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -534,28 +537,29 @@ func (x *DisconnectCommand) GetGone() bool {
 	return false
 }
 
-// One posting; answered by PostingReport. The lead sends it once the engine's steps that it waits for have ended.
+// One posting; PostingReport answers it. The lead sends it after the engine's steps that it waits for have ended.
 type PostCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its id.
+	// Id of the posting.
 	PostingId string `protobuf:"bytes,1,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
 	// The peer.
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Source offsets: of a READ in the memory of the peer's rank, of a WRITE in that of the commanded rank.
+	// Source offsets: for a READ in the memory of the peer's rank, for a WRITE in that of the commanded rank.
 	Src []uint64 `protobuf:"varint,3,rep,packed,name=src,proto3" json:"src,omitempty"`
-	// Destination offsets, in the memory of the other one; with `repack` in the staging buffer.
+	// Destination offsets in the memory of the other rank; with `repack`, in the staging buffer.
 	Dst []uint64 `protobuf:"varint,4,rep,packed,name=dst,proto3" json:"dst,omitempty"`
-	// Lengths.
+	// Lengths in bytes.
 	Nbytes []uint64 `protobuf:"varint,5,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// The peer's rank whose memory it is; unset as in ConnectCommand. One that is not connected: the posting fails.
+	// Rank of the peer whose memory it is; unset as in ConnectCommand. If that rank is not connected, the posting fails.
 	PeerRank *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
-	// Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
+	// Direction of the bytes. A worker that gets none, or an unknown one, ends its connection, because a guess could
 	// overwrite memory.
 	Operation PostOperation `protobuf:"varint,7,opt,name=operation,proto3,enum=kvgrpc.session.v1.PostOperation" json:"operation,omitempty"`
-	// Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
-	// when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
+	// Blocks that a READ brings, in the memory of the commanded rank. The rank sums them up as they arrive and answers by
+	// SumReport when the posting is DONE. A worker that does not know this field never answers, and the transfer ends by
+	// its timeout.
 	Sum *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3" json:"sum,omitempty"`
-	// Of POST_OPERATION_READ_AND_REPACK, and of no other.
+	// Strips to copy. Required for POST_OPERATION_READ_AND_REPACK; other operations have none.
 	Repack        *RepackCommand `protobuf:"bytes,9,opt,name=repack,proto3" json:"repack,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -654,14 +658,15 @@ func (x *PostCommand) GetRepack() *RepackCommand {
 	return nil
 }
 
-// What comes after the last byte of a posting that reads into a staging buffer: strips are copied from there into the
-// memory of the commanded rank. The posting is DONE when all are. Every strip is checked before the first byte moves.
+// Copies that follow the last byte of a posting that reads into a staging buffer: strips are copied from the buffer
+// into the memory of the commanded rank. The posting is DONE when all copies are. Every strip is checked before the
+// first byte moves.
 type RepackCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most 65,536. No two runs of all of them write the same byte.
+	// Strips to copy; at most 65,536. No two of their runs write the same byte.
 	Strips []*Strip `protobuf:"bytes,1,rep,name=strips,proto3" json:"strips,omitempty"`
-	// Bytes of the buffer that the posting fills. One that is larger than the rank's staging arena is refused; one that
-	// finds no room there now waits for its turn.
+	// Bytes of the buffer that the posting fills. A posting that needs more than the rank's staging arena is refused. A
+	// posting that finds no room now waits for its turn.
 	StagingBytes  uint64 `protobuf:"varint,2,opt,name=staging_bytes,json=stagingBytes,proto3" json:"staging_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -715,17 +720,17 @@ func (x *RepackCommand) GetStagingBytes() uint64 {
 // src_steps to dst[i] + index * dst_steps.
 type Strip struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where each copy begins, in the staging buffer.
+	// Start of each copy, as offsets in the staging buffer.
 	Src []uint64 `protobuf:"varint,1,rep,packed,name=src,proto3" json:"src,omitempty"`
-	// Where it goes, in the memory of the commanded rank.
+	// Destination of each copy, as offsets in the memory of the commanded rank.
 	Dst []uint64 `protobuf:"varint,2,rep,packed,name=dst,proto3" json:"dst,omitempty"`
-	// Counts of up to four dimensions, the last one fastest; none: one run for each copy.
+	// Counts of up to four dimensions, the last one fastest; empty means one run per copy.
 	Shape []uint64 `protobuf:"varint,3,rep,packed,name=shape,proto3" json:"shape,omitempty"`
-	// Bytes from one index to the next in the buffer, of each dimension.
+	// Bytes from one index to the next in the buffer, for each dimension.
 	SrcSteps []uint64 `protobuf:"varint,4,rep,packed,name=src_steps,json=srcSteps,proto3" json:"src_steps,omitempty"`
-	// The same in the memory.
+	// Bytes from one index to the next in the memory, for each dimension.
 	DstSteps []uint64 `protobuf:"varint,5,rep,packed,name=dst_steps,json=dstSteps,proto3" json:"dst_steps,omitempty"`
-	// Bytes of each run; positive.
+	// Length of each run in bytes; positive.
 	RunBytes      uint64 `protobuf:"varint,6,opt,name=run_bytes,json=runBytes,proto3" json:"run_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -806,12 +811,12 @@ func (x *Strip) GetRunBytes() uint64 {
 // Starts or ends the progress that a peer's reads and writes need.
 type ExpectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The access, or another name.
+	// Id of the access, or another name.
 	Access string `protobuf:"bytes,1,opt,name=access,proto3" json:"access,omitempty"`
-	// True while it is open.
+	// True while the access is open.
 	Open bool `protobuf:"varint,2,opt,name=open,proto3" json:"open,omitempty"`
-	// A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
-	// whose lead moves the bytes: when a lead dies, only the rank knows.
+	// A peer may write into the rank's memory, from `open` on until it is proved that it no longer does. Workers whose
+	// lead moves the bytes get it too, because only the rank knows it when a lead dies.
 	Writes        bool `protobuf:"varint,3,opt,name=writes,proto3" json:"writes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -868,8 +873,9 @@ func (x *ExpectCommand) GetWrites() bool {
 	return false
 }
 
-// Looks for the ends of a peer's processes, of those of its ranks that are connected now, until a DisconnectCommand
-// without `watch`. Answered by one ProcessReport for each rank whose process has ended; never where that cannot be seen.
+// Looks for the ends of the processes of those peer's ranks that are connected now, until a DisconnectCommand without
+// `watch`. One ProcessReport per rank whose process has ended answers it. No report comes where the end cannot be
+// observed.
 type AwaitEndCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
@@ -915,8 +921,8 @@ func (x *AwaitEndCommand) GetPeer() string {
 	return ""
 }
 
-// Ends all that peers can do by the data paths by which they write, and begins those anew, under new keys: postings on
-// them end, their peers are disconnected, earlier endpoints are void. Answered by RekeyReport.
+// Ends everything that peers can do by the data paths by which they write, and begins these data paths anew, under new
+// keys. Postings on them end, their peers are disconnected, and earlier endpoints are void. RekeyReport answers it.
 type RekeyCommand struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -953,16 +959,16 @@ func (*RekeyCommand) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
 }
 
-// Sums up bytes of the commanded rank's memory, by CRC-32C; answered by SumReport.
+// Computes the CRC-32C of bytes of the commanded rank's memory; SumReport answers it.
 type SumCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the answer.
+	// Name that the answer repeats.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Where each piece begins.
+	// Start of each piece.
 	Offsets []uint64 `protobuf:"varint,2,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
-	// Its length.
+	// Length of each piece in bytes.
 	Nbytes []uint64 `protobuf:"varint,3,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// Sum i is over the next counts[i] pieces.
+	// Number of pieces per sum: sum i covers the next counts[i] pieces.
 	Counts        []uint32 `protobuf:"varint,4,rep,packed,name=counts,proto3" json:"counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1026,16 +1032,16 @@ func (x *SumCommand) GetCounts() []uint32 {
 	return nil
 }
 
-// Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets there; answered by
-// CopyOutReport. Only to workers that attached with a mirror. They copy in the order of the commands, and no posting
-// that reads into any of these bytes begins before.
+// Copies bytes of memory that no data path reaches into the rank's mirror, to the same offsets; CopyOutReport answers
+// it. Only workers that attached with a mirror get it. They copy in the order of the commands. No posting that reads
+// into any of these bytes begins before the copy.
 type CopyOutCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the answer.
+	// Name that the answer repeats.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Where each run of bytes begins.
+	// Start of each run of bytes.
 	Offsets []uint64 `protobuf:"varint,2,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
-	// Its length.
+	// Length of each run in bytes.
 	Nbytes        []uint64 `protobuf:"varint,3,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1092,25 +1098,25 @@ func (x *CopyOutCommand) GetNbytes() []uint64 {
 	return nil
 }
 
-// Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes their process group;
-// answered by SendPostedReport. As in kvgrpc.peer.v1.PostSendRequest.
+// Sends bytes of the commanded rank's memory to a rank of a peer that receives them, or makes the two ranks' process
+// group. SendPostedReport answers it. The fields are as in kvgrpc.peer.v1.PostSendRequest.
 type SendCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names the answer.
+	// Name that the answer repeats.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The peer.
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,3,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
-	// Of the process group.
+	// Epoch of the process group.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Of the send; 0: the process group is to be made.
+	// Number of the send; 0 makes the process group.
 	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Where each run begins.
+	// Start of each run.
 	Offsets []uint64 `protobuf:"varint,6,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
-	// Its length.
+	// Length of each run in bytes.
 	Nbytes []uint64 `protobuf:"varint,7,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// With sequence 0: what the other half of the group has told.
+	// With sequence 0: values of the other half of the group.
 	Values        []*SendValue `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1202,12 +1208,12 @@ func (x *SendCommand) GetValues() []*SendValue {
 	return nil
 }
 
-// Something that one half of a process group tells the other.
+// Value that one half of a process group tells the other.
 type SendValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its key.
+	// Key of the value.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// What stands there.
+	// The value.
 	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1257,24 +1263,24 @@ func (x *SendValue) GetValue() []byte {
 	return nil
 }
 
-// What came of a SendWantedReport.
+// Result of a SendWantedReport.
 type SendAnswerCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer that was asked.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Its rank.
+	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
 	// As in the report.
 	Epoch uint32 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// As in the report.
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// What the other half of the group has told.
+	// Values of the other half of the group.
 	Values []*SendValue `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
-	// Why nothing is sent; empty: it is.
+	// Reason why nothing is sent; empty means that the bytes are sent.
 	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
-	// With an error: it is not known whether it is sent all the same.
+	// With an error: the bytes may be sent all the same.
 	Unknown bool `protobuf:"varint,7,opt,name=unknown,proto3" json:"unknown,omitempty"`
-	// With an error: it is not sent for want of the process group. Another one, of a higher epoch, may do.
+	// With an error: nothing is sent because there is no process group. Another group, of a higher epoch, may work.
 	Regroup       bool `protobuf:"varint,8,opt,name=regroup,proto3" json:"regroup,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1366,7 +1372,7 @@ func (x *SendAnswerCommand) GetRegroup() bool {
 	return false
 }
 
-// What a rank tells its lead.
+// Report of a rank to its lead.
 type RankReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The report.
@@ -1535,7 +1541,7 @@ type RankReport_Offer struct {
 }
 
 type RankReport_Connect struct {
-	// A peer is connected, or not.
+	// A peer is connected, or cannot be.
 	Connect *ConnectReport `protobuf:"bytes,2,opt,name=connect,proto3,oneof"`
 }
 
@@ -1555,7 +1561,7 @@ type RankReport_Process struct {
 }
 
 type RankReport_Rekey struct {
-	// The data paths began anew.
+	// The data paths by which peers write began anew.
 	Rekey *RekeyReport `protobuf:"bytes,6,opt,name=rekey,proto3,oneof"`
 }
 
@@ -1570,17 +1576,17 @@ type RankReport_CopyOut struct {
 }
 
 type RankReport_SendWanted struct {
-	// A rank of a peer is to send.
+	// A rank of a peer must send.
 	SendWanted *SendWantedReport `protobuf:"bytes,9,opt,name=send_wanted,json=sendWanted,proto3,oneof"`
 }
 
 type RankReport_SendPosted struct {
-	// A send is under way, or will not be.
+	// A send is in progress, or will not happen.
 	SendPosted *SendPostedReport `protobuf:"bytes,10,opt,name=send_posted,json=sendPosted,proto3,oneof"`
 }
 
 type RankReport_Meeting struct {
-	// A rank of a peer is reached only if both act.
+	// The rank waits for a rank of a peer, because bytes move only if both act.
 	Meeting *MeetingReport `protobuf:"bytes,11,opt,name=meeting,proto3,oneof"`
 }
 
@@ -1606,10 +1612,10 @@ func (*RankReport_SendPosted) isRankReport_Report() {}
 
 func (*RankReport_Meeting) isRankReport_Report() {}
 
-// The endpoint asked for.
+// Endpoint that the lead asked for.
 type OfferReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The key of the command.
+	// Key of the command.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// The endpoint.
 	Endpoint      *v1.RankEndpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -1661,20 +1667,20 @@ func (x *OfferReport) GetEndpoint() *v1.RankEndpoint {
 	return nil
 }
 
-// How a peer is reached, or why not.
+// Way in which a peer is reached, or the reason why it is not.
 type ConnectReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// The path chosen; empty when none works.
+	// Chosen data path; empty when none works.
 	DataPath string `protobuf:"bytes,2,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
-	// Why this one.
+	// Reason for this data path.
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
-	// Paths that could not be used.
+	// Data paths that could not be used.
 	Rejected []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
-	// As in the ConnectCommand that it answers; unset: the one with the number of the reporting rank.
+	// As in the ConnectCommand that the report answers; unset means the rank with the reporting rank's number.
 	PeerRank *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
-	// The attempt of the command. A lead takes 0 for the last one.
+	// Number of the command's attempt. A lead takes 0 for the last attempt.
 	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1752,15 +1758,15 @@ func (x *ConnectReport) GetAttempt() uint64 {
 	return 0
 }
 
-// The rank waits until it and a rank of a peer have made their halves of a process group, for which either may have to
-// load a library. The lead waits longer for the ConnectReport.
+// Notice that the rank waits until it and a rank of a peer have made their halves of a process group. Either rank may
+// have to load a library for that, so the lead waits longer for the ConnectReport.
 type MeetingReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Its rank.
+	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
-	// The attempt of the command.
+	// Number of the command's attempt.
 	Attempt       uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1817,12 +1823,12 @@ func (x *MeetingReport) GetAttempt() uint64 {
 	return 0
 }
 
-// A path that could not be used.
+// Data path that could not be used.
 type RejectedPath struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The path.
+	// The data path.
 	DataPath string `protobuf:"bytes,1,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
-	// Why not.
+	// Reason why it could not be used.
 	Why           string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1872,26 +1878,27 @@ func (x *RejectedPath) GetWhy() string {
 	return ""
 }
 
-// The end of a posting.
+// End of a posting.
 type PostingReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its id.
+	// Id of the posting.
 	PostingId string `protobuf:"bytes,1,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
 	// All bytes arrived.
 	Done bool `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
 	// Bytes moved.
 	Nbytes uint64 `protobuf:"varint,3,opt,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// How long the bytes took.
+	// Time that the bytes took.
 	Wire *durationpb.Duration `protobuf:"bytes,4,opt,name=wire,proto3" json:"wire,omitempty"`
-	// Why it failed.
+	// Reason of the failure.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	// It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
-	// fill, of a WRITE the peer's, stay in quarantine.
+	// It is proved that no access of this posting follows. `done` implies it. Without either, the blocks that the posting
+	// was to fill (for a WRITE, the peer's blocks) stay in quarantine.
 	Quiesced bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
-	// Of a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only what it sent may still land in
-	// the peer's.
+	// For a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only bytes that it sent may still
+	// land in the peer's memory.
 	OwnAtRest bool `protobuf:"varint,7,opt,name=own_at_rest,json=ownAtRest,proto3" json:"own_at_rest,omitempty"`
-	// How much of `wire` the data path was busy with submitting; of one that moves as it submits, all of it.
+	// Part of `wire` in which the data path was busy with submitting. It is all of `wire` for a data path that moves
+	// bytes while it submits.
 	Post          *durationpb.Duration `protobuf:"bytes,8,opt,name=post,proto3" json:"post,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1983,13 +1990,13 @@ func (x *PostingReport) GetPost() *durationpb.Duration {
 	return nil
 }
 
-// All work of steps up to this one is done on the rank.
+// End of a step: all work of steps up to this one is done on the rank.
 type StepReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The step.
 	Step uint64 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
-	// Only these layers of it, which is not the step's end; unset means all. Parts of a push that cover no others need not
-	// wait for the rest.
+	// Layers of the step that are done; unset means all. A report with layers is not the step's end. Parts of a push that
+	// cover only these layers need not wait for the rest.
 	Layers        *v1.LayerRange `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2039,14 +2046,15 @@ func (x *StepReport) GetLayers() *v1.LayerRange {
 	return nil
 }
 
-// The process that wrote for a rank of a peer is gone.
+// Notice that the process that wrote for a rank of a peer is gone.
 type ProcessReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew.
+	// Nothing that the process wrote lands any more. Otherwise bytes that it had sent may land until this rank's data
+	// paths begin anew.
 	Drained bool `protobuf:"varint,2,opt,name=drained,proto3" json:"drained,omitempty"`
-	// The peer's rank; unset: the one with the number of the reporting rank.
+	// Rank of the peer; unset means the rank with the reporting rank's number.
 	PeerRank      *uint32 `protobuf:"varint,3,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2103,10 +2111,11 @@ func (x *ProcessReport) GetPeerRank() uint32 {
 	return 0
 }
 
-// The data paths by which peers write began anew.
+// Notice that the data paths by which peers write began anew.
 type RekeyReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: nothing that was written by the old ones lands any more. Else why that is not proved.
+	// Reason why it is not proved that nothing written by the old data paths lands any more; empty means that it is
+	// proved.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2149,14 +2158,14 @@ func (x *RekeyReport) GetMessage() string {
 	return ""
 }
 
-// Blocks were summed up, or cannot be.
+// Checksums of blocks, or the reason why there are none.
 type SumReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the command.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// CRC-32C (Castagnoli) of each, in their order; none when there is a message.
+	// CRC-32C (Castagnoli) of each sum, in the order of the command; empty when there is a message.
 	Values []uint32 `protobuf:"fixed32,2,rep,packed,name=values,proto3" json:"values,omitempty"`
-	// Why there are none.
+	// Reason why there are no checksums.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2213,12 +2222,12 @@ func (x *SumReport) GetMessage() string {
 	return ""
 }
 
-// The end of copying into the mirror.
+// End of copying into the mirror.
 type CopyOutReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the command.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Why the bytes are not there; empty: they are.
+	// Reason why the bytes are not in the mirror; empty means that they are.
 	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2268,24 +2277,24 @@ func (x *CopyOutReport) GetMessage() string {
 	return ""
 }
 
-// The rank asks a rank of a peer to send, for a posting or to make their process group; answered by SendAnswerCommand.
+// Asks a rank of a peer to send, for a posting or to make the two ranks' process group; SendAnswerCommand answers it.
 type SendWantedReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Its rank.
+	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
-	// The posting for whose sake; empty: none.
+	// Id of the posting that needs the send; empty means none.
 	PostingId string `protobuf:"bytes,3,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
-	// Of the process group.
+	// Epoch of the process group.
 	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Of the send; 0: the process group is to be made.
+	// Number of the send; 0 makes the process group.
 	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Where each run begins in the memory of the peer's rank.
+	// Start of each run in the memory of the peer's rank.
 	Offsets []uint64 `protobuf:"varint,6,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
-	// Its length.
+	// Length of each run in bytes.
 	Nbytes []uint64 `protobuf:"varint,7,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// With sequence 0: what this half of the group tells the other one.
+	// With sequence 0: values that this half of the group tells the other half.
 	Values        []*SendValue `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2377,14 +2386,14 @@ func (x *SendWantedReport) GetValues() []*SendValue {
 	return nil
 }
 
-// A send is under way behind those before it, or will not be.
+// Notice that a send is in progress behind earlier sends, or will not happen.
 type SendPostedReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the command.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What this half of the group tells the other one.
+	// Values that this half of the group tells the other half.
 	Values []*SendValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
-	// Why it is not; empty: it is.
+	// Reason why the send will not happen; empty means that it is in progress.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
