@@ -891,9 +891,9 @@ class MultimodalItem(_message.Message):
     digest: _builtins.bytes
     """Digest of the item's data, at most 64 bytes."""
     offset: _builtins.int
-    """First token position that it occupies."""
+    """First token position that the item occupies."""
     length: _builtins.int
-    """Number of token positions that it occupies."""
+    """Number of token positions that the item occupies."""
     def __init__(
         self,
         *,
@@ -972,8 +972,8 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 @_typing.final
 class Intent(_message.Message):
     """Instructions of a router to an engine about one request. The intent travels inside the engine's own request. Its JSON
-    form is Protobuf's JSON mapping under `kvgrpc_intent`, as docs/protocol.md says beside the grant's JSON form;
-    proto/vectors/intent.json has examples.
+    form is Protobuf's JSON mapping under `kvgrpc_intent`. docs/protocol.md defines it together with the grant's JSON
+    form, and proto/vectors/intent.json has examples.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -72,7 +72,8 @@ class HandoffServiceStub:
     the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
     id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
     transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
-    and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
+    and WaitTransfer or WatchTransfers report its end. With `wait` the call returns when the condition of `wait` is
+    met.
 
     From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
     not touch these blocks. In state SUCCEEDED they hold the KV.
@@ -104,7 +105,7 @@ class HandoffServiceStub:
     Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
     memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
     the source says nothing for the registration timeout, before its first part or between two parts. The call returns
-    as soon as the transfer exists; with `wait`, at the end of the transfer.
+    as soon as the transfer exists; with `wait`, when the condition of `wait` is met.
 
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -123,7 +124,7 @@ class HandoffServiceStub:
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
     """
     RegisterPush: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]
-    """Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+    """Tells the source of a push where its blocks go, before, during or after prefill (FEATURE_PUSH). The destination's
     lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
     as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
     another with a grant of its own, while the source still has the blocks. If the source refuses a registration that
@@ -190,7 +191,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
     id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
     transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
-    and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
+    and WaitTransfer or WatchTransfers report its end. With `wait` the call returns when the condition of `wait` is
+    met.
 
     From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
     not touch these blocks. In state SUCCEEDED they hold the KV.
@@ -222,7 +224,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
     memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
     the source says nothing for the registration timeout, before its first part or between two parts. The call returns
-    as soon as the transfer exists; with `wait`, at the end of the transfer.
+    as soon as the transfer exists; with `wait`, when the condition of `wait` is met.
 
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -241,7 +243,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
     """
     RegisterPush: _aio.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]  # type: ignore[assignment]
-    """Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+    """Tells the source of a push where its blocks go, before, during or after prefill (FEATURE_PUSH). The destination's
     lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
     as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
     another with a grant of its own, while the source still has the blocks. If the source refuses a registration that
@@ -317,7 +319,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
         id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
         transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
-        and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
+        and WaitTransfer or WatchTransfers report its end. With `wait` the call returns when the condition of `wait` is
+        met.
 
         From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
         not touch these blocks. In state SUCCEEDED they hold the KV.
@@ -355,7 +358,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
         memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
         the source says nothing for the registration timeout, before its first part or between two parts. The call returns
-        as soon as the transfer exists; with `wait`, at the end of the transfer.
+        as soon as the transfer exists; with `wait`, when the condition of `wait` is met.
 
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -380,7 +383,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _handoff_pb2.RegisterPushRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_pb2.RegisterPushResponse, _abc.Awaitable[_handoff_pb2.RegisterPushResponse]]:
-        """Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+        """Tells the source of a push where its blocks go, before, during or after prefill (FEATURE_PUSH). The destination's
         lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
         as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
         another with a grant of its own, while the source still has the blocks. If the source refuses a registration that

@@ -273,7 +273,7 @@ class Limits(_message.Message):
 
     @_builtins.property
     def peer_grace(self) -> _duration_pb2.Duration:
-        """Time after which a silent peer is declared dead."""
+        """Time for which a silent peer stays suspect before it is declared dead."""
 
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:

@@ -252,8 +252,8 @@ Global___Group: _TypeAlias = Group  # noqa: Y015
 
 @_typing.final
 class StateSection(_message.Message):
-    """Part of a state. Each rank of a pipeline stage has its share of it, in the order of ranks. Or groups of ranks with
-    neighbouring numbers, all equally large, each hold one share.
+    """Part of a state. Each rank of a pipeline stage has its share of it, in the order of ranks. Or several ranks with
+    neighbouring numbers hold the same share, equally many for every share.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

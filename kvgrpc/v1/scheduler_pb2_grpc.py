@@ -177,9 +177,9 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BlocksAllocated(self, request, context):
-        """Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-        released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-        change nothing.
+        """Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+        is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+        calls change nothing.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.

@@ -87,9 +87,9 @@ class SchedulerServiceStub:
     Errors: none of its own.
     """
     BlocksAllocated: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksAllocatedRequest, _scheduler_pb2.BlocksAllocatedResponse]
-    """Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-    released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-    change nothing.
+    """Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+    is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+    calls change nothing.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.
@@ -229,9 +229,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors: none of its own.
     """
     BlocksAllocated: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksAllocatedRequest, _scheduler_pb2.BlocksAllocatedResponse]  # type: ignore[assignment]
-    """Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-    released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-    change nothing.
+    """Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+    is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+    calls change nothing.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.
@@ -386,9 +386,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.BlocksAllocatedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.BlocksAllocatedResponse, _abc.Awaitable[_scheduler_pb2.BlocksAllocatedResponse]]:
-        """Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-        released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-        change nothing.
+        """Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+        is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+        calls change nothing.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.

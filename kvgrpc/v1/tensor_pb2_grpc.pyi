@@ -129,12 +129,13 @@ class TensorServiceStub:
     * A fetch ends as in PutTensor.
     """
     ReleaseTensors: _grpc.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]
-    """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, moves of them end,
-    and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of the
-    request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a source, a
-    caller that takes back what is kept there may also call it. Only the session that got a tensor can release it,
-    because the engine may be reading the tensor: for other callers the tensor does not exist. CancelTransfer with the
-    same transfer key also ends a request, but it leaves the tensors that the engine holds.
+    """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, transfers of them
+    end, and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of
+    the request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a
+    source, a caller that takes back what is kept there may also call it. A tensor that an engine got by its session
+    can be released only by that session, because the engine may be reading it: for other callers the tensor does not
+    exist. CancelTransfer with the same transfer key also ends a request, but it leaves the tensors that the engine
+    holds.
 
     With `source` this server tells that lead the same after it has released the tensors here, so that a consumer that
     leaves gives back what is kept for it. What is kept for several consumers ends for all of them.
@@ -262,12 +263,13 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * A fetch ends as in PutTensor.
     """
     ReleaseTensors: _aio.UnaryUnaryMultiCallable[_tensor_pb2.ReleaseTensorsRequest, _tensor_pb2.ReleaseTensorsResponse]  # type: ignore[assignment]
-    """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, moves of them end,
-    and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of the
-    request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a source, a
-    caller that takes back what is kept there may also call it. Only the session that got a tensor can release it,
-    because the engine may be reading the tensor: for other callers the tensor does not exist. CancelTransfer with the
-    same transfer key also ends a request, but it leaves the tensors that the engine holds.
+    """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, transfers of them
+    end, and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of
+    the request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a
+    source, a caller that takes back what is kept there may also call it. A tensor that an engine got by its session
+    can be released only by that session, because the engine may be reading it: for other callers the tensor does not
+    exist. CancelTransfer with the same transfer key also ends a request, but it leaves the tensors that the engine
+    holds.
 
     With `source` this server tells that lead the same after it has released the tensors here, so that a consumer that
     leaves gives back what is kept for it. What is kept for several consumers ends for all of them.
@@ -410,12 +412,13 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tensor_pb2.ReleaseTensorsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tensor_pb2.ReleaseTensorsResponse, _abc.Awaitable[_tensor_pb2.ReleaseTensorsResponse]]:
-        """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, moves of them end,
-        and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of the
-        request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a source, a
-        caller that takes back what is kept there may also call it. Only the session that got a tensor can release it,
-        because the engine may be reading the tensor: for other callers the tensor does not exist. CancelTransfer with the
-        same transfer key also ends a request, but it leaves the tensors that the engine holds.
+        """Releases tensors of a request that are no longer wanted. Their pages are free from this call on, transfers of them
+        end, and calls that wait for them are refused, as are later ones. Without `names` the call releases all tensors of
+        the request and ends it. The engine that holds the tensors calls it once it reads none of them any more. At a
+        source, a caller that takes back what is kept there may also call it. A tensor that an engine got by its session
+        can be released only by that session, because the engine may be reading it: for other callers the tensor does not
+        exist. CancelTransfer with the same transfer key also ends a request, but it leaves the tensors that the engine
+        holds.
 
         With `source` this server tells that lead the same after it has released the tensors here, so that a consumer that
         leaves gives back what is kept for it. What is kept for several consumers ends for all of them.

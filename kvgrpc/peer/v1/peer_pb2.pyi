@@ -185,8 +185,8 @@ class AccessOpening(_message.Message):
     waits_for_blocks: _builtins.bool
     """READ: the opener has no blocks to read into yet. Until the opener says that it reads
     (RenewLeasesRequest.reading_access_ids), the issuer may take the blocks back for a request that began earlier, once
-    their firm time is over. The issuer then closes the access at the opener as FAILED, and every later answer is
-    LEASE_RECLAIMED.
+    the firm time of their lease is over. The issuer then closes the access at the opener as FAILED, and every later
+    answer is LEASE_RECLAIMED.
     """
     request_time_us: _builtins.int
     """READ: time at which the opener's request began, in microseconds since the Unix epoch. 0, or a time before the
@@ -672,11 +672,11 @@ class ReadyPart(_message.Message):
     """Marks the final part: no part follows. Only the final part may have no blocks."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Blocks of the source that no earlier part lists, one entry a group."""
+        """Blocks of the source that no earlier part lists, one entry per group."""
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Layers that it covers; unset means all."""
+        """Layers that the part covers; unset means all."""
 
     @_builtins.property
     def known_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

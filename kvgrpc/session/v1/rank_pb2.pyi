@@ -448,9 +448,9 @@ Global___ExpectCommand: _TypeAlias = ExpectCommand  # noqa: Y015
 
 @_typing.final
 class AwaitEndCommand(_message.Message):
-    """Looks for the ends of the processes of those peer's ranks that are connected now, until a DisconnectCommand without
-    `watch`. One ProcessReport per rank whose process has ended answers it. No report comes where the end cannot be
-    observed.
+    """Looks for the ends of a peer's processes, for those ranks of the peer that are connected now, until a
+    DisconnectCommand without `watch`. One ProcessReport per rank whose process has ended answers it. No report comes
+    where the end cannot be observed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -573,7 +573,7 @@ class Call(_message.Message):
 
     @_builtins.property
     def get_tensor(self) -> _tensor_pb2.GetTensorRequest:
-        """TensorService.GetTensor; likewise."""
+        """TensorService.GetTensor. The answer comes at its end, after the answers to later calls."""
 
     @_builtins.property
     def release_tensors(self) -> _tensor_pb2.ReleaseTensorsRequest:
@@ -774,7 +774,7 @@ class MoveTelemetry(_message.Message):
     WIRE_FIELD_NUMBER: _builtins.int
     POST_FIELD_NUMBER: _builtins.int
     moved_bytes: _builtins.int
-    """Bytes, over all ranks."""
+    """Bytes moved, over all ranks."""
     descriptor_count: _builtins.int
     """Number of runs that were contiguous at both sides, over all ranks."""
     @_builtins.property

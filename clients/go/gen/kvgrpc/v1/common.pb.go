@@ -1383,9 +1383,9 @@ type MultimodalItem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Digest of the item's data, at most 64 bytes.
 	Digest []byte `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	// First token position that it occupies.
+	// First token position that the item occupies.
 	Offset uint32 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
-	// Number of token positions that it occupies.
+	// Number of token positions that the item occupies.
 	Length        uint32 `protobuf:"varint,3,opt,name=length,proto3" json:"length,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1564,8 +1564,8 @@ func (x *Grant) GetTokenCount() uint32 {
 }
 
 // Instructions of a router to an engine about one request. The intent travels inside the engine's own request. Its JSON
-// form is Protobuf's JSON mapping under `kvgrpc_intent`, as docs/protocol.md says beside the grant's JSON form;
-// proto/vectors/intent.json has examples.
+// form is Protobuf's JSON mapping under `kvgrpc_intent`. docs/protocol.md defines it together with the grant's JSON
+// form, and proto/vectors/intent.json has examples.
 type Intent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Transfer key: at least 16 random bytes that pair the two sides of a transfer. The key is secret, because

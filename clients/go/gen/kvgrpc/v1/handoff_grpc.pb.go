@@ -70,7 +70,8 @@ type HandoffServiceClient interface {
 	// the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
 	// id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
 	// transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
-	// and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
+	// and WaitTransfer or WatchTransfers report its end. With `wait` the call returns when the condition of `wait` is
+	// met.
 	//
 	// From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
 	// not touch these blocks. In state SUCCEEDED they hold the KV.
@@ -102,7 +103,7 @@ type HandoffServiceClient interface {
 	// Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
 	// memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
 	// the source says nothing for the registration timeout, before its first part or between two parts. The call returns
-	// as soon as the transfer exists; with `wait`, at the end of the transfer.
+	// as soon as the transfer exists; with `wait`, when the condition of `wait` is met.
 	//
 	// Errors (all before anything changed):
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -120,7 +121,7 @@ type HandoffServiceClient interface {
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
-	// Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+	// Tells the source of a push where its blocks go, before, during or after prefill (FEATURE_PUSH). The destination's
 	// lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
 	// as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
 	// another with a grant of its own, while the source still has the blocks. If the source refuses a registration that
@@ -235,7 +236,8 @@ type HandoffServiceServer interface {
 	// the source's lease renewed. Without `destination` the transfer waits for its blocks: call again with the transfer's
 	// id to name them. A `destination` that is present and empty means that the consumer found everything locally: the
 	// transfer settles and releases the source without moving a byte. The call returns as soon as the transfer exists,
-	// and WaitTransfer or WatchTransfers report its end. With `wait` the call returns at the end of the transfer.
+	// and WaitTransfer or WatchTransfers report its end. With `wait` the call returns when the condition of `wait` is
+	// met.
 	//
 	// From the moment at which the destination blocks are named until the transfer's memory is RETURNED, the caller must
 	// not touch these blocks. In state SUCCEEDED they hold the KV.
@@ -267,7 +269,7 @@ type HandoffServiceServer interface {
 	// Without `source` the caller must bring the grant to the source (RegisterPush). From this call until the transfer's
 	// memory is RETURNED the caller must not touch the blocks. In state SUCCEEDED they hold the KV. The transfer fails if
 	// the source says nothing for the registration timeout, before its first part or between two parts. The call returns
-	// as soon as the transfer exists; with `wait`, at the end of the transfer.
+	// as soon as the transfer exists; with `wait`, when the condition of `wait` is met.
 	//
 	// Errors (all before anything changed):
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
@@ -285,7 +287,7 @@ type HandoffServiceServer interface {
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)
-	// Tells the source of a push which blocks to fill, before, during or after prefill (FEATURE_PUSH). The destination's
+	// Tells the source of a push where its blocks go, before, during or after prefill (FEATURE_PUSH). The destination's
 	// lead, its scheduler or a router calls it at the source. The transfer key pairs it with FinishedBlocks. A push has
 	// as many destinations as its first part declares (`consumer_count`). A destination that fails may be replaced by
 	// another with a grant of its own, while the source still has the blocks. If the source refuses a registration that

@@ -379,7 +379,7 @@ type Limits struct {
 	SettleTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=settle_timeout,json=settleTimeout,proto3" json:"settle_timeout,omitempty"`
 	// Time for which either half of a push waits for the other.
 	RegistrationTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=registration_timeout,json=registrationTimeout,proto3" json:"registration_timeout,omitempty"`
-	// Time after which a silent peer is declared dead.
+	// Time for which a silent peer stays suspect before it is declared dead.
 	PeerGrace *durationpb.Duration `protobuf:"bytes,7,opt,name=peer_grace,json=peerGrace,proto3" json:"peer_grace,omitempty"`
 	// Maximum number of blocks in one request.
 	RequestBlockCount uint32 `protobuf:"varint,8,opt,name=request_block_count,json=requestBlockCount,proto3" json:"request_block_count,omitempty"`

@@ -477,8 +477,8 @@ func (x *Group) GetStateSections() []*StateSection {
 	return nil
 }
 
-// Part of a state. Each rank of a pipeline stage has its share of it, in the order of ranks. Or groups of ranks with
-// neighbouring numbers, all equally large, each hold one share.
+// Part of a state. Each rank of a pipeline stage has its share of it, in the order of ranks. Or several ranks with
+// neighbouring numbers hold the same share, equally many for every share.
 type StateSection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes that one rank has.

@@ -90,9 +90,9 @@ type SchedulerServiceClient interface {
 	//
 	// Errors: none of its own.
 	MatchTokens(ctx context.Context, in *MatchTokensRequest, opts ...grpc.CallOption) (*MatchTokensResponse, error)
-	// Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-	// released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-	// change nothing.
+	// Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+	// is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+	// calls change nothing.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.
@@ -352,9 +352,9 @@ type SchedulerServiceServer interface {
 	//
 	// Errors: none of its own.
 	MatchTokens(context.Context, *MatchTokensRequest) (*MatchTokensResponse, error)
-	// Reports the blocks of a request. Missing KV begins to come into them; if nothing is missing, the source is
-	// released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later calls
-	// change nothing.
+	// Reports the blocks of a request. KV that is to come begins to come into them; if no tokens are to come, the source
+	// is released. Blocks that are being filled belong to the transfer until LoadEnded. The first call counts; later
+	// calls change nothing.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: that number of tokens cannot come.

@@ -290,8 +290,8 @@ type AccessOpening struct {
 	Parts []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	// READ: the opener has no blocks to read into yet. Until the opener says that it reads
 	// (RenewLeasesRequest.reading_access_ids), the issuer may take the blocks back for a request that began earlier, once
-	// their firm time is over. The issuer then closes the access at the opener as FAILED, and every later answer is
-	// LEASE_RECLAIMED.
+	// the firm time of their lease is over. The issuer then closes the access at the opener as FAILED, and every later
+	// answer is LEASE_RECLAIMED.
 	WaitsForBlocks bool `protobuf:"varint,11,opt,name=waits_for_blocks,json=waitsForBlocks,proto3" json:"waits_for_blocks,omitempty"`
 	// READ: time at which the opener's request began, in microseconds since the Unix epoch. 0, or a time before the
 	// handing-over request began, counts as the time at which that request began.
@@ -1229,9 +1229,9 @@ type ReadyPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the part, counted from 0 within the access.
 	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// Blocks of the source that no earlier part lists, one entry a group.
+	// Blocks of the source that no earlier part lists, one entry per group.
 	Blocks []*v1.GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	// Layers that it covers; unset means all.
+	// Layers that the part covers; unset means all.
 	Layers *v1.LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
 	// Marks the final part: no part follows. Only the final part may have no blocks.
 	Last bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`

@@ -873,9 +873,9 @@ func (x *ExpectCommand) GetWrites() bool {
 	return false
 }
 
-// Looks for the ends of the processes of those peer's ranks that are connected now, until a DisconnectCommand without
-// `watch`. One ProcessReport per rank whose process has ended answers it. No report comes where the end cannot be
-// observed.
+// Looks for the ends of a peer's processes, for those ranks of the peer that are connected now, until a
+// DisconnectCommand without `watch`. One ProcessReport per rank whose process has ended answers it. No report comes
+// where the end cannot be observed.
 type AwaitEndCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.

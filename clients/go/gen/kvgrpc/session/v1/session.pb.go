@@ -1286,7 +1286,7 @@ type Call_PutTensor struct {
 }
 
 type Call_GetTensor struct {
-	// TensorService.GetTensor; likewise.
+	// TensorService.GetTensor. The answer comes at its end, after the answers to later calls.
 	GetTensor *v1.GetTensorRequest `protobuf:"bytes,18,opt,name=get_tensor,json=getTensor,proto3,oneof"`
 }
 
@@ -1685,7 +1685,7 @@ func (x *Received) GetTelemetry() *MoveTelemetry {
 // Measurements of one move, summed up or maximised over the engine's ranks.
 type MoveTelemetry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes, over all ranks.
+	// Bytes moved, over all ranks.
 	MovedBytes uint64 `protobuf:"varint,1,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
 	// Number of runs that were contiguous at both sides, over all ranks.
 	DescriptorCount uint64 `protobuf:"varint,2,opt,name=descriptor_count,json=descriptorCount,proto3" json:"descriptor_count,omitempty"`
