@@ -195,11 +195,11 @@ class PushPart(_message.Message):
     consumer_count: _builtins.int
     """Number of destinations of the push, stated by the first part; 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
-    """As in HandOver."""
+    """Effect of a consumer's abort, as in HandOver."""
     after_step: _builtins.int
-    """As in HandOver."""
+    """Last step of the engine that writes the blocks, as in HandOver."""
     lease_id: _builtins.str
-    """As in HandOver. All parts of an epoch state the same id."""
+    """Lease id, as in HandOver. All parts of an epoch state the same id."""
     priority: _builtins.int
     """Priority of the transfer: a higher one goes first. 0 is normal."""
     @_builtins.property
@@ -218,11 +218,11 @@ class PushPart(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """As in HandOver."""
+        """Lease duration, as in HandOver."""
 
     @_builtins.property
     def firm_ttl(self) -> _duration_pb2.Duration:
-        """As in HandOver, counted from the last part on. The first part states it."""
+        """Firm time of the lease, as in HandOver, counted from the last part on. The first part states it."""
 
     def __init__(
         self,
@@ -542,7 +542,7 @@ class ReserveBlocksRequest(_message.Message):
     have_tokens: _builtins.int
     """Number of leading tokens whose KV this engine already holds."""
     use_tokens: _builtins.int
-    """As in PullBlocks."""
+    """Number of leading tokens whose KV is transferred at most, as in PullBlocks."""
     after_step: _builtins.int
     """Last step of the engine that touches the blocks."""
     priority: _builtins.int
@@ -612,7 +612,7 @@ class ReserveBlocksResponse(_message.Message):
     GRANT_FIELD_NUMBER: _builtins.int
     CONDITION_MET_FIELD_NUMBER: _builtins.int
     condition_met: _builtins.bool
-    """As in PullBlocks."""
+    """Whether the condition of `wait` was met, as in PullBlocks."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """The answering engine and its incarnation."""

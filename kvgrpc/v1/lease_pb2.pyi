@@ -280,7 +280,7 @@ class GrantLeaseRequest(_message.Message):
     validate_only: _builtins.bool
     """Only check the call; see common.proto."""
     request_time_us: _builtins.int
-    """As in FinishedBlocks."""
+    """Time at which the request began, in microseconds since the Unix epoch, as in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. The blocks, in token order."""
@@ -291,7 +291,7 @@ class GrantLeaseRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """As in FinishedBlocks."""
+        """Lease duration, as in FinishedBlocks."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -299,7 +299,7 @@ class GrantLeaseRequest(_message.Message):
 
     @_builtins.property
     def firm_ttl(self) -> _duration_pb2.Duration:
-        """As in FinishedBlocks."""
+        """Firm time of the lease, as in FinishedBlocks."""
 
     def __init__(
         self,
@@ -688,7 +688,7 @@ class KeepAliveRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """As in RenewLeases."""
+        """Duration from now for each lease, as in RenewLeases."""
 
     def __init__(
         self,

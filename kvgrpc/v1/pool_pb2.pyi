@@ -125,7 +125,7 @@ class AllocateBlocksRequest(_message.Message):
     reclaim: _builtins.bool
     """If too few blocks are free, take blocks back from soft leases, as ReclaimBlocks does, and allocate them."""
     request_time_us: _builtins.int
-    """As in ReclaimBlocks; used with `reclaim`."""
+    """Time at which the request began, as in ReclaimBlocks; used with `reclaim`."""
     request_id: _builtins.str
     """Id of the LLM request, which ListAllocations shows. With `reclaim` it is also used as in ReclaimBlocks."""
     label: _builtins.str

@@ -390,7 +390,7 @@ class TokensComputedRequest(_message.Message):
     """Step of the engine that computes the tokens; 0 means that their KV is there now."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
-        """As in BlocksAllocated."""
+        """All blocks of the request, as in BlocksAllocated."""
 
     @_builtins.property
     def dropped_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -541,11 +541,11 @@ class BlocksNeededRequest(_message.Message):
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_time_us: _builtins.int
-    """As in ReclaimBlocks: the time of the oldest request that waits for blocks, whether it is first in the queue or
-    behind.
+    """Time at which the oldest request that waits for blocks began, as in ReclaimBlocks. That request may be first in the
+    queue or behind.
     """
     request_id: _builtins.str
-    """As in ReclaimBlocks."""
+    """Id of the LLM request, as in ReclaimBlocks."""
     @_builtins.property
     def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.GroupBlockCount]:
         """Required. Number of blocks of each group that the call is to free. Blocks that are already free do not count."""
@@ -618,7 +618,7 @@ class RequestFinishedRequest(_message.Message):
     """Last step of the engine for the request; 0 means that all KV is there now."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
-        """As in BlocksAllocated."""
+        """All blocks of the request, as in BlocksAllocated."""
 
     @_builtins.property
     def content(self) -> _common_pb2.Content:
@@ -730,7 +730,7 @@ class AbortRequestResponse(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     keep: _builtins.bool
-    """As in RequestFinished."""
+    """Whether to keep the blocks, as in RequestFinished."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """The answering engine and its incarnation."""
@@ -1105,39 +1105,39 @@ class ScheduleCall(_message.Message):
     BLOCKS_NEEDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_arrived(self) -> Global___RequestArrivedRequest:
-        """As SchedulerService.RequestArrived."""
+        """Request of SchedulerService.RequestArrived."""
 
     @_builtins.property
     def match_tokens(self) -> Global___MatchTokensRequest:
-        """As SchedulerService.MatchTokens."""
+        """Request of SchedulerService.MatchTokens."""
 
     @_builtins.property
     def blocks_allocated(self) -> Global___BlocksAllocatedRequest:
-        """As SchedulerService.BlocksAllocated."""
+        """Request of SchedulerService.BlocksAllocated."""
 
     @_builtins.property
     def tokens_computed(self) -> Global___TokensComputedRequest:
-        """As SchedulerService.TokensComputed."""
+        """Request of SchedulerService.TokensComputed."""
 
     @_builtins.property
     def blocks_loaded(self) -> Global___BlocksLoadedRequest:
-        """As SchedulerService.BlocksLoaded."""
+        """Request of SchedulerService.BlocksLoaded."""
 
     @_builtins.property
     def request_preempted(self) -> Global___RequestPreemptedRequest:
-        """As SchedulerService.RequestPreempted."""
+        """Request of SchedulerService.RequestPreempted."""
 
     @_builtins.property
     def request_finished(self) -> Global___RequestFinishedRequest:
-        """As SchedulerService.RequestFinished."""
+        """Request of SchedulerService.RequestFinished."""
 
     @_builtins.property
     def abort_request(self) -> Global___AbortRequestRequest:
-        """As SchedulerService.AbortRequest."""
+        """Request of SchedulerService.AbortRequest."""
 
     @_builtins.property
     def blocks_needed(self) -> Global___BlocksNeededRequest:
-        """As SchedulerService.BlocksNeeded."""
+        """Request of SchedulerService.BlocksNeeded."""
 
     def __init__(
         self,
@@ -1256,7 +1256,7 @@ class ScheduleStepRequest(_message.Message):
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     after_seq: _builtins.int
-    """As PollSchedulerNewsRequest.after_seq."""
+    """Number of the last news that the caller has, as in PollSchedulerNewsRequest."""
     incarnation: _builtins.int
     """Life of this engine that the whole step is meant for; 0 is not checked."""
     @_builtins.property
@@ -1328,7 +1328,7 @@ class ScheduleRequest(_message.Message):
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     after_seq: _builtins.int
-    """As PollSchedulerNewsRequest.after_seq."""
+    """Number of the last news that the caller has, as in PollSchedulerNewsRequest."""
     incarnation: _builtins.int
     """Life of this engine that the whole step is meant for; 0 is not checked."""
     @_builtins.property

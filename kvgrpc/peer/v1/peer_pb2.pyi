@@ -780,27 +780,27 @@ class PeerCall(_message.Message):
     """W3C traceparent of the call; empty means none. Leads pass no tracestate to each other."""
     @_builtins.property
     def open_access(self) -> Global___OpenAccessRequest:
-        """As OpenAccess."""
+        """Request of OpenAccess."""
 
     @_builtins.property
     def settle_access(self) -> Global___SettleAccessRequest:
-        """As SettleAccess."""
+        """Request of SettleAccess."""
 
     @_builtins.property
     def close_access(self) -> Global___CloseAccessRequest:
-        """As CloseAccess."""
+        """Request of CloseAccess."""
 
     @_builtins.property
     def parts_ready(self) -> Global___PartsReadyRequest:
-        """As PartsReady."""
+        """Request of PartsReady."""
 
     @_builtins.property
     def checksum_blocks(self) -> Global___ChecksumBlocksRequest:
-        """As ChecksumBlocks."""
+        """Request of ChecksumBlocks."""
 
     @_builtins.property
     def post_send(self) -> Global___PostSendRequest:
-        """As PostSend."""
+        """Request of PostSend."""
 
     def __init__(
         self,

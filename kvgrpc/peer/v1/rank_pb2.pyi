@@ -39,11 +39,11 @@ class ConnectRankRequest(_message.Message):
     rank: _builtins.int
     """Number of the rank, in the first message."""
     returns: _builtins.bool
-    """As in kvgrpc.session.v1.AttachRankRequest, in the first message."""
+    """True if the worker comes back, as in kvgrpc.session.v1.AttachRankRequest; in the first message."""
     not_at_rest: _builtins.str
-    """As in kvgrpc.session.v1.AttachRankRequest, in the first message."""
+    """Reason why the memory is not proved to be at rest, as in kvgrpc.session.v1.AttachRankRequest; in the first message."""
     mirrored: _builtins.bool
-    """As in kvgrpc.session.v1.AttachRankRequest, in the first message."""
+    """True if the memory is a mirror, as in kvgrpc.session.v1.AttachRankRequest; in the first message."""
     @_builtins.property
     def reports(self) -> _containers.RepeatedCompositeFieldContainer[_rank_pb2.RankReport]:
         """Reports of the rank, in order; empty in the first message."""

@@ -670,9 +670,9 @@ class SendAnswerCommand(_message.Message):
     peer_rank: _builtins.int
     """The peer's rank."""
     epoch: _builtins.int
-    """As in the report."""
+    """Epoch of the process group, as in the report."""
     sequence: _builtins.int
-    """As in the report."""
+    """Number of the send, as in the report."""
     error: _builtins.str
     """Reason why nothing is sent; empty means that the bytes are sent."""
     unknown: _builtins.bool
@@ -836,7 +836,9 @@ class ConnectReport(_message.Message):
     why: _builtins.str
     """Reason for this data path."""
     peer_rank: _builtins.int
-    """As in the ConnectCommand that the report answers; unset means the rank with the reporting rank's number."""
+    """Rank of the peer, as in the ConnectCommand that the report answers; unset means the rank with the reporting rank's
+    number.
+    """
     attempt: _builtins.int
     """Number of the command's attempt. A lead takes 0 for the last attempt."""
     @_builtins.property

@@ -342,19 +342,19 @@ type PushPart struct {
 	PartEpoch uint32 `protobuf:"varint,4,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	// Marks the final part: no part follows.
 	Last bool `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"`
-	// As in HandOver.
+	// Lease duration, as in HandOver.
 	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Number of destinations of the push, stated by the first part; 0 means 1.
 	ConsumerCount uint32 `protobuf:"varint,7,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
-	// As in HandOver.
+	// Effect of a consumer's abort, as in HandOver.
 	OnAbort OnAbort `protobuf:"varint,8,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
-	// As in HandOver.
+	// Last step of the engine that writes the blocks, as in HandOver.
 	AfterStep uint64 `protobuf:"varint,9,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
-	// As in HandOver. All parts of an epoch state the same id.
+	// Lease id, as in HandOver. All parts of an epoch state the same id.
 	LeaseId string `protobuf:"bytes,10,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// Priority of the transfer: a higher one goes first. 0 is normal.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
-	// As in HandOver, counted from the last part on. The first part states it.
+	// Firm time of the lease, as in HandOver, counted from the last part on. The first part states it.
 	FirmTtl       *durationpb.Duration `protobuf:"bytes,12,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -994,7 +994,7 @@ type ReserveBlocksRequest struct {
 	HaveTokens uint32 `protobuf:"varint,5,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
 	// Required. Content that the consumer wants.
 	Content *Content `protobuf:"bytes,6,opt,name=content,proto3" json:"content,omitempty"`
-	// As in PullBlocks.
+	// Number of leading tokens whose KV is transferred at most, as in PullBlocks.
 	UseTokens uint32 `protobuf:"varint,7,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
 	// Address of the source, if known: this lead then registers the push there by itself.
 	Source *PeerAddress `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
@@ -1153,7 +1153,7 @@ type ReserveBlocksResponse struct {
 	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	// WRITE grant, for RegisterPush.
 	Grant *Grant `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
-	// As in PullBlocks.
+	// Whether the condition of `wait` was met, as in PullBlocks.
 	ConditionMet  bool `protobuf:"varint,4,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -408,7 +408,7 @@ type GrantLeaseRequest struct {
 	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Required. Content of the blocks.
 	Content *Content `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
-	// As in FinishedBlocks.
+	// Lease duration, as in FinishedBlocks.
 	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Number of consumers that will come; 0 means 1.
 	ConsumerCount uint32 `protobuf:"varint,5,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
@@ -422,9 +422,9 @@ type GrantLeaseRequest struct {
 	Labels map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Only check the call; see common.proto.
 	ValidateOnly bool `protobuf:"varint,10,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// As in FinishedBlocks.
+	// Firm time of the lease, as in FinishedBlocks.
 	FirmTtl *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
-	// As in FinishedBlocks.
+	// Time at which the request began, in microseconds since the Unix epoch, as in FinishedBlocks.
 	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1187,7 +1187,7 @@ type KeepAliveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Leases to renew.
 	Leases []*LeaseRef `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
-	// As in RenewLeases.
+	// Duration from now for each lease, as in RenewLeases.
 	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Number that the caller chooses; the reply repeats it.
 	Sequence      uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`

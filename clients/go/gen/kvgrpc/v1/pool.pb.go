@@ -190,7 +190,7 @@ type AllocateBlocksRequest struct {
 	ValidateOnly bool `protobuf:"varint,6,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// If too few blocks are free, take blocks back from soft leases, as ReclaimBlocks does, and allocate them.
 	Reclaim bool `protobuf:"varint,7,opt,name=reclaim,proto3" json:"reclaim,omitempty"`
-	// As in ReclaimBlocks; used with `reclaim`.
+	// Time at which the request began, as in ReclaimBlocks; used with `reclaim`.
 	RequestTimeUs uint64 `protobuf:"varint,8,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
 	// Id of the LLM request, which ListAllocations shows. With `reclaim` it is also used as in ReclaimBlocks.
 	RequestId string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`

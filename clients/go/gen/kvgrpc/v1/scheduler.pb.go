@@ -727,7 +727,7 @@ type TokensComputedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Id of the request.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// As in BlocksAllocated.
+	// All blocks of the request, as in BlocksAllocated.
 	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Number of leading tokens whose KV is there once `step` is done.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
@@ -1040,10 +1040,10 @@ type BlocksNeededRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Number of blocks of each group that the call is to free. Blocks that are already free do not count.
 	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,1,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
-	// As in ReclaimBlocks: the time of the oldest request that waits for blocks, whether it is first in the queue or
-	// behind.
+	// Time at which the oldest request that waits for blocks began, as in ReclaimBlocks. That request may be first in the
+	// queue or behind.
 	RequestTimeUs uint64 `protobuf:"varint,2,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
-	// As in ReclaimBlocks.
+	// Id of the LLM request, as in ReclaimBlocks.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1160,7 +1160,7 @@ type RequestFinishedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Id of the request.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// As in BlocksAllocated.
+	// All blocks of the request, as in BlocksAllocated.
 	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Number of leading tokens that have KV: all except the last sampled token.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
@@ -1400,7 +1400,7 @@ type AbortRequestResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The answering engine and its incarnation.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// As in RequestFinished.
+	// Whether to keep the blocks, as in RequestFinished.
 	Keep          bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2293,47 +2293,47 @@ type isScheduleCall_Call interface {
 }
 
 type ScheduleCall_RequestArrived struct {
-	// As SchedulerService.RequestArrived.
+	// Request of SchedulerService.RequestArrived.
 	RequestArrived *RequestArrivedRequest `protobuf:"bytes,1,opt,name=request_arrived,json=requestArrived,proto3,oneof"`
 }
 
 type ScheduleCall_MatchTokens struct {
-	// As SchedulerService.MatchTokens.
+	// Request of SchedulerService.MatchTokens.
 	MatchTokens *MatchTokensRequest `protobuf:"bytes,2,opt,name=match_tokens,json=matchTokens,proto3,oneof"`
 }
 
 type ScheduleCall_BlocksAllocated struct {
-	// As SchedulerService.BlocksAllocated.
+	// Request of SchedulerService.BlocksAllocated.
 	BlocksAllocated *BlocksAllocatedRequest `protobuf:"bytes,3,opt,name=blocks_allocated,json=blocksAllocated,proto3,oneof"`
 }
 
 type ScheduleCall_TokensComputed struct {
-	// As SchedulerService.TokensComputed.
+	// Request of SchedulerService.TokensComputed.
 	TokensComputed *TokensComputedRequest `protobuf:"bytes,4,opt,name=tokens_computed,json=tokensComputed,proto3,oneof"`
 }
 
 type ScheduleCall_BlocksLoaded struct {
-	// As SchedulerService.BlocksLoaded.
+	// Request of SchedulerService.BlocksLoaded.
 	BlocksLoaded *BlocksLoadedRequest `protobuf:"bytes,5,opt,name=blocks_loaded,json=blocksLoaded,proto3,oneof"`
 }
 
 type ScheduleCall_RequestPreempted struct {
-	// As SchedulerService.RequestPreempted.
+	// Request of SchedulerService.RequestPreempted.
 	RequestPreempted *RequestPreemptedRequest `protobuf:"bytes,6,opt,name=request_preempted,json=requestPreempted,proto3,oneof"`
 }
 
 type ScheduleCall_RequestFinished struct {
-	// As SchedulerService.RequestFinished.
+	// Request of SchedulerService.RequestFinished.
 	RequestFinished *RequestFinishedRequest `protobuf:"bytes,7,opt,name=request_finished,json=requestFinished,proto3,oneof"`
 }
 
 type ScheduleCall_AbortRequest struct {
-	// As SchedulerService.AbortRequest.
+	// Request of SchedulerService.AbortRequest.
 	AbortRequest *AbortRequestRequest `protobuf:"bytes,8,opt,name=abort_request,json=abortRequest,proto3,oneof"`
 }
 
 type ScheduleCall_BlocksNeeded struct {
-	// As SchedulerService.BlocksNeeded.
+	// Request of SchedulerService.BlocksNeeded.
 	BlocksNeeded *BlocksNeededRequest `protobuf:"bytes,9,opt,name=blocks_needed,json=blocksNeeded,proto3,oneof"`
 }
 
@@ -2584,7 +2584,7 @@ type ScheduleStepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Calls of the step, at most 1,024, handled in this order.
 	Calls []*ScheduleCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// As PollSchedulerNewsRequest.after_seq.
+	// Number of the last news that the caller has, as in PollSchedulerNewsRequest.
 	AfterSeq uint64 `protobuf:"varint,2,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
 	// Life of this engine that the whole step is meant for; 0 is not checked.
 	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -2721,7 +2721,7 @@ type ScheduleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Calls of the step, at most 1,024, handled in this order.
 	Calls []*ScheduleCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// As PollSchedulerNewsRequest.after_seq.
+	// Number of the last news that the caller has, as in PollSchedulerNewsRequest.
 	AfterSeq uint64 `protobuf:"varint,2,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
 	// Life of this engine that the whole step is meant for; 0 is not checked.
 	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`

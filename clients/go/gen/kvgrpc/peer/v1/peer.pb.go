@@ -1543,32 +1543,32 @@ type isPeerCall_Call interface {
 }
 
 type PeerCall_OpenAccess struct {
-	// As OpenAccess.
+	// Request of OpenAccess.
 	OpenAccess *OpenAccessRequest `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
 }
 
 type PeerCall_SettleAccess struct {
-	// As SettleAccess.
+	// Request of SettleAccess.
 	SettleAccess *SettleAccessRequest `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
 }
 
 type PeerCall_CloseAccess struct {
-	// As CloseAccess.
+	// Request of CloseAccess.
 	CloseAccess *CloseAccessRequest `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
 }
 
 type PeerCall_PartsReady struct {
-	// As PartsReady.
+	// Request of PartsReady.
 	PartsReady *PartsReadyRequest `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
 }
 
 type PeerCall_ChecksumBlocks struct {
-	// As ChecksumBlocks.
+	// Request of ChecksumBlocks.
 	ChecksumBlocks *ChecksumBlocksRequest `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
 }
 
 type PeerCall_PostSend struct {
-	// As PostSend.
+	// Request of PostSend.
 	PostSend *PostSendRequest `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
 }
 

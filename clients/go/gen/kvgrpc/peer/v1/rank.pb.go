@@ -35,11 +35,11 @@ type ConnectRankRequest struct {
 	Reports []*v1.RankReport `protobuf:"bytes,2,rep,name=reports,proto3" json:"reports,omitempty"`
 	// Number of the rank, in the first message.
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
-	// As in kvgrpc.session.v1.AttachRankRequest, in the first message.
+	// True if the worker comes back, as in kvgrpc.session.v1.AttachRankRequest; in the first message.
 	Returns bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
-	// As in kvgrpc.session.v1.AttachRankRequest, in the first message.
+	// Reason why the memory is not proved to be at rest, as in kvgrpc.session.v1.AttachRankRequest; in the first message.
 	NotAtRest string `protobuf:"bytes,5,opt,name=not_at_rest,json=notAtRest,proto3" json:"not_at_rest,omitempty"`
-	// As in kvgrpc.session.v1.AttachRankRequest, in the first message.
+	// True if the memory is a mirror, as in kvgrpc.session.v1.AttachRankRequest; in the first message.
 	Mirrored      bool `protobuf:"varint,6,opt,name=mirrored,proto3" json:"mirrored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1270,9 +1270,9 @@ type SendAnswerCommand struct {
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
-	// As in the report.
+	// Epoch of the process group, as in the report.
 	Epoch uint32 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// As in the report.
+	// Number of the send, as in the report.
 	Sequence uint64 `protobuf:"varint,4,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Values of the other half of the group.
 	Values []*SendValue `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty"`
@@ -1678,7 +1678,8 @@ type ConnectReport struct {
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
 	// Data paths that could not be used.
 	Rejected []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
-	// As in the ConnectCommand that the report answers; unset means the rank with the reporting rank's number.
+	// Rank of the peer, as in the ConnectCommand that the report answers; unset means the rank with the reporting rank's
+	// number.
 	PeerRank *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// Number of the command's attempt. A lead takes 0 for the last attempt.
 	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
