@@ -7,13 +7,16 @@ Other prompts are computed.
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgrpc.core.policy.spec import Source
 
 if TYPE_CHECKING:
     from kvgrpc.engine.scheduler import ScheduledRequest
 
+_T = TypeVar("_T")
+REMEMBERED_MAX = 1_024
+"""Maximum number of families that are remembered after all their requests have left."""
 _ANSWER = re.compile(r"\d+_(.+)", re.DOTALL)
 """The name of one of several answers: its number, and the name of the request."""
 _PROMPT = re.compile(r"cmpl-.*-(\d+)-[0-9a-f]{8}", re.DOTALL)
@@ -46,10 +49,18 @@ class Siblings:
         """Requests that take, until they go on with what came."""
         self._waits_for: dict[str, str] = {}
         """Which of them another request waits for."""
+        self._ended: dict[str, tuple[str, dict[str, Any]]] = {}
+        """Families of several answers whose requests have all left -> the giver and its answer, the oldest first. VLLM
+        may tell of an answer when all others have left.
+        """
+        self._took: dict[str, tuple[str, object]] = {}
+        """Families of several answers -> the request that took for all, and what it took; the oldest first."""
 
     def gives(self, request_id: str) -> bool:
         """Whether a request that is to give does so: the first of its family, if anybody learns what it gave."""
         family = family_of(request_id)
+        if family in self._ended:
+            self._giver[family], self._given[family] = self._ended.pop(family)
         self._members.setdefault(family, set()).add(request_id)
         return is_told_of(request_id) and self._giver.setdefault(family, request_id) == request_id
 
@@ -62,7 +73,13 @@ class Siblings:
             self._waits_for[found.request_id] = first
         if first or not is_told_of(found.request_id):
             return False
+        family, taken = family_of(found.request_id), _taken(found)
+        taker, *before = self._took.get(family, ("",))
+        if taker not in ("", found.request_id) and before == [taken]:
+            return False
         self._takers[found.request_id] = found
+        if family != found.request_id:
+            _remember(self._took, family, (found.request_id, taken))
         return True
 
     def waits(self, request_id: str) -> bool:
@@ -90,15 +107,27 @@ class Siblings:
         answer, members = self._given.get(family), self._members.get(family, set())
         members.discard(request_id)
         if not members:
+            if answer is not None and family != request_id:
+                _remember(self._ended, family, (self._giver[family], answer))
             for known in (self._members, self._giver, self._given):
                 known.pop(family, None)
         return answer
 
 
+def _remember(table: dict[str, _T], name: str, value: _T) -> None:
+    """Sets a row, and drops the oldest one beyond the maximum."""
+    table[name] = value
+    if len(table) > REMEMBERED_MAX:
+        del table[next(iter(table))]
+
+
+def _taken(found: "ScheduledRequest") -> object:
+    """Returns what a request takes: a grant names its transfer, a source needs the key beside it."""
+    return (found.take, found.transfer_key) if isinstance(found.take, Source) else found.take
+
+
 def _same(one: "ScheduledRequest", other: "ScheduledRequest") -> bool:
-    """Whether two requests take the same."""
-    if one.take != other.take or (isinstance(one.take, Source) and one.transfer_key != other.transfer_key):
-        return False
-    return (one.prompt, one.adapter, one.cache_salt, one.items) == (
+    """Returns whether two requests take the same."""
+    return _taken(one) == _taken(other) and (one.prompt, one.adapter, one.cache_salt, one.items) == (
         other.prompt, other.adapter, other.cache_salt, other.items,
     )  # fmt: skip
