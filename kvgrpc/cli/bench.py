@@ -212,7 +212,7 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
     copy_threads: int,
     layers: int = 1,
 ) -> "_Plan":
-    """The plan with what the options say. Ends the command for an option that is not usable."""
+    """Returns the plan that the options ask for. Ends the command for an unusable option."""
     pool_bytes = base.pool_bytes if pool_mb is None else pool_mb << 20
     block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes, layers)
     if pool_bytes <= 0 or any(pool_bytes % (size * layers) for size in block_bytes):
@@ -228,7 +228,7 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
 
 
 def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None) -> None:
-    """Runs it and shows what it found."""
+    """Runs a measurement and shows its result."""
     try:
         found = asyncio.run(run)
     except KVGrpcError as error:
@@ -260,7 +260,7 @@ def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _sizes(text: str, pool_bytes: int, layers: int) -> tuple[int, ...]:
-    """Block sizes in bytes: multiples of 4 KB that fill a pool."""
+    """Returns the block sizes in bytes: multiples of 4 KB that fill a pool."""
     sizes = [int(part) << 10 for part in text.split(",") if part.strip().isdigit()]
     if not sizes or any(size == 0 or size % 4096 or pool_bytes % (size * layers) for size in sizes):
         _fail("--sizes: multiples of 4 that divide the pool, such as 4096,64,16")

@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
-"""Maximum wait for the first engine, in seconds, if the server exits with it: one that died at its start never comes.
-"""
+"""Maximum wait for a first engine, in seconds, if the server exits with it: one that died at start never comes."""
 STOP_TIMEOUT_S = 10.0
 """Maximum wait of `stop` for connections to end, in seconds."""
 TURN_S = 0.02
