@@ -160,17 +160,17 @@ class Config:
     session_socket: str = ""
     """Path of the unix socket where an engine attaches; empty: none."""
     exit_with_engine: bool = False
-    """Ends the server when its engine ends, or when none comes: for a lead that an engine started for itself."""
+    """True when the server ends with its engine, or if none comes: for a lead that an engine started for itself."""
     ready_file: str = ""
     """Path of a file that gets the address when the server serves."""
     read_blocks: bool = False
-    """Allows ReadBlocks to hand out bytes."""
+    """True when ReadBlocks hands out bytes."""
     insecure: bool = False
-    """Allows a bind off loopback without TLS."""
+    """True when a bind off loopback without TLS is allowed."""
     source_writes: bool = False
-    """Makes this server write what it pushes over nixl, instead of letting its destinations read."""
+    """True when this server writes what it pushes over nixl, instead of letting its destinations read."""
     checksums: bool = False
-    """Makes this server compare each received block with its source before the block counts."""
+    """True when this server compares each received block with its source before the block counts."""
     drain_s: float = 10.0
     """Time that SIGTERM leaves to work in progress, in seconds."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

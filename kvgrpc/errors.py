@@ -34,7 +34,7 @@ _CUT = "…"
 
 def note(value: str, most: int = NOTE_BYTES_MAX) -> str:
     """Returns a text for people, from any origin: a long one cut, with unprintable characters escaped as Python does. A
-    bad text thus never stops its purpose, and harms no reply, log line or terminal.
+    bad text thus never stops the call that carries it, and harms no reply, log line or terminal.
     """
     if len(value) * 4 <= most and value.isprintable():
         return value
@@ -251,7 +251,7 @@ class PreconditionFailed(KVGrpcError):
 
 
 class PermissionDenied(KVGrpcError):
-    """The grant or the caller's role does not allow it (gRPC PERMISSION_DENIED)."""
+    """The grant or the caller's role forbids the request (gRPC PERMISSION_DENIED)."""
 
     code = "PERMISSION_DENIED"
 
@@ -281,13 +281,13 @@ class DeadlineExceeded(KVGrpcError):
 
 
 class DataLoss(KVGrpcError):
-    """Bytes are not the ones that were sent (gRPC DATA_LOSS)."""
+    """The bytes that arrived are not the ones that were sent (gRPC DATA_LOSS)."""
 
     code = "DATA_LOSS"
 
 
 class Unimplemented(KVGrpcError):
-    """The schema has it, this server does not offer it (gRPC UNIMPLEMENTED)."""
+    """The schema declares what this server does not offer (gRPC UNIMPLEMENTED)."""
 
     code = "UNIMPLEMENTED"
 

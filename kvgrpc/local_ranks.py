@@ -54,7 +54,7 @@ class SharedRank(LocalRank):
             self.worker.expect(access, open_, operation)
 
     def _expect_read(self, access: str, open_: bool) -> None:
-        with contextlib.suppress(Unavailable):  # it was closed meanwhile
+        with contextlib.suppress(Unavailable):  # the rank was closed meanwhile
             super().expect(access, open_)
 
     async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -110,7 +110,7 @@ class Server:
 
     async def _start(self) -> None:
         self._check_spill()
-        self._ready.remove()  # of a process that was killed
+        self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
@@ -152,7 +152,7 @@ class Server:
         self._node.state.draining = self._node.state.stopping = True
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
-            return  # it has not begun
+            return  # not started
         await self._health.look()
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_s
@@ -183,7 +183,7 @@ class Server:
         """Returns the leases whose blocks an engine took back: none."""
         return ()
 
-    # -- lives: with the embedded pool, with an engine, with nothing
+    # -- lives: with the embedded pool, with an engine, with neither
 
     async def begin_engine(
         self,
@@ -218,7 +218,7 @@ class Server:
         if rank >= len(self._local):
             raise NotFound(Reason.NO_POOL, f"this engine has no rank {rank} with shared memory")
         memory = self._local[rank].memory
-        assert isinstance(memory, SharedMemory)  # an engine's
+        assert isinstance(memory, SharedMemory)  # an engine's memory here is shared
         return memory.fd, memory.nbytes
 
     async def _begin_idle(self) -> None:

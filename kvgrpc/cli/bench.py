@@ -36,7 +36,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a
 
 
 @bench.command()
-def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: Annotated[
         str | None, typer.Option(help="Data paths to measure. Default shm,cma,nixl,collective; of cuda also cuda_vmm.")
     ] = None,
@@ -96,7 +96,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: Sizes = None,
     repeats: Repeats = None,
@@ -124,7 +124,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: LayerSizes = None,
     repeats: Repeats = None,
@@ -150,7 +150,7 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm",
     cases: Annotated[str | None, typer.Option(help="Pairs of engines to measure, by name; default all.")] = None,
     repeats: Repeats = None,
@@ -177,7 +177,7 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def tensors(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "collective,shm",
     sizes: Annotated[
         str | None, typer.Option(help="Sizes of a tensor, in KB. Default 65536,16384,4096,1024; with --quick 256.")

@@ -23,7 +23,7 @@ EXIT_POOL = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings below.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to bind. Port 0 takes a free one.")] = None,
     port: Annotated[int | None, typer.Option(help="Short for --listen 127.0.0.1:PORT.")] = None,

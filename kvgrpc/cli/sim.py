@@ -23,7 +23,7 @@ STEPS = 5_000
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PROGRESS_S = 30.0
 SHRINK_S = 60.0
-"""Maximum time a world is made smaller before the result is shown, in seconds."""
+"""Maximum time to make a world smaller before the result is shown, in seconds."""
 WORKER_STEPS = 100_000
 """Number of steps of one process before the next world begins in a new one; about 200 MB."""
 
@@ -74,7 +74,7 @@ class Report:
         return next(seed for seed in count(self.first_seed) if seed not in self.done)
 
 
-def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def sim(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(help="How many worlds; 0: as many as --seconds allows.")] = 20,
     steps: Annotated[int, typer.Option(help="Events in each world, before it comes to its end.")] = STEPS,

@@ -70,7 +70,7 @@ class IdempotencyKeys:
         self._capacity = capacity
 
     def begin(self, call: Call) -> Reply | Begun:
-        """Begins a call. Returns how it goes on, or the reply that was given before.
+        """Begins a call. Returns whether it is new or joined, or the reply that was given before.
 
         Raises AlreadyExists (IDEMPOTENCY_KEY_REUSED) or Exhausted (LIMIT_EXCEEDED).
         """

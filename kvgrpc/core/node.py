@@ -370,7 +370,7 @@ class Node:
     def _begin(self, event: events.LifeBegan) -> None:
         """Ends everything of the present incarnation, then starts the next with empty tables.
 
-        The engine of the old one is gone and is told nothing; watchers of transfers are.
+        The old engine is gone and is told nothing. Watchers of transfers hear the end.
         """
         state = self.state
         state.attached = False

@@ -86,7 +86,7 @@ class Link:
                 await self._link(first.attach_rank, frames)
         except ConnectionError:
             _log.debug("the worker is gone")
-        except Exception as error:  # noqa: BLE001 - told to the worker
+        except Exception as error:  # noqa: BLE001 - the worker is told
             self._fail(failure_of(error, f"ConnectRank at {self._address}"))
         finally:
             with contextlib.suppress(ConnectionError):

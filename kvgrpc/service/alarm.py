@@ -6,9 +6,9 @@ from contextvars import Context
 
 
 class Alarm:
-    """Rings on the running loop, at the latest at the earliest time set. It may ring early: following every deadline
-    would cost every event. The listener checks what is due and sets the alarm again. It rings outside any caller's
-    context: its deadlines belong to many callers.
+    """Rings on the running loop, at or before the earliest time that was set. It may ring early: following every
+    deadline would cost every event. The listener checks what is due and sets the alarm again. It rings outside any
+    caller's context, because its deadlines belong to many callers.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:

@@ -40,8 +40,8 @@ def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
 
 
 def payer() -> str:
-    """Returns the name whose share pays for what the served call keeps: its principal, or its connection for callers
-    without credentials. A call without a connection is the engine's.
+    """Returns the payer of what the served call keeps: its principal, or its connection for callers without
+    credentials. A call without a connection is the engine's.
     """
     principal = PRINCIPAL.get()
     return principal if principal != ANONYMOUS else CONNECTION.get() or ENGINE

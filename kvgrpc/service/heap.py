@@ -20,7 +20,7 @@ _trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class _Pending:
-    """The next time memory is given back, and the last reason."""
+    """State of the trimming: its timer, and the time of the last long message."""
 
     timer: asyncio.TimerHandle | None = None
     read: float = 0.0

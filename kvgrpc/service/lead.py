@@ -80,7 +80,7 @@ class Lead:
         return self.config.limits.renewals_per_call
 
     def check_dial(self, address: str, field: str = "address") -> None:
-        """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
+        """Raises PermissionDenied for an address that this server may not dial. Call it before anything dials."""
         if not self._may_dial(text(field, address)):
             raise PermissionDenied(
                 Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"

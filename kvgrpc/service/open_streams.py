@@ -36,7 +36,7 @@ class OpenStreams:
     @contextmanager
     def one(self, *, of_life: bool = False) -> Iterator[None]:
         """Holds a stream that the current task serves inside. The context exits in order when all streams are ended,
-        and with `of_life` when this life of the engine is.
+        and with `of_life` also when this life of the engine ends.
 
         Raises Unavailable (ENGINE_LOST) after `end`.
         """

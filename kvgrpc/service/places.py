@@ -74,9 +74,8 @@ class Places:
     def bounding(
         self, method: Method, who: Callable[[], common_pb2.ResponseHeader], standing: "Places | None" = None
     ) -> Method:
-        """Wraps a service's method: it holds a place while it is served, and may move to one of `standing`; otherwise
-        it is refused with the header from `who`. The error that ends it leads to neither request nor context, which
-        keeps it.
+        """Wraps a method: a call holds a place while it is served, and may move to one of `standing`; else the lead in
+        `who` refuses it. The error that ends a call, kept by its context, refers to neither context nor request.
         """
 
         async def call(request: Any, context: Any) -> object:

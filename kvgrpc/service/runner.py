@@ -100,7 +100,7 @@ class Runner:
     """Runs a node on the running event loop. `on_transfer` hears every change of a transfer. `on_life` hears that a new
     life has begun, after all changes of the old one. `on_defect` hears that a defect ended the old life; the new one
     has no engine yet. `on_events` hears that events were handled, whatever their result. `defects` counts defects.
-    `unclosed`: closings for the accesses that the life of the last defect had open at its peers.
+    `unclosed`: closings at destinations for the pushes of the life that the last defect ended.
     """
 
     def __init__(self, node: Node) -> None:

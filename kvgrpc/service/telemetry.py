@@ -57,7 +57,7 @@ def _install(service_name: str) -> None:
 
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     exporter: SpanExporter
-    if protocol == "http/protobuf":  # the extra has the other one; engines that speak HTTP bring this one
+    if protocol == "http/protobuf":  # the extra has the gRPC exporter only; engines that speak HTTP bring this one
         from opentelemetry.exporter.otlp.proto.http import trace_exporter  # type: ignore[import-not-found]
 
         exporter = trace_exporter.OTLPSpanExporter()
@@ -105,7 +105,7 @@ def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
 
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """Opens a span round a call that we serve; yields the traceparent for inner calls. Only while `enabled`."""
+    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `enabled`."""
     tracer = trace.get_tracer("kvgrpc")
     attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
     with tracer.start_as_current_span(

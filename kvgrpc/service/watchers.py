@@ -89,7 +89,7 @@ class Watchers:
         enough: asyncio.Future[Transfer | None] = loop.create_future()
 
         def met(transfer: Transfer | None) -> None:
-            if transfer is None:  # all of them are unknown now
+            if transfer is None:  # all transfers are unknown now
                 _wake(enough)
             elif transfer.id in pending:
                 pending.discard(transfer.id)
@@ -155,8 +155,8 @@ def _wake(future: "asyncio.Future[Transfer | None]", transfer: Transfer | None =
 
 
 class Watch:
-    """The news that one watcher has not been told yet. It is told how far it is after `progress` unwanted changes, and
-    at the end of `backlog`.
+    """The news that one watcher has not been told yet. The watcher is told how far it is after `progress` unwanted
+    changes, and at the end of `backlog`.
     """
 
     def __init__(self, wanted: Condition, backlog: list[Transfer], progress: int) -> None:

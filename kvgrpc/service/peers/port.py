@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 POST_SEND_TIMEOUT_S = 20.0
-"""Timeout of PostSend, in seconds; above its lead's timeout for the peer's rank, which may load a library first."""
+"""Timeout of PostSend, in seconds; above the peer lead's timeout for its rank, which may first load a library."""
 CALL_TIMEOUT_S = 5.0
 """Timeout of calls that the peer's lead answers by itself, in seconds; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
@@ -155,7 +155,7 @@ class PeerChannels:
             channel.peer = peer_key(answered.peer.engine_id, answered.peer.incarnation)
             self._check_place(channel.peer, to, answered)
             await channel.start_liveness(answered.asks)
-        except Exception as error:  # noqa: BLE001 - the node waits for the end of its dial
+        except Exception as error:  # noqa: BLE001 - the node waits for the end of its dial in any case
             await channel.channel.close()
             if self._runner.node.state.incarnation == life:
                 self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
@@ -334,7 +334,7 @@ class PeerChannels:
             result: _T | KVGrpcError
             try:
                 result = reply if isinstance(reply, KVGrpcError) else convert(bounded(reply, call.peer))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
+            except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
                 result = failure_of(error, call.method)
             ended(result if isinstance(result, KVGrpcError) else None)
             if wants_proof(result):
@@ -361,7 +361,7 @@ class PeerChannels:
         metadata = telemetry.metadata(trace)
         try:
             reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
-        except Exception as error:  # noqa: BLE001 - as in _ask
+        except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
             answered(failure_of(error, call.method))
         else:
             answered(reply)

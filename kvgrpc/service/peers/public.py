@@ -24,7 +24,7 @@ async def register_push(
         stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
         reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))
         readable(reply, action.peer)
-    except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
+    except Exception as failed:  # noqa: BLE001 - the transfer waits for an answer in any case
         error = failure_of(failed, "RegisterPush")
     ended(error)
     return events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))

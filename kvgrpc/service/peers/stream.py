@@ -29,9 +29,7 @@ RETRY_S = 1.0
 SWEEP_S = 0.5
 """Maximum delay until the deadline of a call is noticed, in seconds."""
 MESSAGE_BYTES = 1 << 20
-"""Maximum size of calls that go out together, in bytes; one call may be longer. A message over gRPC's limit ends the
-stream.
-"""
+"""Maximum size of calls that go out together, in bytes. One call may be longer; too long a message ends the stream."""
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ _TAKES_WORK = handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_nam
 _WHOLE = ""
 
 
-class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ships no types
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package ships no types
     """The stock asyncio servicer with the List call that it lacks: each such call would log a traceback."""
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:

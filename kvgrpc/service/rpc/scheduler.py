@@ -174,7 +174,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             getattr(into, kind).SetInParent()
         except KVGrpcError as error:
             _refuse(into, error)
-        except Exception as error:  # noqa: BLE001 - a defect of ours: the calls after it are not to suffer
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not fail later calls
             _log.exception("%s failed", kind)
             _refuse(into, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
 

@@ -181,7 +181,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
 
     def _let_in(self, spec: NamedRequest, arrival: Arrival) -> _Request:
         state = self._lead.node.state
-        state.pool  # noqa: B018 - raises where there is none
+        state.pool  # noqa: B018 - raises if there is no pool
         for address in spec.addresses:
             self._lead.check_dial(address)
         granted_ttl(spec.ttl_s, state.limits)
@@ -196,7 +196,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             text = f"{len(self.news)} news were not read: say up to which number you have them"
             raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})
 
-    # -- what is kept
+    # -- kept bytes
 
     @property
     def _ledger(self) -> Ledger:
@@ -231,7 +231,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         self._renewing = self.renew_awaited()
         self._renewals.set(self._runner.now + RENEW_S if self._renewing else None)
 
-    # -- what is asked for
+    # -- requests to the node
 
     def _renew(self, requests: list[_Request]) -> None:
         first = requests[0]

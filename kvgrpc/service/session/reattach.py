@@ -126,7 +126,7 @@ class Return:
             begun.cancel()
 
     def _leave(self, rank: int) -> None:
-        """Removes a worker that left. Once the life begins, its beginner sees that it is not `whole`."""
+        """Removes a worker that left. Once the life begins, the session server sees this by `whole`."""
         self._known.discard(rank)
         self._here.discard(rank)
         if self._begins:

@@ -16,7 +16,7 @@ Work = Coroutine[Any, Any, Any]
 
 class Life:
     """The table, the calls to the node, and the tasks, which end with the life. `perform` does what the table wants
-    done; every change of the table is followed by it.
+    done: call it after every change of the table.
     """
 
     def __init__(self, lead: Lead, table: TensorTable, perform: Callable[[], None]) -> None:

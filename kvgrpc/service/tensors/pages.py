@@ -216,7 +216,7 @@ class StorePages:
         """Copies a tensor between the store and its pages outside. Returns the error, or None."""
         try:
             await asyncio.to_thread(self._spill.copier(pages, tensor.slots, out=out))
-        except Exception as error:  # noqa: BLE001 - the tensor must not be copied for ever
+        except Exception as error:  # noqa: BLE001 - an uncaught error would leave the tensor in copying for ever
             _log.exception("tensor %s part %d could not be copied", tensor.id.name, tensor.id.part)
             return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
         return None

@@ -62,7 +62,7 @@ class RemoteStores:
             call: Callable[..., Awaitable[Any]] = getattr(self._stub(address), method)
             reply = await call(request, timeout=timeout_s + GRACE_S, metadata=telemetry.metadata(traceparent))
             return _checked(bounded(reply, address), at)
-        except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
+        except Exception as failed:  # noqa: BLE001 - the caller hears a typed error in any case
             error = failure_of(failed, method)
         finally:
             self._done(address)

@@ -85,8 +85,8 @@ class Sending:
         self._alarm = Alarm(self._due)
 
     async def put(self, put: Put, until: float, trace: str, caller: str) -> Offer:
-        """Serves PutTensor at the source, for the first time or again. Raises its refusal or the first consumer's, and
-        DeadlineExceeded (DEADLINE) if it is put again and the first put takes longer.
+        """Serves PutTensor at the source, for the first time or again. Raises the refusal of this lead or of the first
+        consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes longer.
         """
         offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)

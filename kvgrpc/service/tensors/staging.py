@@ -95,7 +95,7 @@ class Staging:
         """
         if self._store is None and self._lead.node.state.stopping:
             raise gone(self._lead)
-        self._lead.node.state.pool  # noqa: B018 - raises where there is none
+        self._lead.node.state.pool  # noqa: B018 - raises if there is no pool
         if self._store is None:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
@@ -219,7 +219,7 @@ class Staging:
     async def _bring(
         self, store: _Store, tensors: Sequence[Tensor], put: Put, trace: str, put_until: float | None = None
     ) -> None:
-        """Gives tensors pages and begins their pull. Without `put_until` they were fetched, else put. Those fetched
+        """Gives tensors pages and begins their pull. Without `put_until` they were fetched, else put. Tensors fetched
         together that do not come are asked for again, each by itself.
         """
         transfers, fetched = store.life.transfers, put_until is None and not put.bundled
