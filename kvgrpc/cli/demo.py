@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DataPath(StrEnum):
-    """What may be asked for."""
+    """Data paths to choose from."""
 
     AUTO = "auto"
     SHM = "shm"
@@ -24,7 +24,7 @@ class DataPath(StrEnum):
 
 
 class Mode(StrEnum):
-    """Who begins."""
+    """The side that begins a transfer."""
 
     PULL = "pull"
     PUSH = "push"
@@ -67,7 +67,7 @@ def demo(
 
 
 def report(result: "Result", as_json: bool) -> int:
-    """Says what came of it; the exit code."""
+    """Shows the result and returns the exit code."""
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
