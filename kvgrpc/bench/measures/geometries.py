@@ -18,7 +18,7 @@ _PLANNED = ("tp 2 to 2", "tp 1 to 2", "token-major tp 1 to 2")
 
 
 def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> None:
-    """All cases of the plan."""
+    """Measures all cases of the plan."""
     for data_path in plan.data_paths:
         for name in plan.names:
             progress(f"{data_path}: {name}")
