@@ -1,7 +1,7 @@
 """Two leads without processes: their cores, and every message as their services would parse and answer it.
 
-Nothing is sent, no gRPC is involved, and a posting ends the moment it is posted: what is left is the work that a push
-costs the leads themselves. It is counted as processor time, that of the cores apart.
+Nothing is sent, gRPC is not involved, and a posting ends the moment it is posted. The rest is the work that a push
+costs the leads themselves. It is counted as processor time, the cores separately.
 """
 
 import secrets
