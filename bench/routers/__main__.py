@@ -35,7 +35,7 @@ from kvgrpc.bench.machine import machine, versions
 def main() -> None:
     """Runs, and prints."""
     options = parsed(__doc__ or "", sys.argv[1:])
-    # Ended from outside, it still ends what it started.
+    # A run that is ended from outside still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.results:
         _say(options, merged(json.loads(path.read_text()) for path in options.results))

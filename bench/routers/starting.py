@@ -1,4 +1,4 @@
-"""How each router is started before two servers, and where its program comes from."""
+"""Starts each router before two servers, and finds its program."""
 
 import shlex
 import sys

@@ -115,7 +115,7 @@ ROUGH = Faults(
     rekey_proves_nothing=0.3,
     drift=0.01,
 )
-"""A bad day: most requests still succeed."""
+"""Faults of a bad day: most requests still succeed."""
 
 STORMY = Faults(
     slow=0.1,
@@ -136,9 +136,9 @@ STORMY = Faults(
     silence_s=(0.1, 1.0),
     drift=0.05,
 )
-"""A day on which little succeeds."""
+"""Faults of a day on which little succeeds."""
 
 RPC_TIMEOUT_S = 1.0
-"""A caller takes a call for lost."""
+"""Time after which a caller takes a call for lost, in seconds."""
 OPEN_TIMEOUT_S = 8.0
-"""The same for OpenAccess, which may wait for its lease at the issuer."""
+"""The same for OpenAccess, which may wait for its lease at the issuer, in seconds."""
