@@ -1,13 +1,12 @@
 """kvgrpc's connector against vLLM's own NixlConnector: two pairs of vLLM servers on this machine, asked in turn.
 
     make bench-vllm                        # a table
-    make bench-vllm ARGS=--json            # one JSON object on stdout; what it is doing goes to stderr
+    make bench-vllm ARGS=--json            # one JSON object on stdout; progress goes to stderr
 
 Each engine is bound to a processor with its whole process tree, prefill to the first, decode to the second. Both pairs
-are there all the time, and every repeat asks first one, then the other, with the same prompts; who is first changes
-with each repeat. NixlConnector's engines are stopped (SIGSTOP) while ours are asked. What decode did not load, but
-compute, would be no hand-over: vLLM's own counters are read after each case, and a run in which a token was not loaded
-fails.
+are up all the time. Every repeat asks first one, then the other, with the same prompts; the order alternates.
+NixlConnector's engines are stopped (SIGSTOP) while ours are asked. Tokens that decode computed instead of loading would
+be no hand-over: vLLM's own counters are read after each case, and a run in which a token was not loaded fails.
 """
 
 import argparse
