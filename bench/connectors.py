@@ -98,9 +98,7 @@ class Run:
 
 
 def hooks_us(folder: Path, transfer: dict[str, Any]) -> dict[str, float]:
-    """Returns the microseconds of the hooks in a step without work; see bench/hooks.py. It runs alone on the
-    machine.
-    """
+    """Returns the microseconds of the hooks in a step without work, alone on the machine; see bench/hooks.py."""
     command = ["taskset", "-c", "0", sys.executable, "-m", "bench.hooks", str(folder), json.dumps(transfer)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **bound_to(0), **side_channel()}
     with (folder / f"hooks-{transfer['kv_connector']}.log").open("w") as log:

@@ -46,7 +46,7 @@ def forked(
     environment: Mapping[str, str],
     flags: Sequence[str] = FLAGS,
 ) -> Iterator[Forked]:
-    """Starts a server with its whole tree on one processor. It is not up yet."""
+    """Starts a server with its whole tree on one processor, without waiting until it is up."""
     request = {
         "arguments": arguments(server, engines.folder, transfer, flags), "cores": [core],
         "environment": {**bound_to(core), **environment},

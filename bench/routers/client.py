@@ -75,7 +75,7 @@ def _whole(answer: Any) -> list[str]:
 
 
 def _streamed(answer: http.client.HTTPResponse) -> list[str]:
-    """Returns the texts of a streamed answer. It is whole if every text has a reason for its end."""
+    """Returns the texts of a streamed answer, if every text has a reason for its end; else none."""
     texts: defaultdict[int, str] = defaultdict(str)
     ended = set()
     for line in answer:

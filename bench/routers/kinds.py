@@ -1,4 +1,4 @@
-"""The routers, and the modes of engines. It is pure."""
+"""The routers, and the modes of engines. This module is pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

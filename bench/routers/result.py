@@ -1,4 +1,4 @@
-"""The result of a run: rows, their table for people, and the matrix in docs/routers.md. It is pure."""
+"""The result of a run: rows, their table for people, and the matrix in docs/routers.md. This module is pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

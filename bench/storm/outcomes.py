@@ -1,4 +1,4 @@
-"""Outcomes of requests, and what is wrong with them. It is pure."""
+"""Outcomes of requests, and what is wrong with them. This module is pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ class Place:
     _pid: int = 0
 
     def start(self) -> None:
-        """Starts the engine. It is not up yet."""
+        """Starts the engine, without waiting until it is up."""
         one = forked(self.engines, self.server, self.core, self.transfer, self.environment, self.flags)
         self._pid = self._life.enter_context(one).pid
 

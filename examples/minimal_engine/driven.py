@@ -51,7 +51,9 @@ class Computations:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Marks a computation whose blocks may be written. Raises Stopped if it was stopped before it came."""
+        """Marks a computation whose blocks may be written. Raises Stopped if the computation was stopped before it
+        came.
+        """
         with self._changed:
             if name in self._stopped:
                 raise Stopped
@@ -106,7 +108,7 @@ class DrivenEngine:
         self, ids: list[int], computed_tokens: int, max_tokens: int, blocks: Blocks, check: Callable[[], None]
     ) -> Iterator[int]:
         """Yields tokens as they come. Before the first, raises AnotherLife, or ValueError for invalid arguments.
-        `check` is called, and may raise, before anything is written.
+        `check` is called before each write, and may raise.
         """
         if blocks.incarnation != self.engine.incarnation:
             raise AnotherLife(f"the blocks are of incarnation {blocks.incarnation}")

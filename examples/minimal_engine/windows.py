@@ -46,8 +46,8 @@ class GroupBlocks(BlockManager):
         self._bare.update(table[have_tokens // self.block_tokens : self._first_of(tokens)])
 
     def find(self, token_ids: Sequence[int]) -> list[int]:
-        """Returns the cached blocks up to where the window has KV. Of two blocks with the same tokens the first
-        stays.
+        """Returns the cached blocks up to where the window has KV. Of two blocks with the same tokens the first stays,
+        bare or not.
         """
         found = super().find(token_ids)
         while self._bare.intersection(found[self._first_of(len(found) * self.block_tokens) :]):

@@ -32,7 +32,7 @@ class LoopCopier:
 
     @property
     def why(self) -> str:
-        """How it copies, as text."""
+        """Text for the way of copying."""
         return "a loop in Python" if self._copy is _in_python else "a native loop"
 
     def __enter__(self) -> Self:

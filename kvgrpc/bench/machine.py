@@ -25,7 +25,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Returns the versions of Python, of kvgrpc, of packages that affect its speed, and of `more` packages."""
+    """Returns the versions of Python, of kvgrpc, of packages that affect the speed of kvgrpc, and of `more`
+    packages.
+    """
     found = {"python": platform.python_version(), "kvgrpc": __version__}
     for package in (*_PACKAGES, *more):
         try:

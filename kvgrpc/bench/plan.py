@@ -193,7 +193,7 @@ TENSORS_QUICK = TensorsPlan(**_FEW | {"block_bytes": (256 << 10,)})
 
 
 def path_of(name: str) -> str:
-    """Returns the data path's name without suffixes, as servers know it."""
+    """Returns the data path's name without suffixes, as servers know the data path."""
     return name.removesuffix(WRITES).removesuffix(TCP)
 
 

@@ -31,7 +31,7 @@ class DemoFailed(InternalError):
 
 @asynccontextmanager
 async def server(folder: Path, name: str, data_path: str, environment: dict[str, str]) -> AsyncIterator[str]:
-    """Runs `kvgrpc serve`, which waits for its engine at `folder/name.sock`, and yields its address."""
+    """Runs `kvgrpc serve`, which waits for its engine at `folder/name.sock`. Yields the server's address."""
     ready = folder / f"{name}.json"
     paths = ["--data-paths", data_path] if data_path != "auto" else []
     process = await _start(

@@ -63,7 +63,7 @@ class Receiver(service_pb2_grpc.TraceServiceServicer):
 
 @asynccontextmanager
 async def receiver() -> AsyncIterator[tuple[Receiver, dict[str, str]]]:
-    """Runs a receiver on loopback, and yields it and the environment that makes a server export to it."""
+    """Runs a receiver on loopback. Yields the receiver, and the environment that makes a server export to it."""
     found = Receiver()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_TraceServiceServicer_to_server(found, server)  # type: ignore[no-untyped-call]

@@ -71,8 +71,8 @@ def _case(  # noqa: PLR0913, PLR0917 - what identifies the case, and the two way
 
 
 def _ample(count: int, tensor_bytes: int) -> int:
-    """Returns the room for `count` tensors and for any bundle, beside the pages that a store reserves for its
-    engine.
+    """Returns the room for `count` tensors and for any bundle, beside the part of a store that is reserved for what its
+    engine waits for.
     """
     return max(-(-count * RESERVED // (RESERVED - 1)), -(-BYTES_MAX * RESERVED // tensor_bytes))
 

@@ -34,7 +34,7 @@ class GeometryCase:
     ratio_memcpy: float
 
     def targets(self) -> list[Target]:
-        """Returns its ratio as a target, over shm."""
+        """Returns the case's ratio as a target, over shm."""
         if self.datapath != "shm":
             return []
         return [Target("ratio_memcpy", self.ratio_memcpy, 0.5 if self.repack else 0.9, at_least=True)]

@@ -82,7 +82,7 @@ class PullCase(BetweenHosts):
     """The same ratio for a pull right after the hand-over: the source computes its sums while it is read."""
 
     def targets(self) -> list[Target]:
-        """Returns its ratios that have targets. A pull with checksums has targets of its own."""
+        """Returns the case's ratios that have targets. A pull with checksums has targets of its own."""
         if self.ratio_without is not None:
             bound = 0.85 if self.datapath == "nixl" else 0.5
             ratios = {"ratio_without": self.ratio_without, "ratio_at_once": self.ratio_at_once}

@@ -63,7 +63,7 @@ class PushCase(BetweenHosts):
     ratio_base: float | None
 
     def targets(self) -> list[Target]:
-        """Returns its ratios as targets, that to its base first."""
+        """Returns the case's ratios as targets, first the ratio to its base."""
         base = Target("ratio_base", self.ratio_base, _BASE_BOUND, at_least=True)
         return [base, *(targets_of(self, self.block_bytes) if self.datapath == COLLECTIVE else ())]
 
@@ -118,7 +118,7 @@ class LayerwiseCase:
     """Number of layers that the destination's engine had before the end of the prefill."""
 
     def targets(self) -> list[Target]:
-        """Returns its ratio as a target."""
+        """Returns the case's ratio as a target."""
         return [Target("visible_ratio", self.visible_ratio, _VISIBLE_BOUND)]
 
 

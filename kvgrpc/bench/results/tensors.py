@@ -31,7 +31,9 @@ class TensorCase:
     ratio_gloo: float
 
     def targets(self) -> list[Target]:
-        """Returns its ratio as a target, if many tensors are in flight. A single `put` only pays for its calls."""
+        """Returns the case's ratio as a target, if many tensors are in flight. A single `put` only pays for its
+        calls.
+        """
         if self.way == "put":
             return []
         return [Target("ratio_gloo", self.ratio_gloo, 0.8, at_least=True)]

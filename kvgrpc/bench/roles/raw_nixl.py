@@ -46,7 +46,7 @@ class RawNixl:
         self._peers.append(name.decode() if isinstance(name, bytes) else name)
 
     def move(self, operation: str, runs: Runs, there: tuple[Segment, ...]) -> float:
-        """Moves `runs` by READ out of the peer's memory, whose segments there are `there`, or by WRITE into it.
+        """Moves `runs` by READ out of the peer's memory, which has the segments `there`, or by WRITE into it.
 
         Returns seconds.
         """

@@ -93,7 +93,7 @@ class Serving:
         return {}, []
 
     async def prefetched(self) -> Answer:
-        """Waits until the source has computed the checksums of handed-over blocks, if it does."""
+        """Waits until the source has computed the checksums of handed-over blocks, if checksums are on."""
         assert self._server is not None
         while not self._server._node.state.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
             await asyncio.sleep(_LOOK_S)
@@ -110,9 +110,7 @@ class Serving:
         return {}, []
 
     async def stamps(self) -> Answer:
-        """Returns when the last byte of each read landed since the last call, in nanoseconds. It needs a stamped
-        server.
-        """
+        """Returns when the last byte of each read landed since the last call, in nanoseconds, on a stamped server."""
         return {"ended_ns": self._stamps.take()}, []
 
     async def processor_s(self) -> Answer:

@@ -40,7 +40,7 @@ class Moved:
     """Transfer of the side that moved the bytes."""
 
     def phase_s(self, name: str) -> float:
-        """Returns the seconds of a phase of the transfer, or 0 if it had none of that name."""
+        """Returns the seconds of a phase of the transfer, or 0 if there was no such phase."""
         timed = (phase.duration for phase in self.transfer.phases if phase.phase == PHASES[name])
         return sum(duration.ToNanoseconds() for duration in timed) / 1e9
 
@@ -179,7 +179,7 @@ class Caller:
 
 
 async def _call(stream: CallStream, method: Any, request: Message) -> Any:
-    """Calls over the stream once it is usable, else by itself. Raises KVGrpcError or AioRpcError."""
+    """Calls over the stream once the stream is usable, else as a unary RPC. Raises KVGrpcError or AioRpcError."""
     return await stream.reply(request, _CALL_S, "") or await method(request, timeout=_CALL_S)
 
 

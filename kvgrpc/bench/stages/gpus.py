@@ -125,7 +125,7 @@ class GpuEngines:
         return pull_s(source, destination, self._blocks)
 
     def copy_s(self) -> float:
-        """Returns the seconds of the driver's copies of the same runs alone, in pieces as a posting makes them."""
+        """Returns the seconds of the driver's copies of the same runs alone, in pieces like those of a posting."""
         ended = threading.Event()
         driver, began = self._pools[1].driver, time.monotonic()
         ranges = groups(self._rows[:, 2], lane.PIECE_BYTES, lane.PIECE_RUNS)

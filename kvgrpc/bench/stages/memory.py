@@ -17,7 +17,7 @@ def fill(memory: NDArray[np.uint8], first: int = 0) -> None:
 
 
 def lists(*groups: Ids) -> Any:
-    """Returns the blocks of one group, or a list with those of each, as the library takes them. It accepts integer
-    arrays for lists, which types cannot express.
+    """Returns the blocks of one group, or a list with those of each, as the library takes them. Integer arrays work as
+    lists, which types cannot express.
     """
     return groups[0] if len(groups) == 1 else list(groups)

@@ -48,8 +48,8 @@ class Stores:
                 raise InternalError(Reason.INTERNAL, "other bytes than those that were put came")
 
     def put_s(self, gets_at_once: int, *, at_once: bool, in_place: bool = False) -> float:
-        """Returns the seconds from the first put until the destination has had the last tensor. It gets them in order,
-        `gets_at_once` at a time. With `in_place`, the source has computed them in its store.
+        """Returns the seconds from the first put until the destination has had the last tensor. The destination gets
+        tensors in order, `gets_at_once` at a time. With `in_place`, the source has computed them in its store.
         """
         with self._request() as key:
             put, got = self._both(

@@ -30,8 +30,8 @@ class CancelAudit:
         """Leases, with the consumer that was cancelled."""
 
     def hears(self, event: Event, now: float) -> None:
-        """Takes note of an event before the node handles it. If a timer is due, it acts first, and the event is
-        skipped.
+        """Takes note of an event before the node handles it. The event is skipped if a timer is due, which acts
+        first.
         """
         due = self._node.state.timers.next_deadline()
         if due is not None and due <= now:

@@ -38,7 +38,7 @@ class CloseAudit:
         self._add(access_id, transfer_id, peer, self._patience_s)
 
     def granted(self, access_id: bytes, transfer_id: str, peer: str) -> None:
-        """Takes note that a source may deliver. It must be told when this side ends. The access replaces the source's
+        """Takes note that a source may deliver. The source must be told when this side ends. The access replaces its
         last one.
         """
         if access_id in self._granted:

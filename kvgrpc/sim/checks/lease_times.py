@@ -64,7 +64,7 @@ class LeaseTimes:
             broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
 
     def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
-        """Returns a lease and its deadline, 0 if it is over. For a key without a lease it is the push that waits for
+        """Returns a lease and its deadline, 0 if the lease is over. A key without a lease names the push that waits for
         parts.
         """
         lease_id = ref.lease_id

@@ -42,8 +42,8 @@ class ReclaimAudit:
         self._opened_to_read.clear()
 
     def hears(self, event: Event, now: float) -> None:
-        """Takes note of an event before the node handles it. If a timer is due, it acts first, and the event is
-        skipped.
+        """Takes note of an event before the node handles it. The event is skipped if a timer is due, which acts
+        first.
         """
         due = self._state.timers.next_deadline()
         quiet = due is None or due > now

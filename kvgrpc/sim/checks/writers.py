@@ -68,7 +68,7 @@ class WriterAudit:
                 self._proved.update(name for name, life in writers.items() if life == event.peer)
 
     def check_heeded(self, open_writes: frozenset[str]) -> None:
-        """Checks that the lead expects no writes that it knows cannot come."""
+        """Checks that the lead expects no writes of writers that it knows to be gone."""
         if not self._proved.isdisjoint(open_writes):
             name = min(self._proved & open_writes)
             broken(Rule.END, f"writes under {name} are expected, and their writers are known to be gone", name)

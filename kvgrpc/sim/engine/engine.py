@@ -187,7 +187,7 @@ class Engine:
             self._fetches.layers(news)
 
     def uses(self, group: int, block: int) -> bool:
-        """Returns True if it uses a block."""
+        """Returns True if the engine uses a block."""
         return self._plant.blocks.in_use(group, block)
 
     def check_idle(self) -> None:

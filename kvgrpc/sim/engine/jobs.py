@@ -23,11 +23,11 @@ class HandOver:
     blocks: Blocks
     lease_id: str
     step: int
-    """Step that computes it; 0 once that is over."""
+    """Step that computes the prompt; 0 once that step is over."""
     handed: bool = False
     """True if the lead has, or had, a part of this epoch, or all of it."""
     taken_back: bool = False
-    """True if the engine preempted it: the blocks are already its own again."""
+    """True if the engine preempted the hand-over: the blocks are already its own again."""
     part_epoch: int = 0
     start_over: Callable[[], None] | None = None
     """For a push, starts its prefill over."""

@@ -32,7 +32,7 @@ USE_S = 0.05
 ROOM_S = 0.1
 """Interval between two looks for room, in seconds."""
 RENEW_S = 1.0
-"""Interval at which it lets the source of a push renew what will come, in seconds."""
+"""Interval at which the engine lets the source of a push renew what will come, in seconds."""
 
 
 class Fetches:
@@ -184,7 +184,7 @@ class Fetches:
             )
 
     def knows(self, transfer_id: str) -> bool:
-        """Returns True if the transfer is one of these and still has blocks to return."""
+        """Returns True if the transfer is a pull or reservation of this engine that is not over for good."""
         return transfer_id in self._fetches
 
     def check_idle(self) -> None:
@@ -197,7 +197,7 @@ class Fetches:
         self._plant.lead.audit.check_arrived(fetch.transfer_id, self._targets(fetch), self._plant.memories, layers)
 
     def _rule(self, fetch: Fetch) -> Rule:
-        """Returns the rule that wrong KV breaks: R11 if the key stands for another prompt, else R2: it was torn or
+        """Returns the rule that wrong KV breaks: R11 if the key stands for another prompt, else R2: the KV was torn or
         stale.
         """
         offered = self._plant.lead.offered(fetch.key)

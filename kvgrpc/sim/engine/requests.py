@@ -23,14 +23,14 @@ class Offer:
     """Delay between the grant and FinishedBlocks, in seconds."""
     priority: int = 0
     in_step: bool = False
-    """True if it is handed over before the step that computes it is over."""
+    """True if the prompt is handed over before the step that computes its KV is over."""
     request_time_us: int = 0
     in_line: bool = False
-    """True if it waits in line for blocks: the oldest in line is served first."""
+    """True if the request waits in line for blocks: the oldest in line is served first."""
 
     @property
     def by(self) -> RequestTime | None:
-        """Identity under which it asks for blocks."""
+        """Identity under which the engine asks for blocks."""
         return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
@@ -40,25 +40,25 @@ class Wish:
 
     request_id: str
     prompt: Prompt
-    """Prompt of its own request: shorter, longer or other than the one on offer."""
+    """Prompt of the engine's own request: shorter, longer or other than the one on offer."""
     access_id: bytes
     use_tokens: int = 0
     have_tokens: int = 0
-    """Number of tokens whose KV it has computed itself before."""
+    """Number of tokens whose KV the engine has computed itself before."""
     all_local: bool = False
-    """True if it has found everything locally."""
+    """True if the engine has found everything locally."""
     blocks_after_s: float = 0.0
-    """Delay before it looks for room, in seconds; 0 gives the blocks with the call, if there is room."""
+    """Delay before the engine looks for room, in seconds; 0 gives the blocks with the call, if there is room."""
     priority: int = 0
     in_step: bool = False
     """True if a running step still touches the blocks."""
     request_time_us: int = 0
     in_line: bool = False
-    """True if it waits in line for blocks, as in Offer."""
+    """True if the request waits in line for blocks, as in Offer."""
 
     @property
     def by(self) -> RequestTime | None:
-        """Identity under which it asks for blocks, as in Offer."""
+        """Identity under which the engine asks for blocks, as in Offer."""
         return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 

@@ -60,8 +60,8 @@ class Worker:
             broken(Rule.R5, f"{transfer.id} came although its key had been cancelled", transfer.id)
 
     def was_refused(self, error: KVGrpcError, key: bytes) -> None:
-        """Checks a refused call. It may be refused as cancelled only if its key was cancelled before anything came
-        under it.
+        """Checks a refused call: only a key that was cancelled before anything came under it may be refused as
+        cancelled.
         """
         self.refused[error.reason] += 1
         expected = key in self._cancelled or self.lead.clock() <= self._half_cancelled.get(key, -1.0)

@@ -66,11 +66,11 @@ class Host:
         self._alarm: Alarm
         self._stopped = False
         self._waiting: deque[Callable[[], None]] = deque()
-        """Events that came while it was stopped."""
+        """Events that came while the host was stopped."""
         self._doomed_in = -1
-        """Number of events until it crashes while it performs one's actions; negative means never."""
+        """Number of events until the host crashes while it performs an event's actions; negative means never."""
         self._fallen = False
-        """True if it has crashed but its state is not cleared yet."""
+        """True if the host has crashed but its state is not cleared yet."""
         self._performing = Performing(self, world)
         world.network.add(self)
 
@@ -89,12 +89,12 @@ class Host:
 
     @property
     def lies(self) -> bool:
-        """True if a liar stands between it and the network."""
+        """True if a liar stands between the host and the network."""
         return self.address in self._world.liars
 
     @property
     def ready(self) -> bool:
-        """True if its engine takes requests."""
+        """True if the host's engine takes requests."""
         return self.up and self._attached
 
     @property
@@ -103,7 +103,7 @@ class Host:
 
     @property
     def doomed(self) -> bool:
-        """True if it will crash in the middle of an event."""
+        """True if the host will crash in the middle of an event."""
         return self._doomed_in >= 0
 
     @property
@@ -111,7 +111,7 @@ class Host:
         return self._life.key
 
     def start(self) -> None:
-        """Starts a lead with its engine attached. Its clock is unrelated to any other."""
+        """Starts a lead with its engine attached. The lead's clock is unrelated to any other."""
         world = self._world
         if self._fallen:
             self.crash()
@@ -141,7 +141,7 @@ class Host:
         self.ledger.crashed()
 
     def doom(self, events: int) -> None:
-        """Lets it crash in `events` more events, halfway through the last one's actions."""
+        """Plans a crash after `events` more events, halfway through the last one's actions."""
         self._doomed_in = events
 
     def release_quarantine(self, *, force: bool = False) -> None:
@@ -176,7 +176,7 @@ class Host:
         self._world.agenda.after(back_after_s, attach)
 
     def stop(self, for_s: float, *, movers_s: float) -> None:
-        """Stops its lead and movers for a while. The lead gets later what happens meanwhile."""
+        """Stops the lead and its movers for a while. The lead learns later what happens meanwhile."""
         if self._stopped or not self.up:
             return
         self._tell(f"is stopped for {for_s:.3f} s")
@@ -221,7 +221,7 @@ class Host:
         return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
 
     def clock(self) -> float:
-        """Returns the time of its clock, which never goes back despite rounding."""
+        """Returns the time of the lead's clock, which never goes back despite rounding."""
         return max(self._clock.now(), self.node.state.now)
 
     def offered(self, key: bytes) -> Prompt | None:
@@ -259,11 +259,11 @@ class Host:
         return list(self.node.state.peers.values())
 
     def soon(self, do: Callable[[], None]) -> None:
-        """Does it at this very moment, but after the current work, unless this life ends first."""
+        """Calls `do` at this very moment, but after the current work, unless this life ends first."""
         self.later(0.0, do)
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, unless this life ends first."""
+        """Calls `do` after a delay, unless this life ends first."""
         life = self._life
 
         def if_alive() -> None:
@@ -273,7 +273,7 @@ class Host:
         self._world.agenda.after(delay_s, if_alive)
 
     def uses(self, group: int, block: int) -> bool:
-        """Returns True if its engine uses a block."""
+        """Returns True if the host's engine uses a block."""
         return self.engine.uses(group, block)
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ NO_ENGINE = "engine-of-nobody"
 SHARED = 0.5
 """Share of false lists with a block in two groups, if groups share their blocks."""
 FORGED = 8
-"""One in this many grants that it shows is forged."""
+"""One in this many grants that a liar shows is forged."""
 NAME_CHARS = 64
 """Maximum length of a name in a forged grant."""
 KEPT = 64
@@ -56,19 +56,19 @@ class Known:
         self._address = address
         self._world = world
         self.tokens: deque[bytes] = deque(maxlen=KEPT)
-        """Grants that it holds, and its own that came back. A grant is valid for any bearer."""
+        """Grants that the liar holds, and its own that came back. A grant is valid for any bearer."""
         self.texts: deque[str] = deque(("", "t-0", "x" * 256), maxlen=KEPT)
         """Ids of transfers and leases."""
         self.contents: deque[Content] = deque(maxlen=KEPT)
         self.openings: deque[Opening] = deque(maxlen=KEPT)
         self.lives: deque[tuple[str, int]] = deque(maxlen=KEPT)
-        """Its own lives, and those that it has made up."""
+        """The liar's own lives, and those that it has made up."""
         self.met: dict[str, deque[tuple[str, int]]] = {}
         """Made-up lives that shook hands with the lead at an address."""
         self.proofs: dict[tuple[str, tuple[str, int]], bytes] = {}
         """Proof that the lead at an address expects of each of these lives."""
         self.about = b""
-        """The access that it currently speaks of; empty means any."""
+        """The access that the liar currently speaks of; empty means any."""
 
     def is_honest(self, peer: Peer) -> bool:
         """Returns True if that life belongs to an honest engine."""
@@ -79,7 +79,7 @@ class Known:
         self.met.setdefault(address, deque(maxlen=4)).append(life)
 
     def sees(self, event: object) -> None:
-        """Remembers things of a request that it sends or gets."""
+        """Remembers things of a request that the liar sends or gets."""
         if isinstance(event, OpenAccess):
             for opening in event.openings:
                 self.tokens.append(opening.token)
@@ -146,14 +146,14 @@ class Known:
         return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.name() or "l-0")
 
     def life(self) -> tuple[str, int]:
-        """Returns one of its own or made-up lives, or makes one up. `StolenNames` uses the lives of others."""
+        """Returns one of the liar's own or made-up lives, or makes one up. `StolenNames` uses the lives of others."""
         if self.lives and self.rng.randrange(4):
             return self.rng.choice(self.lives)
         return self.make_up()
 
     def make_up(self, name: str = "") -> tuple[str, int]:
-        """Makes up a life of an engine that does not exist: with that name, or mostly its own name, or an unused one.
-        Calls to the life may go anywhere.
+        """Makes up a life of an engine that does not exist: with the name `name`, or mostly the liar's own name, or an
+        unused one. Calls to the life may go anywhere.
         """
         names = (self._address, self._address, NO_ENGINE, self.rng.choice(self._world.network.addresses))
         made = name or self.rng.choice(names), self.rng.getrandbits(63) | 1
@@ -288,7 +288,7 @@ class Known:
     # -- engines
 
     def description(self, me: EngineDescription) -> EngineDescription:
-        """Returns a description of another engine than it is."""
+        """Returns a description of another engine than the liar's."""
         rng = self.rng
         kind = rng.randrange(8)
         if kind < 3:

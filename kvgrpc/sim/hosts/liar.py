@@ -40,17 +40,17 @@ from kvgrpc.sim.world.network import Ask, Give, Lead, Result
 from kvgrpc.sim.world.surroundings import Surroundings
 
 KEPT = 64
-"""Number of requests that it may repeat."""
+"""Number of requests that a liar may repeat."""
 UNHEARD = 0.2
-"""Share of the false answers that are given without asking its lead."""
+"""Share of the false answers that a liar gives without asking its lead."""
 UNANSWERED = 0.2
 """Share of the calls for checksums with a false answer that get no answer at all."""
 AGAIN = 0.3
 """Share of the unasked messages that repeat an earlier one."""
 TIMES, SOON_S = 4, (0.001, 2.0)
-"""Number and range of delays, in seconds, of its messages about an access that a peer has asked for."""
+"""Number and range of delays, in seconds, of a liar's messages about an access that a peer has asked for."""
 LONG_AGO = 0.1
-"""Share of the unasked messages that are about an earlier access of its pushes, if it speaks of all of them."""
+"""Share of the unasked messages that are about an earlier access of the liar's pushes, if it speaks of all of them."""
 TAKEN_OVER = 0.3
 """Probability that another life goes on with the push that the liar's own life has begun."""
 GIVES_UP = 0.7
@@ -108,7 +108,7 @@ class Liar:
         world.overhear.append(self.overhears)
 
     def keep_on(self, rate_per_s: float) -> None:
-        """Sends unasked messages at that rate while its host lives."""
+        """Sends unasked messages at that rate while the host lives."""
         agenda, rng = self._world.agenda, self._rng
 
         def say() -> None:
@@ -119,7 +119,7 @@ class Liar:
         agenda.after(rng.expovariate(rate_per_s), say)
 
     def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
-        """Alters a request of its lead, and the answer to it."""
+        """Alters a request of the liar's lead, and the answer to it."""
 
         def asked(call: Call) -> Event:
             event = ask(call)
@@ -141,7 +141,7 @@ class Liar:
         return asked, given
 
     def hears(self, ask: Ask, principal: str, give: Give) -> None:
-        """Passes a request on to its lead, and alters the answer."""
+        """Passes a request on to the liar's lead, and alters the answer."""
         if self._rng.random() < self._odds * UNHEARD:
             event = ask(Call(0, principal))
             self._known.sees(event)
@@ -190,7 +190,7 @@ class Liar:
                 self._soon(lambda: self._meddle(access_id, address))
 
     def _speak_for_others(self, of: Granted) -> None:
-        """Speaks in the name of other lives about a push that its lead may deliver."""
+        """Speaks in the name of other lives about a push that the liar's lead may deliver."""
         others, rng = self._others, self._rng
         self._world.seen["other_life"] += 1
 

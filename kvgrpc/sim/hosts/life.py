@@ -42,7 +42,7 @@ class Life:
         self._open_door(rank)
 
     def end(self) -> None:
-        """Burns its memory, so that a read that goes on gets garbage."""
+        """Burns the memory, so that a read that goes on gets garbage."""
         for memory in self.memories:
             memory.burn()
 

@@ -11,9 +11,9 @@ from kvgrpc.sim.hosts.false_requests import CALL, PeerRequest
 from kvgrpc.sim.hosts.known import NO_ENGINE, Known
 
 KEPT = 16
-"""Number of accesses that it may speak of much later."""
+"""Number of accesses that a liar may speak of much later."""
 FORMER = 0.3
-"""Probability that the life in whose name it speaks is a former or an earlier made-up one."""
+"""Probability that the life in whose name a liar speaks is a former or an earlier made-up one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class OtherLives:
         return self._known.rng.choice(self._granted) if self._granted else None
 
     def gives_up(self, of: Granted) -> CloseAccess:
-        """Returns a close of its own life, which delivers no more and does not say that it is at rest."""
+        """Returns a close of the liar's own life, which delivers no more and does not say that its writes are at
+        rest.
+        """
         asked, row = of.asked, of.asked.openings[0]
         closing = Closing(row.access_id, CloseOutcome.DROPPED, False, row.token)
         return CloseAccess(CALL, asked.engine_id, asked.incarnation, (closing,))

@@ -19,7 +19,7 @@ from kvgrpc.sim.world.network import Result
 
 
 class ScriptEngine:
-    """One life of an engine. It reports to `say`."""
+    """One life of an engine. Its reports go to `say`."""
 
     def __init__(self, host: HandHost, say: Callable[[str], None], weights: str) -> None:
         self.jobs: Named[Job] = Named()

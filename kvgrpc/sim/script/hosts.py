@@ -68,7 +68,7 @@ class HandHost(Host):
     ) -> None:  # fmt: skip
         self.hand = hand
         self.lives = 0
-        """Number of lives that it has had."""
+        """Number of lives that the host has had."""
         self.used: Callable[[int, int], bool] = lambda *_: True
         """Returns True if the scripted engine uses a block of a group."""
         self._told = told

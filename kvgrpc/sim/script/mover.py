@@ -57,7 +57,7 @@ class Hand:
 class _Posting:
     post: Post
     owner: str
-    """The transfer that owns the cells that it fills."""
+    """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
     door: Door
@@ -68,10 +68,10 @@ class _Posting:
     bytes_s: float
     reads: list[int]
     can: Callable[[], bool]
-    """Returns True if it can still write."""
+    """Returns True if the posting can still write."""
     at: str = START
     corrupted: bool = False
-    """True if its next cell arrives as something else."""
+    """True if the posting's next cell arrives as something else."""
     doubted: bool = False
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
@@ -161,13 +161,13 @@ class HandMover(Mover):
         self._turn(posting)
 
     def fail(self, posting: Any) -> None:
-        """Ends a posting unless it has ended."""
+        """Ends a posting that has not ended."""
         if posting in self._open:
             self._finish(posting, done=False)
 
     @property
     def resumes_at(self) -> float:
-        """The time until which its processes are stopped."""
+        """The time until which the movers' processes are stopped."""
         return self._paused_until
 
     def end_all(self, rank: int) -> None:
@@ -188,11 +188,11 @@ class HandMover(Mover):
         self._look()
 
     def pause(self, for_s: float) -> None:
-        """Stops its processes: whatever they were about to do, they do afterwards."""
+        """Stops the processes: whatever they were about to do, they do afterwards."""
         self._paused_until = self._agenda.now + for_s
 
     def retire(self, at_rest: Deed) -> None:
-        """Ends its life. `at_rest` is called when its last posting has ended, in any way."""
+        """Ends the life. `at_rest` is called when the last posting has ended, in any way."""
         self._rested = at_rest
         self._groups.retire()
         self._look()

@@ -24,7 +24,7 @@ class LowestFirst(BlockManager):
 
 
 class Workshop:
-    """The blocks of one life of an engine. It reports about requests to `say`."""
+    """The blocks of one life of an engine. Reports about requests go to `say`."""
 
     def __init__(self, host: HandHost, weights: str, say: Callable[[str, str], None]) -> None:
         self.blocks = LowestFirst(host.description.pool)
@@ -34,7 +34,7 @@ class Workshop:
         self._kept: dict[str, Blocks] = {}
         """Blocks that are kept of each request, with one reference."""
         self._works: dict[int, list[Callable[[int, LayerRange], None]]] = {}
-        """Work of each step. It gets the rank, and the layers that are done."""
+        """Work of each step, as functions of the rank and the layers that are done."""
         self._ends: dict[int, list[Callable[[], None]]] = {}
 
     @property

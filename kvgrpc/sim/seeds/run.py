@@ -26,9 +26,9 @@ class Violation:
     rule: Rule
     message: str
     step: int
-    """Number of events before it."""
+    """Number of events before the violation."""
     about: tuple[str, ...] = ()
-    """Names of the things that it is about."""
+    """Names of the things that the violation is about."""
 
 
 @dataclass

@@ -82,9 +82,9 @@ LIES = (0.05, 0.2, 0.5)
 INVENTIONS_PER_S = (0.5, 2.0, 10.0)
 
 FOCUSED = 0.25
-"""Share of the worlds with a liar that are about pushes that their source writes, and about who may speak of them."""
+"""Share of the worlds with a liar that are about pushes whose source writes, and about who may speak of them."""
 OTHER_LIVES = 0.5
-"""Share of its accesses in such a world of which the liar speaks in the name of other lives."""
+"""Share of accesses in such a world of which the liar speaks in the name of other lives."""
 SUMMED = 0.2
 """Share of the worlds with a liar that are about checksums."""
 FALSE_CHECKSUMS = 0.3
@@ -134,13 +134,13 @@ class Setup:
     liars: int = 0
     """Number of hosts that lie to the others: the last ones."""
     lies: float = 0.0
-    """Share of their messages that are false."""
+    """Share of the liars' messages that are false."""
     inventions_per_s: float = 0.0
-    """Rate of their unasked messages, per second."""
+    """Rate of the liars' unasked messages, per second."""
     other_lives: float = 0.0
-    """Share of accesses for their pushes of which they speak in the name of other lives."""
+    """Share of accesses for the liars' pushes of which they speak in the name of other lives."""
     false_checksums: float = 0.0
-    """Share of their answers about checksums that are false, or never come."""
+    """Share of the liars' answers about checksums that are false, or never come."""
     given_out: bool = False
     """True if servers give out the blocks of their pools. Each engine takes all of its own when its life begins."""
     trespasses_per_s: float = 0.0
@@ -220,8 +220,8 @@ def _collective(setup: Setup, rng: Random) -> Setup:
 
 
 def _visited(setup: Setup, rng: Random) -> Setup:
-    """Returns the same world, with a stranger. A server gives a block out to one group only, so aliased worlds keep
-    theirs.
+    """Returns the same world, with a stranger. A server gives a block to one group only, so it gives out no aliased
+    blocks.
     """
     given_out = rng.random() < GIVEN_OUT and not setup.aliased
     return replace(setup, given_out=given_out, trespasses_per_s=rng.choice(TRESPASSES_PER_S))
@@ -285,9 +285,7 @@ def _honest(seed: int, steps: int) -> Setup:
 
 
 def _unlike(setup: Setup, rng: Random) -> Setup:
-    """Returns the same world, whose engines split heads over other numbers of ranks. It has no checksums and no
-    aliasing.
-    """
+    """Returns the same world, without checksums and aliasing, whose engines split heads over other numbers of ranks."""
     ranks = tuple(rng.choice(RANKS) for _ in range(setup.engines))
     head_dim, faults = rng.choice(HEAD_DIMS), replace(setup.faults, corrupt=0.0)
     # Whole cells move at once, also for each of several pairs.

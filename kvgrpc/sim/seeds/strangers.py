@@ -78,7 +78,7 @@ class Stranger:
         def ask(call: Call) -> Event:
             state = host.node.state
             due = state.timers.next_deadline()
-            # If a timer is due, it acts first, and the call is not compared.
+            # The call is not compared if a timer is due, which acts first.
             before[:] = [things(state)] if due is None or due > host.clock() else []
             made: Event = replace(said, call=call)
             return made

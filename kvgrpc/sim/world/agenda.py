@@ -8,7 +8,7 @@ Deed = Callable[[], None]
 
 
 class Agenda:
-    """All deeds that are still to come. Only a deed with a delay takes time."""
+    """All deeds that are still to come. Virtual time passes only between deeds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -23,16 +23,16 @@ class Agenda:
         return not self._queue
 
     def at(self, when: float, do: Deed) -> None:
-        """Does it at `when`, after all deeds set for the same time before; now, if that is past."""
+        """Schedules `do` at `when`, after all deeds scheduled earlier for that time; now, if `when` is past."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), do))
 
     def after(self, delay_s: float, do: Deed) -> None:
-        """Does it after a delay."""
+        """Schedules `do` after a delay."""
         self.at(self.now + delay_s, do)
 
     def run(self, until: float, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Does all that is due up to `until`, while `go_on` returns True after each. Returns True if nothing is left at
-        all.
+        """Runs all deeds that are due up to `until`, while `go_on` returns True after each. Returns True if nothing is
+        left at all.
         """
         queue = self._queue
         while queue and queue[0][0] <= until:

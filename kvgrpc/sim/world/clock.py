@@ -19,11 +19,11 @@ class Clock:
         self._pace = 1.0 + luck.deviates("drift")
 
     def now(self) -> float:
-        """Returns the time that it shows."""
+        """Returns the time that the clock shows."""
         return self._agenda.now * self._pace + self._skew_s
 
     def when(self, shown: float) -> float:
-        """Returns the time of the world at which it shows `shown`."""
+        """Returns the time of the world at which the clock shows `shown`."""
         return (shown - self._skew_s) / self._pace
 
 
@@ -37,7 +37,7 @@ class Alarm:
         self._at = NEVER
 
     def set(self, deadline: float | None) -> None:
-        """Makes it ring by then at the latest."""
+        """Makes the alarm ring at `deadline`, unless an earlier time is set."""
         if deadline is None or deadline >= self._at:
             return
         self._at = deadline

@@ -32,7 +32,7 @@ class Ranks(Protocol):
     """The ranks of the life, and what they do with a posting."""
 
     def later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, not while the rank's processes are stopped, and never once the rank is dead."""
+        """Calls `do` after a delay, not while the rank's processes are stopped, and never once the rank is dead."""
 
     def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
         """Does what the rank is asked for, sooner or later."""
@@ -41,7 +41,7 @@ class Ranks(Protocol):
         """Starts a posting whose bytes begin to arrive."""
 
     def fail(self, posting: Receive) -> None:
-        """Ends a posting, if it is not over."""
+        """Ends a posting that is not over."""
 
     @property
     def resumes_at(self) -> float:
@@ -64,7 +64,7 @@ class _Source:
     waiting: deque[Receive] = field(default_factory=deque)
     """Postings that were not asked for yet, except perhaps the first."""
     closing: bool = False
-    """True if it is let go once its last posting has ended."""
+    """True if the rank is let go once its last posting has ended."""
 
     @property
     def idle(self) -> bool:
@@ -102,7 +102,7 @@ class Groups:
     # -- destination
 
     def reaches(self, name: Name) -> bool:
-        """Returns True if it is reached, or about to be."""
+        """Returns True if the rank is reached, or about to be."""
         return self._find(name) is not None
 
     def map(self, action: MapPeer, mapped: Callable[[str], None]) -> None:

@@ -158,7 +158,7 @@ class KvStore:
         return f"region {cell.region} of share {cell.share} for {len(cell.prompt.tokens)} tokens of another prompt"
 
     def holds(self, number: int, wanted: Cell) -> bool:
-        """Returns True if it is the KV of the wanted tokens. More tokens after them do no harm."""
+        """Returns True if `number` is the KV of the wanted tokens. More tokens after them do no harm."""
         found = self._cells[number]
         count = len(wanted.prompt.tokens)
         return (
@@ -262,7 +262,7 @@ class Memory:
             self._voided[cell] -= 1
 
     def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
-        """Takes note that a posting will write: no other may before it has ended, or `can` no longer write."""
+        """Takes note that a posting will write here. No other may, before that posting ended or can no longer write."""
         twice = sorted(filter(self._written, cells))
         if twice:
             self._broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
@@ -272,15 +272,13 @@ class Memory:
         self._filling |= dict.fromkeys(cells, can)
 
     def filled(self, cells: Sequence[int], can: Callable[[], bool] | None = None) -> None:
-        """Takes note that a posting has ended. With `can`, only its own cells: another may own those it could not
-        write.
-        """
+        """Takes note that a posting has ended. With `can`, only cells that are still that posting's are released."""
         for cell in cells:
             if can is None or self._filling.get(cell) is can:
                 self._filling.pop(cell, None)
 
     def left_on_wire(self, cells: Sequence[int], can: Callable[[], bool]) -> None:
-        """Takes note that a writing process is gone: what it had sent may arrive while it `can`."""
+        """Takes note that a writing process is gone. Its sent bytes may arrive while `can` returns True."""
         self._filling |= dict.fromkeys(cells, can)
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
@@ -389,6 +387,6 @@ class Door:
     key: str
     memory: Memory
     open: bool = True
-    """True while ranks that have mapped it may read and write."""
+    """True while ranks that have mapped the door may read and write."""
     renewed: bool = False
     """True once the data path restarted: what a dead process had sent is no longer taken from the wire."""

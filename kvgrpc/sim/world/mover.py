@@ -36,7 +36,7 @@ class Posting:
 
     post: Post
     owner: str
-    """The transfer that owns the cells that it fills."""
+    """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
     door: Door
@@ -45,18 +45,18 @@ class Posting:
     """Cells that are left to copy, last first."""
     filled: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
-    """Cells of its own engine that it reads."""
+    """Cells of the mover's own engine that the posting reads."""
     can: Callable[[], bool] = lambda: True
-    """Returns True if it can still write."""
+    """Returns True if the posting can still write."""
     breaks_at: int = NEVER
-    """Number of cells left when it ends with an error."""
+    """Number of cells left when the posting ends with an error."""
     lost_at: int = NEVER
-    """Number of cells left when it is reported as failed, and goes on."""
+    """Number of cells left when the posting is reported as failed, and goes on."""
     stalls_at: int = NEVER
     corrupt_at: int = NEVER
     """Number of cells left when one arrives as something else."""
     sums: ComputeChecksums | None = None
-    """Checksums to compute when it is over."""
+    """Checksums to compute when the posting is over."""
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
     """Wire and moved cells: see `wires.Receive`."""
@@ -103,7 +103,7 @@ class Mover:
         self._at_rest: Callable[[], None] | None = None
         # What a rank sees is a message of its own, after all current work.
         self.ends = Ends(len(memories), self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
-        """What its ranks see of the ends of peers' processes."""
+        """Ends of peers' processes, as the ranks of this life see them."""
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """Maps the memory of a rank's peer. `door` is None if nothing is there. Refused if it is mapped already."""
@@ -226,11 +226,11 @@ class Mover:
         return self._landing > 0
 
     def pause(self, for_s: float) -> None:
-        """Stops its processes: whatever they were about to do, they do afterwards."""
+        """Stops the processes: whatever they were about to do, they do afterwards."""
         self._paused_until = max(self._paused_until, self._agenda.now + for_s)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """Ends its life. `at_rest` is called when its last posting has ended, in any way, and has landed."""
+        """Ends the life. `at_rest` is called when the last posting has ended, in any way, and has landed."""
         self._at_rest = at_rest
         self._check_at_rest()
 
@@ -381,7 +381,7 @@ class Mover:
             self.sum(posting.sums)
 
     def later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, not while the processes are stopped, and never once the rank's is gone."""
+        """Calls `do` after a delay, not while the processes are stopped, and never once the rank's process is gone."""
 
         def if_alive() -> None:
             if rank in self._dead:

@@ -27,15 +27,15 @@ class Lead(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """True if its processes are stopped."""
+        """True if the host's processes are stopped."""
 
     @property
     def node(self) -> object:
-        """State of its process; another object after a crash."""
+        """State of the host's process; another object after a crash."""
 
     @property
     def life(self) -> str:
-        """Key of the present life of its engine."""
+        """Key of the present life of the host's engine."""
 
     @property
     def mover(self) -> Mover:
@@ -49,7 +49,7 @@ class Lead(Protocol):
 
     @property
     def peers(self) -> list[Peer]:
-        """Lives that its node knows."""
+        """Lives that the host's node knows."""
 
 
 class Between(Protocol):
@@ -156,8 +156,8 @@ class Network:
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
     def stream(self, dialler: Lead, life: str, shown: tuple[bytes, bytes], own: str = "") -> bool:
-        """Makes a liveness stream between the dialler and the life that it shook hands with. Returns False if it
-        cannot. `own` is a life that the dialler has made up; `shown` has the proofs of both.
+        """Makes a liveness stream between the dialler and the life that it shook hands with. Returns False if that is
+        impossible. `own` is a life that the dialler has made up; `shown` has the proofs of both.
         """
         own = own or dialler.life
         for lead in self._leads.values():
@@ -184,7 +184,9 @@ class Network:
         self._tell_ended(life, lambda: False)
 
     def at_rest(self, life: str) -> None:
-        """Tells hosts that no mover of that life moves anything any more. It is a proof for those that can see it."""
+        """Tells hosts that no mover of that life moves anything any more, which is a proof for those that can see
+        it.
+        """
         self._tell_ended(life, lambda: not self._luck.strikes("undrained"))
 
     def _tell_ended(self, life: str, drained: Callable[[], bool]) -> None:
@@ -265,7 +267,7 @@ class Network:
                 self._break(pair)
 
     def _break(self, pair: tuple[str, str]) -> None:
-        """Lets both ends notice a broken stream, each after its own delay, unless it stands again by then."""
+        """Lets both ends notice a broken stream, each after its own delay, unless the stream stands again by then."""
         dialler, other = self._streams[pair]
         for lead, own, peer in ((dialler, *pair), (other, *reversed(pair))):
             delay_s = self._luck.draw(self.faults.silence_s)

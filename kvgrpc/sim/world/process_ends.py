@@ -40,7 +40,7 @@ class Ends:
             self._looking -= {name for name in self._looking if name[:2] == (action.rank, action.peer)}
 
     def ended(self, life: str, *, drained: bool) -> None:
-        """Takes note that the processes of a life are gone. It is called again when their sends have landed."""
+        """Takes note that the processes of a life are gone, and again when their sends have landed."""
         self._ended[life] = drained
         for name in sorted(self._looking):
             if name[1] == life:

@@ -40,7 +40,7 @@ class SendingMover(Mover):
 
     @property
     def resumes_at(self) -> float:
-        """The time until which its processes are stopped."""
+        """The time until which the movers' processes are stopped."""
         return self._paused_until
 
     def map(self, action: MapPeer, door: Door | None) -> None:
@@ -85,7 +85,7 @@ class SendingMover(Mover):
         super().stop_rank(rank)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """Ends its life like `Mover`. What was not begun never is."""
+        """Ends the life like `Mover`. What was not begun never is."""
         self._groups.retire()
         super().retire(at_rest)
 
@@ -96,7 +96,7 @@ class SendingMover(Mover):
         self._start(posting)
 
     def fail(self, posting: Any) -> None:
-        """Ends a posting unless it has ended."""
+        """Ends a posting that has not ended."""
         if posting in self._postings:
             self._end(posting, done=False)
 

@@ -21,9 +21,9 @@ class Receive(Protocol):
 
     post: Post
     wire: "Wire | None"
-    """Wire over which it arrives, once the rank has heard that it is sent."""
+    """Wire of the posting, once the rank has heard that it is sent."""
     sent: dict[int, int]
-    """Cells that were sent, by the cells that it takes them for, if they differ."""
+    """Cells that were sent, by the cells that the posting takes them for, if they differ."""
 
 
 def cells_in(offsets: Ids, nbytes: Ids, cell_bytes: int) -> list[int]:
@@ -40,9 +40,9 @@ class Wire:
     fail: Callable[[Receive], None]
     cell_bytes: int
     broken: str = ""
-    """Why nothing moves over it any more."""
+    """Why nothing moves over the wire any more."""
     resumes_at: Callable[[], float] = lambda: 0.0
-    """Returns the time until which the processes of its source are stopped."""
+    """Returns the time until which the processes of the wire's source are stopped."""
     sends: deque[list[int]] = field(default_factory=deque)
     """Cells of each send that nobody receives yet, in order."""
     receives: deque[Receive] = field(default_factory=deque)
@@ -63,7 +63,7 @@ class Wire:
             self._turn()
 
     def starves(self, posting: Receive) -> bool:
-        """Returns True if nothing was sent for it yet, though it is the next one."""
+        """Returns True if nothing was sent for the next receive yet, and `posting` is that."""
         return self._begun is None and bool(self.receives) and self.receives[0] is posting
 
     def ended(self, posting: Receive, *, done: bool) -> None:
