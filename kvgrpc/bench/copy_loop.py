@@ -32,7 +32,7 @@ class LoopCopier:
 
     @property
     def why(self) -> str:
-        """Text for the way of copying."""
+        """The way of copying, as text."""
         return "a loop in Python" if self._copy is _in_python else "a native loop"
 
     def __enter__(self) -> Self:

@@ -38,7 +38,9 @@ idle stream, and some servers and proxies reject that.
 RETRY_S = 1.0
 """Pause between the end of a broken stream and the next attempt, in seconds."""
 UNKNOWN_RETRY_S = 60.0
-"""The same pause if the server does not know StreamCalls, in seconds: by then a newer server may run there."""
+"""Pause before the next attempt if the server does not know StreamCalls, in seconds: by then a newer server may run
+there.
+"""
 CALLS_MAX = 512
 """Maximum number of calls in flight over the stream, half of what a server allows a connection. Others are unary
 RPCs.

@@ -237,7 +237,7 @@ class SyncScheduler(_Twin[Scheduler]):
         return self._target.incarnation
 
     def start_over(self) -> None:
-        """Starts over in the new life of the engine, which knows no request. All blocks kept for it are gone."""
+        """Starts over in the engine's new life, which knows no request. Blocks kept for the last life are gone."""
         self._target.start_over()
 
     abort_request = _blocking(Scheduler.abort_request)

@@ -46,7 +46,7 @@ class PromptResult:
     visible_ms: float = 0.0
     """Time from the end of P's prefill until D may use the KV, in milliseconds."""
     whole_visible_ms: float | None = None
-    """The same if the prompt was pushed whole, for comparison."""
+    """The value of `visible_ms` if the prompt was pushed whole, for comparison."""
     error: str = ""
 
     def as_json(self) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class Bandwidth:
 
     @property
     def coalescing_ratio(self) -> float | None:
-        """Contiguous 16 KB blocks pulled over nixl, over raw NIXL with one descriptor a block; None with checksums."""
+        """Speed of pulls of contiguous 16 KB blocks over nixl, over that of raw NIXL with one descriptor a block; None
+        with checksums.
+        """
         return statistics.median(self._coalescing) if self._coalescing else None
 
     async def run(self) -> list[PullCase]:

@@ -96,7 +96,7 @@ def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
 
 
 def profile(plan: PushPlan) -> list[str]:
-    """Returns a profile of that time, as lines."""
+    """Returns a profile, as lines, of both leads' processor time for one push."""
     case = Case("", 0, plan.control_blocks, "scattered", 0)
     pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
     pushing.push(case.ids("source"), case.ids("destination"), of)

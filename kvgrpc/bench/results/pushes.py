@@ -113,7 +113,7 @@ class LayerwiseCase:
     part_ms_source: float
     """Processor time of the server at the source for each part of one layer, in milliseconds."""
     part_ms_destination: float
-    """The same at the destination, including its copies if it copies."""
+    """Processor time of the server at the destination for each such part, including its copies, in milliseconds."""
     layers_early: float
     """Number of layers that the destination's engine had before the end of the prefill."""
 

@@ -60,7 +60,7 @@ class Scheduler:
         self._seq = 0
 
     def start_over(self) -> None:
-        """Starts over in the new life of the engine, which knows no request. All blocks kept for it are gone."""
+        """Starts over in the engine's new life, which knows no request. Blocks kept for the last life are gone."""
         self.incarnation = self._seq = 0
 
     # ---- hooks

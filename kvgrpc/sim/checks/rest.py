@@ -28,7 +28,7 @@ class Rest:
         self._said: set[str] = set()
         """Accesses under which, as their writer said, nothing is written any more."""
         self._over: set[str] = set()
-        """Accesses of which the lead rightly believes it."""
+        """Accesses of which the lead rightly believes that nothing is written under them any more."""
 
     def hears(self, event: Word, accesses: Mapping[bytes, Access]) -> None:
         """Takes note of what a life says. `accesses` are those that the lead knows before the event."""
@@ -49,7 +49,7 @@ class Rest:
         self._writers[name] = self._asked[name]
 
     def granted(self, access_id: bytes, transfer_id: str) -> None:
-        """Takes note that the source was told so."""
+        """Takes note that the source was told that it may write."""
         self._of_transfer.setdefault(transfer_id, []).append(_name(access_id))
 
     def believed(self, name: str, *, proved: Callable[[str], bool]) -> None:

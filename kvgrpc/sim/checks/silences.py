@@ -11,7 +11,7 @@ class Silences:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._since: dict[str, float] = {}
-        """Begin of the silence, by life."""
+        """Begin time of the silence, by life."""
 
     def begins(self, life: str, now: float) -> None:
         """Takes note that a peer is silent, before the lead knows."""

@@ -1,9 +1,9 @@
 """Checks how long transfers take in each phase: bounds far below those of whole transfers, one for each deadline.
 
-The queue timeout covers handshake, access and queue together. If blocks are given later, it starts anew then, which
-must be before the cap of a lease. Next come the transfer timeout, for the bytes and their checksums, and the settle
-timeout. A push waits for its other side for at most the registration timeout: at the destination for a source that
-opens its access, at the source for a part. Renewals by key extend that wait.
+The queue timeout covers handshake, access and queue together. If blocks are given later, the queue timeout starts anew
+at that time, which must be before the cap of a lease. Next come the transfer timeout, for the bytes and their
+checksums, and the settle timeout. A push waits for its other side for at most the registration timeout: at the
+destination for a source that opens its access, at the source for a part. Renewals by key extend that wait.
 """
 
 from math import isfinite

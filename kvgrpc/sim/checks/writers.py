@@ -26,7 +26,7 @@ class WriterAudit:
         self._proved: set[str] = set()
         """Accesses under which, as was seen, nothing is written any more."""
         self._gone: set[str] = set()
-        """Lives of which that was seen."""
+        """Lives that, as was seen, write nothing any more."""
         self._rest = Rest()
         self._heard: Event | None = None
 

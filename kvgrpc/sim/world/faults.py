@@ -141,4 +141,6 @@ STORMY = Faults(
 RPC_TIMEOUT_S = 1.0
 """Time after which a caller takes a call for lost, in seconds."""
 OPEN_TIMEOUT_S = 8.0
-"""The same for OpenAccess, which may wait for its lease at the issuer, in seconds."""
+"""Time after which a caller takes an OpenAccess for lost, in seconds. An OpenAccess may wait for its lease at the
+issuer.
+"""

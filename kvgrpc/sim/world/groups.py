@@ -2,7 +2,7 @@
 
 A destination's rank makes a wire for each epoch and asks the source's rank to come. Then it asks for one send after the
 other, under dense numbers, and receives once it has heard that the send is in flight. After a failure, or an answer
-that leaves open if the source sends, the wire is broken, and the next read makes another one, of the next epoch.
+that leaves open whether the source sends, the wire is broken. The next read then makes another wire, of the next epoch.
 """
 
 from collections import deque
