@@ -1,4 +1,4 @@
-"""The demo's run: every prompt through both engines, then a conversation; all compared with one engine alone."""
+"""Runs the demo: every prompt through both engines, then a conversation; all compared with one engine alone."""
 
 import asyncio
 import tempfile
@@ -29,20 +29,20 @@ PROMPTS = (
 )
 WARM_UP = "Is anybody there?"
 PAGES = ("pages", "Once more. " + STORY * 3)
-"""Layers show their gain only where moving a prompt takes longer than the messages about it."""
+"""A long prompt. Layers gain only if moving a prompt takes longer than the messages about it."""
 SPANS_TIMEOUT_S = 5.0
 SPANS = frozenset({"kvgrpc.send", "kvgrpc.receive"})
-"""What the two servers say of each transfer."""
+"""Names of the spans that the two servers export for each transfer."""
 
 
 async def run(data_path: str, options: Options) -> Result:
-    """Starts everything, runs everything, ends everything. Raises DemoFailed when a process does not do its part."""
+    """Starts, runs and ends everything. Raises DemoFailed if a process fails to do its part."""
     async with started(data_path) as stage:
         return await stage.run(options)
 
 
 class Stage:
-    """Servers, engines and the receiver of spans, started."""
+    """The started servers, engines and receiver of spans."""
 
     def __init__(self, engines: Sequence[EngineProcess], clients: Sequence[client.Client], spans: Receiver) -> None:
         self._engines = engines
@@ -50,11 +50,11 @@ class Stage:
         self._spans = spans
 
     async def run(self, options: Options) -> Result:
-        """Runs every prompt, and the conversation. It begins with empty prefix caches."""
+        """Runs every prompt and the conversation, starting with empty prefix caches."""
         router = Router(options, self._engines, self._clients)
         await router.forget()
         if options.push:
-            # The first push between two servers also pays for what the later ones find made.
+            # The first push between two servers also pays for set-up that later ones reuse.
             await router.serve(Request("warm-up", WARM_UP))
         if options.swap_grants:
             prompts = await _swapped(router)
@@ -91,7 +91,7 @@ async def _all(router: Router) -> list[PromptResult]:
 
 
 async def _compared(router: Router) -> list[PromptResult]:
-    """Every prompt whole and then, into caches that are as empty, layer by layer."""
+    """Runs every prompt whole, and then layer by layer, each time into empty caches."""
     requests = _requests(router.options, (*PROMPTS, PAGES))
     whole = [await router.finish(request, await router.begin(request), layerwise=False) for request in requests]
     await router.forget()
@@ -113,14 +113,16 @@ def _requests(options: Options, prompts: Sequence[tuple[str, str]]) -> list[Requ
 
 
 async def _swapped(router: Router) -> list[PromptResult]:
-    """Two requests, each with what was handed over for the other."""
+    """Runs two requests, each with the grant of the other."""
     first, second = (Request(name, prompt) for name, prompt in PROMPTS[2:4])
     one, two = await router.begin(first), await router.begin(second)
     return [(await router.finish(first, two)).result, (await router.finish(second, one)).result]
 
 
 async def _trace(spans: Receiver, root: Span) -> list[Span]:
-    """The tree under the router's span, once both servers have exported theirs. Raises DemoFailed if they do not."""
+    """Returns the tree under the router's span, once both servers have exported theirs. Raises DemoFailed if they do
+    not.
+    """
     spans.spans.append(root)
     try:
         async with asyncio.timeout(SPANS_TIMEOUT_S):
