@@ -57,7 +57,7 @@ CLOSE_S = 2.0
 RETRY_S = 0.05
 """Delay between attempts to reach a new lead, in seconds: its process takes a second to start."""
 REMOTE_RETRY_S = 0.5
-"""The same delay over the network."""
+"""Delay between attempts to reach a new lead over the network, in seconds."""
 _NO_LEAD = (Unavailable, PermissionDenied, Exhausted)
 """Errors that are retried: there is no lead yet, its engine is still to come, or peers still hold the old mirror."""
 _NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
