@@ -1,6 +1,6 @@
 """Torch tensors of one CUDA device behind a mirror in host memory, for GPUs whose memory no data path reaches.
 
-Copies run on two streams of their own, one per direction, beside the streams that compute. They see what the engine's
+Copies run on two streams of their own, one per direction, beside the streams that compute. Copies see what the engine's
 finished steps have written: a rank reports a step once the device is past it.
 """
 

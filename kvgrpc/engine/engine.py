@@ -85,9 +85,9 @@ class Engine(AbstractContextManager["Engine"]):
 
         With `private_memory` the workers bring their own memory and move the bytes. `mirrored` is the same with a
         Device for each worker, whose memory no data path reaches. Otherwise the lead makes shared memory for every
-        rank. Without `sets_aside` the engine cannot wait long for quarantined blocks. With `expects_pushes` it calls
-        `take_pushes_wanted` after each poll. See AttachRequest. Raises Unavailable when no lead answers, AlreadyExists
-        (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
+        rank. Without `sets_aside` the engine cannot wait long for quarantined blocks. With `expects_pushes` the engine
+        calls `take_pushes_wanted` after each poll. See AttachRequest. Raises Unavailable when no lead answers,
+        InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit, AlreadyExists (ENGINE_ATTACHED).
         """
         own = session_pb2.POOL_MEMORY_MIRRORED if mirrored else session_pb2.POOL_MEMORY_PRIVATE
         memory = own if private_memory or mirrored else session_pb2.POOL_MEMORY_SHARED
@@ -172,8 +172,8 @@ class Engine(AbstractContextManager["Engine"]):
 
         The blocks belong to the hand-over until BlocksReturned: until its readers are done, `ttl_s` is over, or
         `reclaim` takes them back, which it does only after `firm_ttl_s` and if no reader has come. `request_time_us`:
-        when the request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` they are
-        pushed to a destination that registers under the key before a reader comes. Refusals by the lead arrive as
+        when the request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` the blocks
+        are pushed to a destination that registers under the key before a reader comes. Refusals by the lead arrive as
         Failed and BlocksReturned; errors that can be seen here raise InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)

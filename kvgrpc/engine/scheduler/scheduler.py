@@ -185,7 +185,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
 
     @property
     def busy(self) -> bool:
-        """True if a step may tell or send something. Others only learn of a lost lead or of pushes that are wanted."""
+        """True if a step may tell or send something. Otherwise a step only hears of a lost lead or wanted pushes."""
         return bool(self._known or self._of or self._cancels or self._news)
 
     def grant(self, request_id: str) -> bytes:
@@ -267,8 +267,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def _start_over(self, request: _Request, transfer: Handle) -> None:
         assert isinstance(transfer, Push), "parts of it were handed over"
         if not transfer.start_over():
-            # Without a void slot only the lead knows when nothing reads the blocks. For a push that goes on it says so
-            # only once the next prefill has a part.
+            # Without a void slot only the lead knows when nothing reads the blocks, and for a push that goes on it says
+            # so only once the next prefill has a part.
             transfer.cancel("its prefill was preempted, and its blocks could not be taken back at once")
             request.withdrawn = transfer
 

@@ -144,7 +144,7 @@ class LeadProcess:
             os.close(there)
 
     def _wait_ready(self) -> None:
-        """Waits until the lead has said its address, or closed the pipe by its end. Raises LeadDied."""
+        """Waits until the lead says its address, or ends. Raises LeadDied if the lead ends, or takes too long."""
         _readable(self._news, READY_TIMEOUT_S)
         if not self.serves():
             raise self._did_not_start(f"no answer within {READY_TIMEOUT_S:g} s")

@@ -42,7 +42,7 @@ class Sessions:
         self._begin(attached)
 
     def survive(self, lead: LeadProcess, request: session_pb2.AttachRequest, relaunches: int) -> None:
-        """Has the lead, which is the engine's own, replaced from now on when it dies."""
+        """Has the engine's own lead replaced, from now on, when it dies."""
         self._succession = LeadRestart(lead, request, relaunches, self._watch)
 
     def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:

@@ -17,7 +17,7 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from kvgrpc.wire.packed import put_runs
 
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
-"""Block ids of the only group, or one list for each group, in token order. Arrays of integers will do."""
+"""Block ids of the only group, or one list for each group, in token order. Integer arrays are accepted."""
 
 AnyBlocks: TypeAlias = BlockIds | common_pb2.Blocks
 """Block ids of this life of the engine, or the message of blocks from a reply. The lead checks a message that names an

@@ -25,7 +25,7 @@ WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 ELSEWHERE = "load changed weights under another name, and from another folder"
 
 Stamps = tuple[tuple[str, int, int, int, int], ...]
-"""For each file its name, and the attributes that change when its bytes do."""
+"""Names of files, each with the attributes that change when its bytes do."""
 
 
 class Adapters:

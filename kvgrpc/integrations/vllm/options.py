@@ -50,7 +50,7 @@ class Options:
     pairing_secret_file: str = ""
     """File with the secret that both engines share: command lines are shown, and vLLM logs its own. Empty: none."""
     proxy_ip: str = ""
-    """With `proxy_port`: address of a proxy with which this engine registers. Empty: it does not register."""
+    """IP address of the proxy with which this engine registers, at `proxy_port`; empty: it does not register."""
     proxy_port: int = 0
     http_port: int = 0
     """Port at which vLLM serves, as the proxy is told."""

@@ -88,7 +88,7 @@ class WorkerSide:
             say(self.folder / ATTACHED, "")
         except Exception as error:  # noqa: BLE001 - logged, and the scheduler says so
             _log.exception("kvgrpc: the worker could not attach")
-            with contextlib.suppress(OSError):  # it is closed
+            with contextlib.suppress(OSError):  # this side is closed
                 say(self.folder / ATTACHED, f"{type(error).__name__}: {error}")
 
     def _count(self, first_layers: Sequence[int]) -> None:
