@@ -16,6 +16,7 @@ GO_BIN := clients/go/.bin
 PROTOC_GEN_GO_VERSION := v1.36.12
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 GRPCURL_VERSION := v1.9.4
+ACTIONLINT_VERSION := v1.7.12
 
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
@@ -133,7 +134,7 @@ endif
 # ---- checks
 
 .PHONY: check
-check: checklint checktypes checkimports checkproto checkprotoc breaking checkgen ## Run every check that is no test
+check: checklint checktypes checkimports checkactions checkproto checkprotoc breaking checkgen ## Run every check that is no test
 
 .PHONY: checklint
 checklint: venv
@@ -147,6 +148,24 @@ checktypes: venv
 .PHONY: checkimports
 checkimports: venv
 	$(call step,import contracts,$(BIN)/lint-imports --no-cache)
+
+# Without the checkers of shell and Python that happen to be installed: the same everywhere.
+ACTIONLINT := .tools/bin/actionlint@$(ACTIONLINT_VERSION)
+
+.PHONY: checkactions
+ifneq ($(GO_SKIP),)
+checkactions: ## Fail when a workflow in .github/workflows is wrong
+	$(call step,workflows,echo "$(GO_SKIP)")
+else
+checkactions: $(ACTIONLINT)
+	$(call step,workflows,if [ -x $(ACTIONLINT) ]; then $(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml; \
+	  else echo "SKIP: actionlint could not be built"; fi)
+
+# The version is in the name, so that a new one is built.
+.tools/bin/actionlint@%:
+	@tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && mkdir -p .tools/bin \
+	  && GOBIN="$$tmp" $(GO) install github.com/rhysd/actionlint/cmd/actionlint@$* && mv $$tmp/actionlint $@ || true
+endif
 
 .PHONY: checkproto
 checkproto: venv
