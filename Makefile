@@ -320,6 +320,20 @@ walk: venv ## Count the calls and files of a request in the servers, and the siz
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core -n $(WORKERS) --dist loadfile --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
 
+# ---- pages
+
+# Apart from .venv, so that who mends a page needs no torch.
+.venv-docs/.installed: pyproject.toml
+	@echo "installing mkdocs into .venv-docs" >&2
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.venv-docs/bin/uv pip install --quiet --python .venv-docs/bin/python --group docs
+	@touch $@
+
+.PHONY: site
+site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_REPO_URL for links to other files)
+	@PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 # ---- clients
 
 # Every client against real servers, by one suite of cases. What is built here stays in the clients' own folders.
