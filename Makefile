@@ -16,6 +16,7 @@ GO_BIN := clients/go/.bin
 PROTOC_GEN_GO_VERSION := v1.36.12
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 GRPCURL_VERSION := v1.9.4
+ACTIONLINT_VERSION := v1.7.12
 
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
@@ -133,7 +134,7 @@ endif
 # ---- checks
 
 .PHONY: check
-check: checklint checktypes checkimports checkproto checkprotoc breaking checkgen ## Run every check that is no test
+check: checklint checktypes checkimports checkactions checkproto checkprotoc breaking checkgen ## Run every check that is no test
 
 .PHONY: checklint
 checklint: venv
@@ -147,6 +148,24 @@ checktypes: venv
 .PHONY: checkimports
 checkimports: venv
 	$(call step,import contracts,$(BIN)/lint-imports --no-cache)
+
+# Without the checkers of shell and Python that happen to be installed: the same everywhere.
+ACTIONLINT := .tools/bin/actionlint@$(ACTIONLINT_VERSION)
+
+.PHONY: checkactions
+ifneq ($(GO_SKIP),)
+checkactions: ## Fail when a workflow in .github/workflows is wrong
+	$(call step,workflows,echo "$(GO_SKIP)")
+else
+checkactions: $(ACTIONLINT)
+	$(call step,workflows,if [ -x $(ACTIONLINT) ]; then $(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml; \
+	  else echo "SKIP: actionlint could not be built"; fi)
+
+# The version is in the name, so that a new one is built.
+.tools/bin/actionlint@%:
+	@tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && mkdir -p .tools/bin \
+	  && GOBIN="$$tmp" $(GO) install github.com/rhysd/actionlint/cmd/actionlint@$* && mv $$tmp/actionlint $@ || true
+endif
 
 .PHONY: checkproto
 checkproto: venv
@@ -300,6 +319,20 @@ walk: venv ## Count the calls and files of a request in the servers, and the siz
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core -n $(WORKERS) --dist loadfile --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
+
+# ---- pages
+
+# Apart from .venv, so that who mends a page needs no torch.
+.venv-docs/.installed: pyproject.toml
+	@echo "installing mkdocs into .venv-docs" >&2
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.venv-docs/bin/uv pip install --quiet --python .venv-docs/bin/python --group docs
+	@touch $@
+
+.PHONY: site
+site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_REPO_URL for links to other files)
+	@PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # ---- clients
 

@@ -1,10 +1,18 @@
 """Options and results of the demo."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from kvgrpc.demo.spans import Span
+
+Say = Callable[[str], None]
+"""Takes a line about what the demo does now."""
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,14 @@ class PromptResult:
     whole_visible_ms: float | None = None
     """The value of `visible_ms` if the prompt was pushed whole, for comparison."""
     error: str = ""
+
+    def as_line(self) -> str:
+        """One line of progress."""
+        if self.error:
+            return f"{self.name}: {self.prompt_tokens} tokens, failed: {self.error}"
+        equal = "the same tokens as one engine" if self.tokens_equal else "NOT the tokens of one engine"
+        moved = f"{self.blocks} block{'' if self.blocks == 1 else 's'} moved over {self.data_path}"
+        return f"{self.name}: {self.prompt_tokens} tokens, {moved}, {equal}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns the row for `--json`."""

@@ -10,7 +10,7 @@ from typing import Any
 from kvgrpc import client
 from kvgrpc.client import name_of
 from kvgrpc.demo.processes import EngineProcess
-from kvgrpc.demo.results import Left, Options, PromptResult
+from kvgrpc.demo.results import Left, Options, PromptResult, Say, silent
 from kvgrpc.demo.spans import Span
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import DataPath, TransferPhase
@@ -55,8 +55,15 @@ class Served:
 class Router:
     """Serves requests, and compares each with one engine that does both."""
 
-    def __init__(self, options: Options, engines: Sequence[EngineProcess], clients: Sequence[client.Client]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        engines: Sequence[EngineProcess],
+        clients: Sequence[client.Client],
+        say: Say = silent,
+    ) -> None:
         self.options = options
+        self._say = say
         self._prefill, self._decode, self._reference = engines
         self._clients = clients
         self._spans: dict[str, Span] = {}
@@ -101,7 +108,9 @@ class Router:
             relayed = handed.answer["kv_transfer_params"]
             computed, decoded = handed.answer, await self._decode.ask(kv_transfer_params=relayed, **decode)
         self._spans[request.name].end_ns = time.time_ns()
-        return Served(await self._result(request, handed, computed, decoded), computed, decoded)
+        result = await self._result(request, handed, computed, decoded)
+        self._say(result.as_line())
+        return Served(result, computed, decoded)
 
     async def leftovers(self) -> Left:
         """Returns the leftovers, once all memory has been returned."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvgrpc import client
 from kvgrpc.demo.chat import converse
 from kvgrpc.demo.processes import DemoFailed, EngineProcess, engine, server
-from kvgrpc.demo.results import Options, PromptResult, Result
+from kvgrpc.demo.results import Options, PromptResult, Result, Say, silent
 from kvgrpc.demo.router import Request, Router
 from kvgrpc.demo.spans import Receiver, Span, receiver
 
@@ -35,10 +35,15 @@ SPANS = frozenset({"kvgrpc.send", "kvgrpc.receive"})
 """Names of the spans that the two servers export for each transfer."""
 
 
-async def run(data_path: str, options: Options) -> Result:
-    """Starts, runs and ends everything. Raises DemoFailed if a process fails to do its part."""
-    async with started(data_path) as stage:
-        return await stage.run(options)
+async def run(data_path: str, options: Options, say: Say = silent) -> Result:
+    """Starts, runs and ends everything. Raises DemoFailed if a process fails to do its part.
+
+    `say` gets a line for each step.
+    """
+    async with started(data_path, say) as stage:
+        result = await stage.run(options, say)
+        say("stopping all processes")
+    return result
 
 
 class Stage:
@@ -49,9 +54,9 @@ class Stage:
         self._clients = clients
         self._spans = spans
 
-    async def run(self, options: Options) -> Result:
+    async def run(self, options: Options, say: Say = silent) -> Result:
         """Runs every prompt and the conversation, starting with empty prefix caches."""
-        router = Router(options, self._engines, self._clients)
+        router = Router(options, self._engines, self._clients, say)
         await router.forget()
         if options.push:
             # The first push between two servers also pays for set-up that later ones reuse.
@@ -63,19 +68,23 @@ class Stage:
         span = router.last_span
         broken = options.corrupt or options.swap_grants
         chat = [] if broken else await converse(router, self._clients[1])
+        say("waiting until both servers have taken back what was lent, and for the trace")
         left = await router.leftovers()
         return Result(options, prompts, chat, left, span.trace_id, await _trace(self._spans, span))
 
 
 @asynccontextmanager
-async def started(data_path: str) -> AsyncIterator[Stage]:
+async def started(data_path: str, say: Say = silent) -> AsyncIterator[Stage]:
     """Starts everything, and ends it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgrpc-demo-")))
         spans, environment = await stack.enter_async_context(receiver())
+        say("starting two servers: P for prefill, D for decode")
         addresses = [
             await stack.enter_async_context(server(folder, name, data_path, environment)) for name in ("P", "D")
         ]
+        say(f"P serves at {addresses[0]}, D at {addresses[1]}")
+        say("starting three engines: P's, D's, and one that does both; each imports torch, which takes some seconds")
         engines = await asyncio.gather(
             *(
                 stack.enter_async_context(engine(name, folder / f"{name}.sock" if name != "reference" else None))
@@ -83,6 +92,7 @@ async def started(data_path: str) -> AsyncIterator[Stage]:
             )
         )
         clients = [await stack.enter_async_context(client.connect(address)) for address in addresses]
+        say("all engines are ready: each prompt is computed by one engine, and then by P and D together")
         yield Stage(engines, clients, spans)
 
 
