@@ -122,3 +122,19 @@ async def test_without_an_event_loop_it_is_the_same(server: FakeServer, other: F
     assert await asyncio.to_thread(work) == [DONE, DONE]
     assert list(server.requests("CancelTransfer")[0].free_allocation_ids) == ["a"]
     assert clean_up_sync([]) == []
+
+
+async def test_without_an_event_loop_a_closed_client_keeps_no_other_from_being_told(
+    server: FakeServer, other: FakeServer
+) -> None:
+    other.answers["CancelTransfer"] = lambda *_: DONE
+
+    def work() -> list[Any]:
+        with connect_sync(other.address) as second:
+            with connect_sync(server.address) as first:
+                pass
+            return clean_up_sync([CleanUp(first, KEY), CleanUp(second, KEY)])
+
+    gone, outcome = await asyncio.to_thread(work)
+    assert outcome == DONE
+    assert isinstance(gone, Unavailable)
