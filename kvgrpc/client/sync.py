@@ -206,7 +206,9 @@ class SyncHeldLease(_Twin[HeldLease]):
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """What the server said of it last; DONE tells that its consumers have their KV."""
+        """What the server said of it last; DONE tells that its consumers have their KV. EXPIRED, too, once it could not
+        be renewed in time, whatever the server may know.
+        """
         return self._target.state
 
     def check(self) -> None:
