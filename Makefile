@@ -313,7 +313,7 @@ soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothin
 	@SOAK_TRANSFERS=$(SOAK_TRANSFERS) SOAK_PATH=$(SOAK_PATH) $(BIN)/pytest -q tests/soak $(ARGS)
 
 .PHONY: walk
-walk: venv ## Count the calls and files of a request in the servers, and the size of the house (ARGS=--json, ARGS=--files)
+walk: venv ## Count the calls and files of a request in the servers, and the size of the code (ARGS=--json, ARGS=--files)
 	@PYTHONPATH=. $(BIN)/python -m bench.walk $(ARGS)
 
 .PHONY: cover

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from grpc import aio
+
 from kvgrpc.client.client import Client
 from kvgrpc.client.options import Call
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.transfer_pb2 import CancelTransferResponse
 
 C = TypeVar("C")
@@ -31,8 +33,8 @@ async def clean_up(
     sides: Sequence[CleanUp[Client]], *, message: str = "", timeout_s: float | None = None
 ) -> list[CleanedUp]:
     """Cancels and frees at all sides at once, and returns each side's answer, in the order of `sides`. A side that
-    cannot be reached or refuses does not stop the others; its error is in its place. If the caller is cancelled, its
-    cancellation continues once all sides were told or their deadlines are over.
+    cannot be reached, refuses, or whose client is closed does not stop the others; its error is in its place. If the
+    caller is cancelled, its cancellation continues once all sides were told or their deadlines are over.
     """
     telling = asyncio.gather(*(_one(side, message, timeout_s) for side in sides))
     try:
@@ -51,3 +53,11 @@ async def _one(side: CleanUp[Client], message: str, timeout_s: float | None) -> 
         )
     except KVGrpcError as error:
         return error
+    except aio.UsageError:
+        pass  # it was closed before the call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled this: the client was closed meanwhile, and with it the call.
+    return Unavailable(Reason.PEER_UNREACHABLE, "the client is closed")

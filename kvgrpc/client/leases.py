@@ -19,7 +19,7 @@ from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.values import in_seconds, reason_of
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import Grant
-from kvgrpc.v1.lease_pb2 import LEASE_STATE_LIVE, LeaseRef, LeaseState, RenewedLease
+from kvgrpc.v1.lease_pb2 import LEASE_STATE_EXPIRED, LEASE_STATE_LIVE, LeaseRef, LeaseState, RenewedLease
 
 TOGETHER_S = 0.25
 """Window in seconds: renewals due this soon go along with one that is due now."""
@@ -114,7 +114,12 @@ class HeldLease:
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """The state that the server named last; DONE means that the consumers have their KV."""
+        """The state that the server named last; DONE means that the consumers have their KV. EXPIRED also if the lease
+        could not be renewed in time, whatever the server may know.
+        """
+        error = self._renewal.overdue(time.monotonic())
+        if error and error.reason is Reason.LEASE_EXPIRED and self._renewal.state == LEASE_STATE_LIVE:
+            return LEASE_STATE_EXPIRED
         return self._renewal.state
 
     def check(self) -> None:

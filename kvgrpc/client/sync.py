@@ -208,7 +208,9 @@ class SyncHeldLease(_Twin[HeldLease]):
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """The state that the server named last; DONE means that the consumers have their KV."""
+        """The state that the server named last; DONE means that the consumers have their KV. EXPIRED also if the lease
+        could not be renewed in time, whatever the server may know.
+        """
         return self._target.state
 
     def check(self) -> None:
@@ -363,7 +365,10 @@ def clean_up_sync(
     """Cleans up like `clean_up`, for synchronous clients."""
     clients = [side.client for side in sides]
     told = [CleanUp(side.client._target, side.transfer, side.free_allocation_ids) for side in sides]  # noqa: SLF001
-    return clients[0]._run(clean_up(told, message=message, timeout_s=timeout_s)) if clients else []  # noqa: SLF001
+    if not clients:
+        return []
+    one = next((client for client in clients if not client._closed), clients[0])  # noqa: SLF001 - all have one loop
+    return one._run(clean_up(told, message=message, timeout_s=timeout_s))  # noqa: SLF001
 
 
 def move_sync(  # noqa: PLR0913 - by name, each with a default
