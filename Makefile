@@ -202,14 +202,35 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 
 # ---- tests
 
-# A file's tests run in one process, so that what they share (servers, workers that imported torch) is started once.
-# Most run real processes against the protocol's real deadlines, beside as many others as there are cores. What fails
-# runs once more with the machine to itself, and is named: who stands there often has a bug.
+# The tests of a file run in one process, so that servers and workers that they share start once. Most tests run real
+# processes against the protocol's real deadlines, beside as many others as there are cores. A test that fails runs once
+# more with the machine to itself, and is named: a test that is named often has a bug.
+# $(call tests,options)
+define tests
+@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" --durations 50 $(1) || { \
+  [ $$? -eq 1 ] && echo "once more, alone: what failed beside others" && \
+  $(BIN)/pytest -q -n0 --last-failed --maxfail 3 -rA -m "not slow" $(1); }
+endef
+
+# Seconds that the tests of a sample may take, of all workers together: about eight minutes on two cores.
+SAMPLE_S ?= 800
+# Chooses the long test files of a sample; empty: today's date.
+TEST_SEED ?=
+
 .PHONY: test
-test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS) || { \
-	  [ $$? -eq 1 ] && echo "once more, alone: what failed beside others" && \
-	  $(BIN)/pytest -q -n0 --last-failed --maxfail 3 -rA -m "not slow" $(ARGS); }
+test: venv grpcurl ## Run the short tests and a sample of the long ones (TEST_SEED repeats one); with ARGS="tests/core -k lease" all of these
+	$(call tests,$(if $(ARGS),$(ARGS),--sample $(SAMPLE_S) --sample-seed "$(TEST_SEED)"))
+
+# The core apart from the rest, because only the core is held to full coverage. ARGS="--record-durations
+# tests/durations.json" notes what each file takes, which `make test` goes by.
+.PHONY: test-all
+test-all: cover grpcurl ## Run all tests, those of the core with coverage
+	$(call tests,--ignore tests/core $(ARGS))
+
+.PHONY: quick
+quick: checklint checktypes ## Check an edit in less than a minute: lint, types, a sample of the core's and the wire's tests
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" -x tests/core tests/wire --sample 40 \
+	  --sample-seed "$(TEST_SEED)" $(ARGS)
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long

@@ -53,10 +53,12 @@ class Sampling:
         self._budget_s = budget_s
         self._seed = seed
 
-    def pytest_report_header(self) -> str:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Says how to run the same sample again, or everything."""
-        again = f"the same sample again: TEST_SEED={self._seed}"
-        return f"sample {self._seed} of the files that take {self._budget_s:g} s; {again}; all: make test-all"
+        terminalreporter.write_line(
+            f"sample {self._seed}, of files that take {self._budget_s:g} s: TEST_SEED={self._seed} repeats it, "
+            "make test-all runs all files"
+        )
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keeps the tests of the chosen files."""
